@@ -16,7 +16,7 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End at once: nothing is written yet. A command that writes has its own handler (see `cli.interrupt`)."""
-    sign = sys.modules.get("genctl.cli.first_sign")
+    sign = sys.modules.get("genctl.terminal.first_sign")
     if sign is not None:
         sign.clear()
     if number == signal.SIGINT:
@@ -39,8 +39,8 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
     from genctl import collection
-    from genctl.cli import first_sign
-    from genctl.cli.standard_streams import mend, say_interrupted
+    from genctl.terminal import first_sign
+    from genctl.terminal.standard_streams import mend, say_interrupted
 
     collection.pause()  # until torch is imported (`models.hub`)
     mend()

@@ -10,9 +10,9 @@ from genctl import events
 from genctl.config.layers import Layer, resolve
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow
+from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime, knobs
-from genctl.requests import Report, Request
 from genctl.results import Collector, Result
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
@@ -70,7 +70,7 @@ class Model:
         resolved = self._session.resolve(layers)
         seed = resolved.runtime.seed
         if seed is None:
-            from genctl.batch.seeds import random_seed
+            from genctl.io.seeds import random_seed
 
             seed = random_seed()
         requests = self._requests(_several(prompts), resolved, seed)
@@ -105,7 +105,7 @@ class Model:
         return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
-        from genctl.batch.seeds import row_seed
+        from genctl.io.seeds import row_seed
 
         for place, prompt in zip(itertools.count(), prompts, strict=False):
             text, ids, messages = _kind(prompt)

@@ -20,7 +20,7 @@ import transformers
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.strategies_assisted.checkpoints import NAMES, PROMPTS, made  # noqa: E402
+from tests.strategies.assisted.checkpoints import NAMES, PROMPTS, made  # noqa: E402
 
 NEW = 20
 SETTINGS: tuple[dict[str, Any], ...] = (

@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from genctl.batch import file_lock, journal, output, resumable
+from genctl.io import file_lock, journal, output, resumable
 
 FAULTS = ("ENOSPC", "EIO", "short")
 SETTINGS = ("--do-sample", "--seed", "7", "-n", "12", "--batch-size", "3", "-q")
@@ -106,7 +106,8 @@ class Runner:
     def _preload(self) -> None:
         import torch
 
-        from genctl.cli import app, job  # noqa: F401 (imported for the children)
+        from genctl.cli import app  # noqa: F401
+        from genctl.commands import job  # noqa: F401 (imported for the children)
         from genctl.models import hub
         from genctl.params import Runtime
 

@@ -9,7 +9,7 @@ import pytest
 
 from genctl import api
 from genctl.engines.protocol import Flow
-from genctl.requests import Report, Request
+from genctl.engines.requests import Report, Request
 from genctl.results import Collector, Result
 from tests.tiny import tiny
 

@@ -28,9 +28,9 @@ from genctl.events import (
     with_tokens,
 )
 from genctl.models.text import Detokenizer
-from genctl.render.run_history import RunHistory, fold
-from genctl.render.search_tree import Node, TreeBuilder
+from genctl.pages.search_tree import Node, TreeBuilder
 from genctl.results import Collector
+from genctl.terminal.run_history import RunHistory, fold
 from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level
 

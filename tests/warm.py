@@ -24,8 +24,8 @@ MODULES = (
     *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic", "regex"),
     *(
         "genctl.cli.app",
-        "genctl.cli.run_options",
-        "genctl.cli.run_job",
+        "genctl.commands.run.options",
+        "genctl.commands.run.job",
         "genctl.engines.local.session",
         "genctl.engines.local.planner",
     ),

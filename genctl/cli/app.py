@@ -14,8 +14,8 @@ import typer
 import typer.main
 
 from genctl.cli.help import SETTINGS, CommandGroup, option_hint, write_rows
-from genctl.cli.standard_streams import let_go
 from genctl.errors import Exit, GenctlError, without_secrets
+from genctl.terminal.standard_streams import let_go
 from genctl.version import __version__
 
 EPILOG = (
@@ -25,25 +25,25 @@ EPILOG = (
 
 # A command is imported when it is used: name -> (where it is, what it does in a line).
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("genctl.cli.run_options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
-    "beam": ("genctl.cli.run_options:BEAM", "Search for the best continuation, and watch the beams."),
+    "run": ("genctl.commands.run.options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
+    "beam": ("genctl.commands.run.options:BEAM", "Search for the best continuation, and watch the beams."),
     "score": (
-        "genctl.cli.score_options:SCORE",
+        "genctl.commands.score.options:SCORE",
         "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
     ),
     "compare": (
-        "genctl.cli.compare_options:COMPARE",
+        "genctl.commands.compare.options:COMPARE",
         "Continue the same prompts in several ways, and see the difference.",
     ),
     "inspect-cache": (
-        "genctl.cli.inspect_options:INSPECT_CACHE",
+        "genctl.commands.inspect.options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
-    "replay": ("genctl.cli.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
-    "report": ("genctl.cli.report:REPORT", "Make a page of a recorded run, to open in a browser."),
-    "batch": ("genctl.cli.batch_files:app", "Write and read the batch files of OpenAI's interface."),
-    "models": ("genctl.cli.models:MODELS", "List the built-in and the cached checkpoints."),
-    "presets": ("genctl.cli.presets:app", "List, show and check presets: TOML files that hold any knob."),
+    "replay": ("genctl.commands.replay.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
+    "report": ("genctl.commands.replay.report:REPORT", "Make a page of a recorded run, to open in a browser."),
+    "batch": ("genctl.commands.batch.options:app", "Write and read the batch files of OpenAI's interface."),
+    "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
+    "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any knob."),
 }
 
 
@@ -202,7 +202,7 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
     if isinstance(error, MemoryError):
         return "not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", Exit.MODEL
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        from genctl.batch.printable import printable
+        from genctl.io.printable import printable
 
         return f"cannot use {printable(os.fsdecode(error.filename))}: {error.strerror}", "", Exit.USAGE
     first = next(iter(str(error).strip().splitlines()), "no message")
@@ -222,7 +222,7 @@ def unwritten(error: OSError) -> int:
 
 
 def _say(message: str, hint: str, status: int, *, color: str = "auto") -> int:
-    from genctl.render.message import print_message
+    from genctl.terminal.message import print_message
 
     try:
         for line in without_secrets(message).split("\n"):
@@ -238,7 +238,7 @@ def _traceback(error: BaseException, status: int) -> int:
     """Print the traceback, for `--debug`. Messages of libraries are made harmless for the terminal here, too."""
     from traceback import format_exception
 
-    from genctl.render.widgets import visible
+    from genctl.terminal.widgets import visible
 
     with contextlib.suppress(BrokenPipeError):
         print(visible(without_secrets("".join(format_exception(error)))), end="", file=sys.stderr, flush=True)

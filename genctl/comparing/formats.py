@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from genctl.batch.writers import TSV_UNSEEN
+from genctl.io.writers import TSV_UNSEEN
 
 COLUMNS = (
     "run", "id", "sequence", "seed", "finish_reason", "logprob", "score", "tokens", "mean_logprob", "perplexity",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genctl import events
-from genctl.batch.records import known_id
+from genctl.io.records import known_id
 from genctl.results import Sequence as Written
 from genctl.sequences import shared_length
 

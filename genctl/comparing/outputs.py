@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from genctl.batch.records import error_record, result_record
-from genctl.batch.rows import BadRow, InputRow
 from genctl.comparing import references
 from genctl.comparing.formats import finite
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
 from genctl.errors import InputError
+from genctl.io.records import error_record, result_record
+from genctl.io.rows import BadRow, InputRow
 from genctl.results import Result
 from genctl.results import Sequence as Written
 

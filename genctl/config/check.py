@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any
 
 from genctl import params
+from genctl.config.fit import Misfit, fit
 from genctl.config.toml import printable, write_key, write_value
 from genctl.errors import nearest
-from genctl.fit import Misfit, fit
 
 # Switches that run code from a file: only a flag on the command line can set them.
 UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")

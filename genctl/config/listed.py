@@ -7,11 +7,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
+from genctl.config.fit import Misfit, check_plain, kind_of
+from genctl.config.listed_knobs import CRITERIA, PROCESSORS
+from genctl.config.plugins import installed
 from genctl.config.toml import printable
 from genctl.errors import nearest
-from genctl.fit import Misfit, check_plain, kind_of
-from genctl.listed_knobs import CRITERIA, PROCESSORS
-from genctl.plugins import installed
 
 LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopping": CRITERIA}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved
+from genctl.engines.requests import Report, Request, Skipped
 from genctl.errors import GenctlError
 from genctl.params import Runtime
-from genctl.requests import Report, Request, Skipped
 
 if TYPE_CHECKING:
-    from genctl.scoring.scored_text import Options, Scored, TextToScore
+    from genctl.engines.scored_text import Options, Scored, TextToScore
 
     Outcome: TypeAlias = "list[Scored] | GenctlError"
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from genctl.config.generation_fields import FIELDS
 from genctl.errors import ModelError
-from genctl.generation_fields import FIELDS
 from genctl.models.weights import read_json
 
 FILE = "generation_config.json"

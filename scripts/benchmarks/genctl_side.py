@@ -33,8 +33,8 @@ class Genctl:
 
         from genctl import events
         from genctl.engines.protocol import Flow
+        from genctl.engines.requests import Report
         from genctl.errors import PresetError
-        from genctl.requests import Report
         from genctl.results import Collector
 
         if self.cuda:
@@ -67,7 +67,7 @@ class Genctl:
 
     def _requests(self, work: Work) -> Iterator[Any]:
         from genctl.config.layers import Layer
-        from genctl.requests import Request
+        from genctl.engines.requests import Request
 
         known: dict[str, Any] = {}  # settings that many prompts share are resolved once, as the command line does
         for place, ask in enumerate(work.asks):

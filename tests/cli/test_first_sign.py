@@ -12,7 +12,7 @@ import pexpect
 import pyte
 import pytest
 
-from genctl.cli import first_sign
+from genctl.terminal import first_sign
 from tests.warm import python
 
 ROOT = Path(__file__).parents[2]

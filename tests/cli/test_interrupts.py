@@ -15,7 +15,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from genctl.cli.interrupt import Interrupt
+from genctl.terminal.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
 GENCTL = ["-m", "genctl"]
@@ -151,7 +151,7 @@ def test_a_signal_where_nothing_can_be_raised_prints_no_traceback(tmp_path: Path
 def test_the_second_signal_ends_at_once(tmp_path: Path, environment: dict[str, str]) -> None:
     """The first is being taken care of by somebody who takes his time."""
     code = (
-        "import sys, time; from genctl.cli import job;"
+        "import sys, time; from genctl.commands import job;"
         "job.Job._rescue = lambda self, stack: (print('saving', file=sys.stderr, flush=True), time.sleep(60));"
         "sys.argv[1:1] = ['3']; from tests.cli.stuck import main; main()"
     )
@@ -276,7 +276,7 @@ def test_a_signal_while_torch_is_imported_ends_the_run_with_its_status() -> None
     """An exception out of Python code that torch's C++ code calls would abort the process (134)."""
     code = (
         "import os, signal, sys, types\n"
-        "from genctl.cli.interrupt import Interrupt\n"
+        "from genctl.terminal.interrupt import Interrupt\n"
         "here = compile('import os, signal; os.kill(os.getpid(), signal.SIGTERM)', '/x/torch/distributed.py', 'exec')\n"
         "loader = compile('exec(here)', '<frozen importlib._bootstrap>', 'exec')\n"
         "with Interrupt():\n"

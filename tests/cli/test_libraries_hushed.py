@@ -15,7 +15,7 @@ from tests.warm import python
 ROOT = Path(__file__).parents[2]
 # a library that speaks up as the model is loaded, in each way in which one can
 LOUD = (
-    "import logging, warnings; from genctl.cli import job; load = job.Job.load_engine\n"
+    "import logging, warnings; from genctl.commands import job; load = job.Job.load_engine\n"
     "def loud(*given, **named):\n"
     "    logging.getLogger('transformers.models.any').warning('a fast path is missing')\n"
     "    logging.getLogger('another.library').error('a kernel is missing')\n"

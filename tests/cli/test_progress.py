@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from genctl.cli.run_options import RunOptions
-from genctl.cli.view import wants_bar
+from genctl.commands.run.options import RunOptions
+from genctl.commands.run.view import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
-from genctl.render.console import make_consoles, takes_lines
-from genctl.render.loading_bar import LoadingBar
-from genctl.render.reflow import DrawnLines, wraps
-from genctl.render.rows_bar import RowsBar
+from genctl.terminal.console import make_consoles, takes_lines
+from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.reflow import DrawnLines, wraps
+from genctl.terminal.rows_bar import RowsBar
 from tests.cli.tool import _Stream
-from tests.render.streams import Clock, Terminal, console, written
+from tests.terminal.streams import Clock, Terminal, console, written
 
 TOKEN = Token(1, -1.0, "a")
 

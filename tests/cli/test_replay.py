@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from genctl.cli import replay as command
+from genctl.commands.replay import replay as command
 from genctl.events import Event, Failed, to_json
 from tests.cli.tool import genctl
-from tests.render.beams import search
-from tests.render.streams import lane
+from tests.terminal.beams import search
+from tests.terminal.streams import lane
 
 NUMBERS = ("-m", "builtin:numbers")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from genctl.batch import journal, output, resumable
-from genctl.cli import job
+from genctl.commands import job
+from genctl.io import journal, output, resumable
 from genctl.native.products.library import library
 from tests.cli.tool import Done, genctl
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.backend.stand_in import Failure, running
-from tests.ranks.processes import free_port
+from tests.engines.ranks.processes import free_port
+from tests.engines.server.stand_in import Failure, running
 from tests.tiny import checkpoint
 
 ROOT = Path(__file__).parents[2]

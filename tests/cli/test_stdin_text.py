@@ -9,7 +9,7 @@ from typing import IO
 
 import pytest
 
-from genctl.batch.readers import open_prompts
+from genctl.io.readers import open_prompts
 from tests.cli.tool import genctl
 
 NUMBERS = ("-m", "builtin:numbers")

@@ -10,8 +10,8 @@ import pytest
 from genctl import params
 from genctl.config import found_files
 from genctl.config.settings import user_file
-from tests.backend.stand_in import StandIn, running
 from tests.cli.tool import genctl
+from tests.engines.server.stand_in import StandIn, running
 
 ELSEWHERE = "openai:http://127.0.0.1:9"
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from genctl.cli.presets import app
+from genctl.commands.presets import app
 from genctl.config import presets
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError, PresetError
 
 try:
-    import genctl.render.console as _console  # noqa: F401
+    import genctl.terminal.console as _console  # noqa: F401
 
     MISSING = False
 except ImportError:
@@ -34,9 +34,9 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
         from rich.console import Console
 
-        stand_in = types.ModuleType("genctl.render.console")
+        stand_in = types.ModuleType("genctl.terminal.console")
         stand_in.make_consoles = lambda color: (Console(file=sys.stdout), Console(file=sys.stderr))  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "genctl.render.console", stand_in)
+        monkeypatch.setitem(sys.modules, "genctl.terminal.console", stand_in)
 
     def invoke(*arguments: str) -> str:
         capsys.readouterr()
@@ -142,9 +142,9 @@ def test_a_terminal_is_shown_escapes_and_not_sent_them(project: Path, monkeypatc
     from rich.console import Console
 
     screen = io.StringIO()
-    stand_in = types.ModuleType("genctl.render.console")
+    stand_in = types.ModuleType("genctl.terminal.console")
     stand_in.make_consoles = lambda color: (Console(file=screen, force_terminal=True, width=80),) * 2  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "genctl.render.console", stand_in)
+    monkeypatch.setitem(sys.modules, "genctl.terminal.console", stand_in)
     Path("job.toml").write_text('about = "a\u009b2Jb"\n', encoding="utf-8")
     typer.main.get_command(app)(["show", "--raw", "job.toml"], standalone_mode=False)
     assert screen.getvalue() == 'about = "a\\x9b2Jb"\n'

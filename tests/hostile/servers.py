@@ -20,8 +20,8 @@ from random import Random
 from typing import Any
 
 from genctl.engines.server import client, retry
-from tests.backend.stand_in import Failure, StandIn, running
 from tests.cli.tool import Done, genctl
+from tests.engines.server.stand_in import Failure, StandIn, running
 from tests.hostile.corpus import spoilt
 from tests.hostile.targets import ACCEPTED, REFUSED, Breach
 

@@ -20,11 +20,6 @@ from typing import Any
 
 import tomli
 
-from genctl.batch import jsonl as batch_jsonl
-from genctl.batch import readers
-from genctl.batch.records import error_record
-from genctl.batch.rows import BadRow
-from genctl.batch.writers import to_json
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.dry import to_toml
@@ -32,6 +27,11 @@ from genctl.config.layers import Resolved, overlay, resolve, row_layer
 from genctl.config.settings import environment_layer
 from genctl.decode.processors import grammar_source as source
 from genctl.errors import Exit, GenctlError
+from genctl.io import jsonl as batch_jsonl
+from genctl.io import readers
+from genctl.io.records import error_record
+from genctl.io.rows import BadRow
+from genctl.io.writers import to_json
 from genctl.params import Generation
 
 _OBEYED = ("Cc", "Cs", "Zl", "Zp")  # categories of what a terminal obeys
@@ -207,7 +207,7 @@ def _refused(error: GenctlError, place: str) -> str:
 
 def _sentence(line: str, place: str) -> None:
     """Raises Breach unless `line` is one line that says where, that ends, and that drives no terminal."""
-    from genctl.render.widgets import visible
+    from genctl.terminal.widgets import visible
 
     shown = visible(line).replace("\t", " ")
     if not line.strip() or place not in line:

@@ -177,7 +177,7 @@ PLAIN = (
     "import gc, sys; from genctl import collection; from genctl.cli.app import run;"
     "collection.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
     "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
-    "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.render.run_view'};"
+    "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.commands.run.run_view'};"
     "needless |= strategies;"
     "found = sorted(needless & set(sys.modules)); sys.exit(status or (str(found) if found else 0))"
 )

@@ -20,8 +20,8 @@ import transformers
 
 import genctl
 from genctl import events
-from genctl.batch.seeds import row_seed
 from genctl.errors import GenctlError
+from genctl.io.seeds import row_seed
 from tests.tiny import EOS
 from tests.zoo import recipes
 from tests.zoo.verdicts import NOT_DRAWN

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+from genctl.config.listed_knobs import PROCESSORS
+from genctl.config.plugins import make as make_plugin
+from genctl.config.plugins import one_line
 from genctl.decode.processors import Processor, filters, grammar, repetition, samplers, standard, token_sequences
 from genctl.decode.processors import required_prefix as prefix
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.errors import GenctlError, UsageError
-from genctl.listed_knobs import PROCESSORS
 from genctl.params import Generation, knobs
-from genctl.plugins import make as make_plugin
-from genctl.plugins import one_line
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "ProcessorEntry", "build", "unlisted"]
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from genctl.config.plugins import raised
 from genctl.decode.processors import Processor
 from genctl.decode.processors.trace import check
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
-from genctl.plugins import raised
 
 Unconditional: TypeAlias = Callable[[Tensor], Tensor]
 

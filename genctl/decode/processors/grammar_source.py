@@ -15,8 +15,8 @@ from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
 from genctl.errors import UsageError, reason_of
+from genctl.io.strict_json import DuplicateKey, once
 from genctl.params import GRAMMARS, Generation
-from genctl.strict_json import DuplicateKey, once
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one

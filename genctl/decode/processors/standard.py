@@ -16,12 +16,12 @@ import torch
 from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
+from genctl.config.fit import Misfit, fit
 from genctl.decode.processors import Processor, filters, plain, token_sequences
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.synthid import SynthID
 from genctl.errors import UsageError, nearest
-from genctl.fit import Misfit, fit
 from genctl.params import Bias, Ids, Words
 
 

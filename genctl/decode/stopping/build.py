@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from genctl.config.listed_knobs import CRITERIA
 from genctl.decode.stopping import plugins
 from genctl.decode.stopping.criterion import Criterion, Stop, Written
 from genctl.decode.stopping.marks import Marks, marks
@@ -25,7 +26,6 @@ from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
 from genctl.errors import PresetError, UsageError
-from genctl.listed_knobs import CRITERIA
 from genctl.params import Generation
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from genctl import plugins
+from genctl.config import plugins
 from genctl.decode.stopping.criterion import Criterion, Stop, Written
 from genctl.errors import UsageError
 
@@ -19,7 +19,7 @@ REASONS = ("eos", "length", "stop", "time")
 
 
 def make(use: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], *, allowed: bool) -> Criterion:
-    """A criterion from a user's class or function and the keys of its table (see `genctl.plugins.make`).
+    """A criterion from a user's class or function and the keys of its table (see `genctl.config.plugins.make`).
 
     `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError.
     """

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
+    from genctl.engines.requests import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
-    from genctl.requests import Report, Request
 
 
 @dataclass(frozen=True)

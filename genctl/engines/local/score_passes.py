@@ -16,9 +16,9 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import ModelRuntime
+from genctl.engines.scored_text import Detail
 from genctl.errors import ModelError
 from genctl.events import Token
-from genctl.scoring.scored_text import Detail
 
 LARGEST = 2**28  # most logits in one pass, 1 GiB
 AT_ONCE = 2**24  # most logits processed at a time

@@ -16,9 +16,9 @@ from genctl.config import search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
+from genctl.engines.requests import Report, Request, grouped
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
-from genctl.requests import Report, Request, grouped
 from genctl.threads import TEXT, Threads
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from genctl.engines.local.planner import PlannedLane
     from genctl.engines.local.scorer import Scorer
     from genctl.engines.protocol import Outcome
+    from genctl.engines.scored_text import Options, TextToScore
     from genctl.models.generation_settings import GenerationSettings
     from genctl.models.hub import LoadedModel
-    from genctl.scoring.scored_text import Options, TextToScore
 
 
 SomeSession = TypeVar("SomeSession", bound="Session")

@@ -16,15 +16,15 @@ from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
 from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork
 from genctl.engines.pool.worker import WorkerSetup
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
+from genctl.engines.requests import Report, Request, Skipped
 from genctl.errors import ModelError
 from genctl.plural import count
-from genctl.requests import Report, Request, Skipped
 from genctl.threads import from_environment
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses
     from genctl.engines.protocol import Outcome
-    from genctl.scoring.scored_text import Options, TextToScore
+    from genctl.engines.scored_text import Options, TextToScore
 
 
 class PoolEngine:

@@ -5,8 +5,8 @@ The native runtime maps weights from safetensors files, which all processes shar
 
 from __future__ import annotations
 
+from genctl.engines.pool.own_weights import own_weights
 from genctl.errors import UsageError
-from genctl.inspecting.own_weights import own_weights
 from genctl.params import Runtime
 
 PROCESS = 400 << 20  # bytes of a worker besides weights: Python, torch and Ray

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.engines.protocol import Flow
+from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError
-from genctl.requests import Report, Request
 from genctl.threads import set_threads
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
     from genctl.engines.pool.worker import WorkerProgress
-    from genctl.scoring.scored_text import Options, Scored, TextToScore
+    from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
+from genctl.engines.requests import Report, Request, grouped
 from genctl.errors import Exit, ModelError, UsageError
 from genctl.ranks import group
-from genctl.requests import Report, Request, grouped
 
 if TYPE_CHECKING:
     from genctl.ranks.fully_sharded import Pace

@@ -13,9 +13,9 @@ from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
+from genctl.engines.requests import Report, Request, Skipped
 from genctl.errors import Exit, UsageError
 from genctl.ranks import group
-from genctl.requests import Report, Request, Skipped
 
 
 class SharedSession(Session):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from genctl.batch.rows import InputRow
 from genctl.config.layers import Resolved
 from genctl.engines.server import fields as known_fields
 from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
 from genctl.engines.server.failure import RowFailure
 from genctl.engines.server.server import logprob_fields
 from genctl.errors import InputError
+from genctl.io.rows import InputRow
 
 Kind: TypeAlias = Literal["openai", "vllm", "sglang"]
 MOST = 50_000  # requests that OpenAI takes in one file

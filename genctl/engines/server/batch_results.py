@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from genctl import events
-from genctl.batch.records import error_record, record
-from genctl.batch.rows import InputRow
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of, pieces_of, usage_of
 from genctl.engines.server.failure import RowFailure, Trouble, one_line
 from genctl.engines.server.reading import loads
 from genctl.errors import InputError, reason_of
+from genctl.io.records import error_record, record
+from genctl.io.rows import InputRow
 
 BACKEND = "openai:batch"  # what records name in place of a server
 Line = Mapping[str, Any]

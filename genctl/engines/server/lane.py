@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from genctl import events
+from genctl.engines.requests import Request
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of
 from genctl.engines.server.failure import RowFailure, Trouble
 from genctl.engines.server.structure import incomplete
 from genctl.events import Token
 from genctl.params import Generation
-from genctl.requests import Request
 
 
 @dataclass

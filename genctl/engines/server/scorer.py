@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeVar
 
+from genctl.engines.scored_text import By, Scored, TextToScore, goodness
 from genctl.engines.server import retry
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
 from genctl.engines.server.failure import MALFORMED, BackendError, Late, RowFailure, Trouble, one_line
 from genctl.engines.server.server import Server
 from genctl.errors import GenctlError, InputError, UsageError
-from genctl.scoring.scored_text import By, Scored, TextToScore, goodness
 
 Key = TypeVar("Key")
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.batch.seeds import row_seed
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
+from genctl.engines.requests import Report, Request
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
 from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
@@ -24,13 +24,13 @@ from genctl.engines.server.failure import BackendError, Late, RowFailure, Troubl
 from genctl.engines.server.lane import RemoteLane
 from genctl.engines.server.server import Endpoint, Server, logprob_fields
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.io.seeds import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Generation
-from genctl.requests import Report, Request
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
+    from genctl.engines.scored_text import Options, TextToScore
     from genctl.models.tokenizer_alone import LoneTokenizer
-    from genctl.scoring.scored_text import Options, TextToScore
 
 IN_FLIGHT = 8  # requests, where batch_size does not say
 UNABLE = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder

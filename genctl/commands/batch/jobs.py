@@ -1,0 +1,81 @@
+"""`genctl batch export` and `genctl batch import` at work."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any, get_args
+
+from genctl.commands.batch.options import ExportOptions, ImportOptions
+from genctl.commands.job import Job, seed_of, start_seed
+from genctl.commands.output_format import format_of
+from genctl.config.layers import resolve
+from genctl.engines.server import batch_requests, batch_results
+from genctl.errors import Exit, UsageError
+from genctl.io import writers
+from genctl.io.rows import InputRow
+from genctl.plural import count
+from genctl.terminal.repeated import RepeatedErrors
+
+
+class ExportJob(Job[ExportOptions]):
+    """Rows to requests. A row that cannot be one is said, and left out."""
+
+    def prepare(self) -> int | None:
+        """The settings, which hold for every row that does not have its own."""
+        super().prepare()
+        self.base = resolve(self.layers)
+        if self.base.origins.get("model", "default") == "default":
+            raise UsageError("a request names its model: give it with --model")
+        problems, note = batch_requests.checked(self.base, self.options.kind)
+        if problems:
+            raise UsageError("\n".join(problems))
+        self.note(*([note] if note else []))
+        self.seed = start_seed(self.base)
+        return None
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        self.requests = self.sink(stack, self.options.output, force=self.options.force, stdout=sys.stdout)
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Write a line for each row."""
+        options, written = self.options, 0
+        for _, line in self.usable(self.input, self._line):
+            self.requests.write(line.encode())
+            written += 1
+        self.requests.close()
+        if options.kind == "openai" and written > batch_requests.MOST:
+            self.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_requests.MOST:,} in one file")
+
+    def _line(self, row: InputRow) -> str:
+        resolved, options = self.settings_of(row, self.base), self.options
+        seed = seed_of(row, resolved, self.seed)
+        request = batch_requests.request_line(row, resolved, seed, options.kind, options.top_logprobs)
+        return f"{writers.to_json(request)}\n"
+
+
+def import_results(options: ImportOptions) -> int:
+    """Write the records of a batch. Returns the exit status."""
+    from genctl.terminal.message import print_message
+
+    form: Any = options.format or format_of(options.output, get_args(writers.Format), "jsonl")
+    records = list(batch_results.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
+    sink = writers.open_output(options.output, sys.stdout, force=options.force)
+    failed = 0
+    with ExitStack() as stack:
+        stack.callback(sink.abandon)
+        errors = RepeatedErrors(print_message)
+
+        def say_failed(record: writers.Record) -> None:
+            if errors.is_new(record["error"]["message"]):
+                print_message(f"error: {record['id']}: {record['error']['message']}")
+
+        writer = writers.open_writer(form, sink, on_error=say_failed)
+        for rows in records:
+            failed += any("error" in one for one in rows)
+            for one in rows:
+                writer.write(one)
+        writer.close()
+        errors.close()
+    return int(Exit.ROWS_FAILED if failed else Exit.DONE)

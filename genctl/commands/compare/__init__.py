@@ -1,0 +1,1 @@
+"""`genctl compare`: options, job, view, report, recordings of `--save` and `--expect`. Enter by `job`."""

@@ -1,0 +1,355 @@
+"""Recorded outputs and their differences: the file of `--save`, and the check of `--expect`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from genctl.config.dry import settings_of
+from genctl.config.layers import Resolved
+from genctl.errors import InputError, reason_of
+from genctl.identity import brief, is_outdated
+from genctl.io import jsonl
+from genctl.io.printable import RefusedRow
+from genctl.io.rows import InputRow
+from genctl.io.writers import to_json
+from genctl.plural import count
+from genctl.sequences import shared_length
+
+SCHEMA = "genctl-compare/1"
+TOLERANCE = 1e-3  # on log-probabilities, nats
+_SHOWN = 400  # characters of a text on each side of a difference
+
+Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in order)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The content of a `--save` file: enough to run it again, and to see what it ran on."""
+
+    seed: int
+    seeds: int
+    versions: dict[str, str]
+    checkpoints: dict[str, str]  # name -> fingerprint
+    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: the given and the effective settings
+    prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
+    records: tuple[dict[str, Any], ...] = ()
+
+    def head(self) -> dict[str, Any]:
+        """Everything but the records."""
+        return {
+            "schema": SCHEMA,
+            "versions": self.versions,
+            "seed": self.seed,
+            "seeds": self.seeds,
+            "checkpoints": self.checkpoints,
+            "runs": list(self.runs),
+            "prompts": list(self.prompts),
+        }
+
+    def encode(self) -> bytes:
+        """The file: one JSON object, with a line for each prompt, run and record, so that versions can be diffed."""
+        lines = []
+        for key, value in self.head().items():
+            listed = isinstance(value, list)
+            shown = _lines(value) if listed else to_json(value) if isinstance(value, dict) else json.dumps(value)
+            lines.append(f'"{key}": {shown}')
+        lines.append(f'"records": {_lines(self.records)}')
+        return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
+
+    def rows(self, name: str) -> Iterator[InputRow]:
+        """Its prompts. `name` is the file, for messages. Raises InputError."""
+        for index, data in enumerate(self.prompts):
+            try:
+                own, fields = jsonl.row_id(data), jsonl.fields(data)
+            except RefusedRow as error:
+                raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
+            id, where = str(index) if own is None else own, f"{name}, prompt {index + 1}"
+            yield InputRow(id, index, where=where, own_id=own not in (None, str(index)), **fields)
+
+
+def _lines(items: Sequence[Mapping[str, Any]]) -> str:
+    return "[\n" + ",\n".join(to_json(item) for item in items) + "\n]" if items else "[]"
+
+
+def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
+    """A row as in a JSONL input."""
+    entry: dict[str, Any] = {"id": row.id}
+    if row.prompt is not None:
+        entry["prompt"] = row.prompt
+    elif row.prompt_ids is not None:
+        entry["prompt_ids"] = list(row.prompt_ids)
+    else:
+        entry["messages"] = list(row.messages or ())
+    if row.params:
+        entry["params"] = row.params
+    entry |= {key: value for key, value in row.extra.items() if key != "reference"}
+    if references:
+        entry["reference"] = list(references)
+    return entry
+
+
+def read(path: str) -> Recording:
+    """A recording. Raises InputError for a file that cannot be read or is no recording."""
+    try:
+        data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"--expect: {reason_of(error)}: {path}", hint="--save FILE writes one") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"--expect: {path} is not JSON; it should be a file that --save wrote") from None
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise InputError(f"--expect: {path} is no recording of {SCHEMA}; it should be a file that --save wrote")
+    kinds: dict[str, type] = {
+        "seed": int, "seeds": int, "versions": dict, "checkpoints": dict, "runs": list, "prompts": list, "records": list
+    }  # fmt: skip
+    for key, kind in kinds.items():
+        if not isinstance(data.get(key), kind) or isinstance(data[key], bool):
+            raise InputError(f"--expect: {path}: {key} is missing or of the wrong kind")
+    for key in ("runs", "prompts", "records"):
+        if not all(isinstance(item, dict) for item in data[key]):
+            raise InputError(f"--expect: {path}: {key} should hold objects only")
+        data[key] = tuple(data[key])
+    for run in data["runs"]:
+        if not isinstance(run.get("name"), str) or not isinstance(run.get("settings"), dict):
+            raise InputError(f"--expect: {path}: a run has no name or no settings")
+    for record in data["records"]:
+        if not _is_record(record):
+            raise InputError(f"--expect: {path}: a record lacks what it is compared by")
+    return Recording(**{key: data[key] for key in kinds})
+
+
+def _is_record(record: Mapping[str, Any]) -> bool:
+    if not isinstance(record.get("id"), str) or not isinstance(record.get("run", ""), str):
+        return False
+    if "error" in record:
+        return isinstance(record["error"], dict) and isinstance(record["error"].get("code"), str)
+    tokens = record.get("tokens")
+    return (
+        isinstance(record.get("text"), str)
+        and isinstance(record.get("token_ids"), list)
+        and isinstance(record.get("score"), (int, float, type(None)))
+        and isinstance(record.get("finish_reason"), str)
+        and isinstance(tokens, list)
+        and all(
+            isinstance(token, dict) and isinstance(token.get("text"), str) and isinstance(token.get("id"), int)
+            for token in tokens
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One output that changed. `lines` describe the change."""
+
+    run: str
+    id: str
+    sequence: int
+    seed: int | None
+    lines: tuple[str, ...]
+
+    def heading(self, prompt: str) -> str:
+        """The run, prompt, seed and sequence of the output. `prompt` is what messages call it; "" if it is alone."""
+        words = [f"run {self.run}"] if self.run else []
+        words += [f"prompt {prompt}"] if prompt else []
+        words += [f"seed {self.seed}"] if self.seed is not None else []
+        words += [f"sequence {self.sequence + 1}"] if self.sequence else []
+        return " · ".join(words)
+
+
+@dataclass
+class Outcome:
+    """The result of a comparison with a recording."""
+
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    def lines(self, path: str | None, notes: Sequence[str], names: Mapping[str, str]) -> list[str]:
+        """What differs from the recording at `path`, or that nothing does. `names`: what messages call a prompt."""
+        lines: list[str] = []
+        for difference in self.differences:
+            lines += [
+                difference.heading(names.get(difference.id, difference.id)),
+                *(f"  {line}" for line in difference.lines),
+                "",
+            ]
+        lines += [f"note: {note}" for note in notes]
+        if not self.differences:
+            lines.append(f"{count(self.compared, 'output')} as recorded in {path}")
+        return lines
+
+
+def compare(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]], tolerance: float) -> Outcome:
+    """Compare every recorded output with the current one; outputs on one side only are differences too.
+
+    `after` may carry `top` alternatives in its tokens: then the current probability of the old token is reported.
+    """
+    old, new = _keyed(before), _keyed(after)
+    outcome = Outcome()
+    for key in dict.fromkeys([*old, *new]):
+        recorded, current = old.get(key), new.get(key)
+        outcome.compared += 1
+        if recorded is None or current is None:
+            side = current if recorded is None else recorded
+            assert side is not None
+            lines: list[str] = [
+                "only now: it is not in the file" if recorded is None else "missing: it was recorded before"
+            ]
+        else:
+            side, lines = current, differences(recorded, current, tolerance)
+        if lines:
+            difference = Difference(key[0], key[1], int(side.get("sequence", 0)), side.get("seed"), tuple(lines))
+            outcome.differences.append(difference)
+    return outcome
+
+
+def _keyed(records: Sequence[Mapping[str, Any]]) -> dict[Key, Mapping[str, Any]]:
+    keyed: dict[Key, Mapping[str, Any]] = {}
+    for record in records:
+        run, id = str(record.get("run", "")), str(record["id"])
+        place = 0
+        while (run, id, place) in keyed:
+            place += 1
+        keyed[run, id, place] = record
+    return keyed
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
+    """How one output differs from the recorded one, in lines; none if equal."""
+    if "error" in before or "error" in after:
+        return _errors(before, after)
+    lines, seeds = [], (before.get("seed"), after.get("seed"))
+    if None not in seeds and seeds[0] != seeds[1]:  # None: nothing is drawn
+        lines.append(f"seed: {before.get('seed')} before, {after.get('seed')} now")
+    if before["token_ids"] != after["token_ids"]:
+        lines += _tokens(before, after)
+    else:
+        if before["text"] != after["text"]:
+            lines += ["the same tokens are another text", *_texts(before["text"], after["text"])]
+        lines += _scores(before, after, tolerance)
+    if before["finish_reason"] != after["finish_reason"]:
+        lines.append(f"ended by {before['finish_reason']} before, by {after['finish_reason']} now")
+    return lines
+
+
+def _errors(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    recorded, current = before.get("error"), after.get("error")
+    if recorded and current:
+        same = (recorded.get("code"), recorded.get("message")) == (current.get("code"), current.get("message"))
+        return [] if same else [f"failed before: {recorded.get('message')}", f"fails now: {current.get('message')}"]
+    if current:
+        return [f"fails now: {current.get('message')}"]
+    return [f"failed before: {recorded.get('message') if recorded else ''}", "now there is a text"]
+
+
+def _tokens(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    old, new = before["token_ids"], after["token_ids"]
+    at = shared_length(old, new)
+    lines = _texts(before["text"], after["text"])
+    was, now = _token(before, at), _token(after, at)
+    lines.append(f"first different token: number {at + 1}")
+    lines.append(f"    before {_told(was)}")
+    lines.append(f"    now    {_told(now)}{_other(was, now)}")
+    return lines
+
+
+def _token(record: Mapping[str, Any], at: int) -> Mapping[str, Any] | None:
+    tokens = record["tokens"]
+    return tokens[at] if at < len(tokens) else None
+
+
+def _told(token: Mapping[str, Any] | None) -> str:
+    if token is None:
+        return "nothing: the text had ended"
+    text = json.dumps(token["text"], ensure_ascii=False) if token["text"] else f"id {token['id']}"
+    return f"{text} {_percent(token.get('logprob'))}"
+
+
+def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
+    """The gap: the current probability of the old token."""
+    if was is None or now is None:
+        return ""
+    logprob = next((entry[2] for entry in now.get("top") or () if entry[0] == was["id"]), None)
+    if logprob is not None:
+        gap = now["logprob"] - logprob
+        return f"; the old token has {_percent(logprob)} now, {abs(gap):.3f} nats {'less' if gap >= 0 else 'more'}"
+    if was.get("logprob") is None or now.get("logprob") is None:
+        return ""
+    return f"; {abs(now['logprob'] - was['logprob']):.3f} nats apart, and the old token is not among the likely ones"
+
+
+def _percent(logprob: float | None) -> str:
+    if logprob is None:
+        return "of unknown probability"
+    return f"{math.exp(min(logprob, 0.0)):.2%} ({logprob:.3f})"
+
+
+def _texts(before: str, after: str) -> list[str]:
+    """Both texts, one per line; a long common prefix is cut."""
+    start = max(shared_length(before, after) - 60, 0)
+
+    def shown(text: str) -> str:
+        part = text[start : start + _SHOWN]
+        inside = json.dumps(part, ensure_ascii=False)[1:-1]
+        return f"{'…' if start else ''}{inside}{'…' if start + _SHOWN < len(text) else ''}"
+
+    return [f"  - {shown(before)}", f"  + {shown(after)}"]
+
+
+def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
+    lines = []
+    pairs = [
+        (n, recorded, current)
+        for n, (recorded, current) in enumerate(zip(before["tokens"], after["tokens"], strict=False))
+        if _apart(recorded.get("logprob"), current.get("logprob")) > tolerance
+    ]
+    if pairs:
+        n, recorded, current = max(pairs, key=lambda pair: _apart(pair[1].get("logprob"), pair[2].get("logprob")))
+        largest = _apart(recorded.get("logprob"), current.get("logprob"))
+        lines.append(
+            f"the same text, but {len(pairs)} of {len(before['token_ids'])} log-probabilities changed by more than "
+            f"{tolerance:g}; the most at token {n + 1}, by {largest:.4g}"
+        )
+        lines += [f"    before {_told(recorded)}", f"    now    {_told(current)}"]
+    scale = max(len(before["token_ids"]), 1) if before["score"] == before.get("logprob") else 1  # a sum, not a mean
+    if _apart(before["score"], after["score"]) > tolerance * scale:
+        lines.append(f"score {before['score']:.4f} before, {after['score']:.4f} now")
+    return lines
+
+
+def _apart(a: float | None, b: float | None) -> float:
+    if a is None or b is None:
+        return 0.0 if a is b else math.inf
+    return abs(a - b)
+
+
+def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[str, str]) -> list[str]:
+    """Changes of checkpoints and versions, which alone are no failure."""
+    lines = []
+    for name, now in checkpoints.items():
+        known = before.checkpoints.get(name)
+        if known is None:
+            names = ", ".join(before.checkpoints) or "nothing"
+            lines.append(f"checkpoint {name} is not in the recording, which was made with {names}")
+        elif known != now and is_outdated(known):
+            lines.append(f"checkpoint {name}: the recording, of an older genctl, does not tell whether it has changed")
+        elif known != now:
+            lines.append(f"checkpoint {name} has changed: {brief(known)} before, {brief(now)} now")
+    for name, version in versions.items():
+        if name in before.versions and before.versions[name] != version:
+            lines.append(f"{name} {before.versions[name]} before, {version} now")
+    return lines
+
+
+def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:
+    """A run: `settings` are those from all layers above the checkpoint's, `resolved` are all."""
+    names = {key for key, setting in resolved.settings.items() if setting.kind != "model"}
+    values = {key: value for key, value in settings_of(resolved).items() if key in names}
+    for key, listed in (("processors", resolved.processors), ("stopping", resolved.stopping)):
+        if key in names and listed is not None:
+            values[key] = list(listed)
+    resolved_values = {**settings_of(resolved), "seed": seed}
+    return {"name": name, "settings": {**values, "seed": seed}, "resolved": resolved_values}

@@ -1,0 +1,339 @@
+"""`genctl compare` at work: one checkpoint after another; all runs of a checkpoint decode a prompt together."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from genctl import events
+from genctl.commands.compare import expectations
+from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
+from genctl.commands.compare.runs import RunSpec, check_prompt_caches, checkpoint_of, each
+from genctl.commands.compare.shared_work import SharedWork
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
+from genctl.commands.job import Job, request_of, start_seed
+from genctl.commands.options import SHOWN_TOP
+from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
+from genctl.config.dry import to_toml
+from genctl.engines.protocol import Flow
+from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
+from genctl.identity import versions
+from genctl.io.rows import BadRow, InputRow
+from genctl.io.seeds import row_seed
+from genctl.params import Runtime
+from genctl.results import Collector, Result
+from genctl.terminal import first_sign
+from genctl.terminal.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from genctl.commands.compare.output import ComparisonOutput
+    from genctl.engines.protocol import Engine
+    from genctl.engines.requests import Request
+
+LANES = 16  # decoded at once where nothing is live and no batch size is set
+TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
+
+
+class CompareJob(Job[CompareOptions]):
+    """One comparison: checkpoints one after another, on each all runs of a prompt at once."""
+
+    def __init__(self, options: CompareOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.recording = None if options.expect is None else expectations.read(options.expect)
+        self.saved = SharedWork()
+        self.versions = versions("torch", "transformers")
+        self.checkpoints: dict[str, str] = {}
+        self.records: list[dict[str, Any]] = []  # kept for --save and --expect
+        self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
+        self.hidden: dict[int, bool] = {}  # whether a run looks at hidden states
+
+    def prepare(self) -> int | None:
+        """The runs, without the settings of their checkpoints; with --dry, print them with those."""
+        options = self.options
+        self.runs = runs_of(options, self.recording)
+        names = [run.name for run in self.runs]
+        if options.baseline is not None and options.baseline not in names:
+            raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
+        self.base = options.baseline or names[0]
+        self.early_runs = each(self.runs, RunSpec.early)
+        check_servers(options, self.runs, self.early_runs)
+        for early in self.early_runs:
+            self.check_early(early)
+        if not options.dry:
+            return None
+        resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
+        sys.stdout.write("\n".join(f"# run {name}\n\n{to_toml(one, defaults=False)}" for name, one in resolved))
+        return int(Exit.DONE)
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the prompts, or take those of the recording."""
+        options, recording = self.options, self.recording
+        if recording is not None and not options.arguments and options.input is None:
+            if options.input_format is not None:
+                raise UsageError(f"--input-format {options.input_format}: the prompts come from {options.expect}")
+            if options.template is not None:
+                raise UsageError(f"--template: the prompts come from {options.expect}, where they are made already")
+            self.input = recording.rows(options.expect or "")
+        elif not super().read(stack):
+            return False
+        self.rows = list(self.input)
+        bad = next((row for row in self.rows if isinstance(row, BadRow)), None)
+        if options.save is not None and bad is not None:
+            raise InputError(f"--save records prompts that can be used: {bad.message}")
+        self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
+        self.resolved = settled(options, self.runs, self.early_runs)
+        self.seed = start_seed(*self.resolved)
+        self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
+        self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)
+        self.lone = len(self.rows) == 1
+        self.texts = bool(options.arguments) or len(self.rows) == 1 or options.verbose
+        return True
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output, the recording, the event log and the view."""
+        from genctl.commands.compare.output import ComparedRuns, ComparisonOutput
+        from genctl.commands.compare.view import CompareView
+
+        options = self.options
+        self.open_consoles()
+        self.live = options.on_screen and self.recording is None and self.texts
+        total = len(self.rows) * len(self.runs) * self.seeds
+        sink = saved = None
+        if options.output not in (None, "-") or options.format != "text" or not self.out.is_terminal:
+            force = options.force and options.output is not None
+            sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
+        if options.save is not None:
+            saved = self.sink(stack, options.save, force=options.force)
+        compared = ComparedRuns(
+            [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
+        )
+        self.drawn: list[ComparisonOutput] = []  # what --svg shows
+        as_text = dataclasses.replace(options, format="text")
+        for watcher in self.watchers:
+            watcher.draw(
+                lambda console: self.drawn.append(
+                    ComparisonOutput(self, compared, as_text, console, console, None, picture=True)
+                )
+            )
+        self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
+        self.listeners += [self.end_sign, self.note_cut]
+        if self.live and self.lone:
+            self.show_prompt(self.rows[0])
+        self.open_event_log(stack, options.events, force=options.force)
+        view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
+        self.view = stack.enter_context(view)
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Decode on each checkpoint in turn; write prompts, tables and the recording."""
+        self._decode()
+        self.hide()
+        for watcher in self.watchers:
+            each = zip(self.runs, self.resolved, strict=True)
+            settings = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
+            watcher.settled(settings, seed=self.seed, baseline=self.base)
+        for output in (self.report, *self.drawn):
+            output.end(self.saved)
+        if self.saved_to is not None and not self.interrupt.status:
+            self.saved_to.write(self._recording().encode())
+            self.saved_to.close()
+        if self.recording is not None and not self.interrupt.status:
+            self._compare(self.recording)
+        self.report.finish()
+
+    # -- decoding ------------------------------------------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for place, one in enumerate(self.resolved):
+            groups.setdefault(checkpoint_of(one), []).append(place)
+        for number, members in enumerate(groups.values()):
+            last = number + 1 == len(groups)
+            engine = self._load(members)
+            before = engine.passes
+            usual = max(LANES // (len(members) * self.seeds), 1)
+            step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
+            engine.use_threads([self.resolved[place] for place in members], step * self.seeds)
+            self.detail(*engine.notes)
+            if self.live and self.lone:
+                first_sign.status("reading the prompt")
+            self.interrupt.gentle = True
+            for start in range(0, len(self.prompts), step):
+                chunk = self.prompts[start : start + step]
+                self._stream(engine, members, chunk)
+                if last:
+                    self._settle(chunk)
+                if self.interrupt.status:
+                    break
+            self.saved.forwards += engine.passes - before
+            self.note(*self.reuse.notes(engine, verbose=self.options.verbose))
+            self.interrupt.gentle = False
+            if self.interrupt.status:  # what earlier checkpoints wrote is not lost
+                self._settle([prompt for prompt in self.prompts if prompt.begun])
+                return
+            self.close_engine()
+            del engine  # the next checkpoint needs its memory
+
+    def _load(self, members: Sequence[int]) -> Engine:
+        """The checkpoint (or the servers) of these runs, each of which is checked on it."""
+        runs = [self.runs[place] for place in members]
+        engine = self._opened(members, runs[0])
+        engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
+        settled = each(runs, lambda run: self.settle(engine, run.layers))
+        for place, resolved in zip(members, settled, strict=True):
+            self.resolved[place] = resolved
+            self.hidden[place] = engine.reads_hidden(resolved)
+            self.describe(engine, resolved, f"run {self.runs[place].name}: ")
+        return engine
+
+    def _opened(self, members: Sequence[int], first: RunSpec) -> Engine:
+        options, resolved = self.options, self.resolved[members[0]]
+        if resolved.runtime.backend is not None:
+            named = resolved.origins.get("model", "default") != "default"
+            return self.load_engine(resolved.runtime, choice=SERVERS, named=named, live=self.live)
+        check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
+        offline = any(self.resolved[place].runtime.offline for place in members)
+        engine = self.load_engine(
+            dataclasses.replace(resolved.runtime, offline=offline),
+            first.layers,
+            on_event=self.view.feed,
+            live=self.options.on_screen,
+            need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
+        )
+        if options.save is not None or options.expect is not None:
+            self.checkpoints[engine.name] = engine.fingerprints()[engine.name]
+        return engine
+
+    def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
+        """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
+        from genctl.engines.requests import Report
+
+        requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
+        self._show(chunk)
+        collector = Collector()
+        watched = engine.watched(self.options.watch)
+        top = TOP if self.recording is not None else SHOWN_TOP if self.options.report is not None else 0
+        report = Report(top, True, watch=watched)
+        began = time.perf_counter()
+        lanes = max(len(requests), 1)
+        width = min(engine.most_lanes(self.resolved[place], lanes) for place in members)
+
+        def shortage(width: int, fewer: int) -> None:
+            self.say_shortage("lanes", width, fewer)
+
+        def collect(event: events.Event) -> None:
+            if (result := collector.feed(event)) is not None:
+                self._take(result)
+
+        flow = Flow(width, interrupted=self.interrupt, on_shortage=shortage)
+        shared = [self.saved.feed, self.reuse.feed] if engine.counts_passes else []
+        self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
+        self.saved.decode_s += time.perf_counter() - began
+        self.lanes.clear()
+        self.saved.forget()
+
+    def _take(self, result: Result) -> None:
+        prompt, run, repetition = self.lanes.pop(result.lane)
+        for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
+            self.say(f"warning: {note}")
+        failure = result.error
+        prompt.cells[run][repetition] = (
+            result if failure is None else Failure(failure.code, failure.message, failure.hint)
+        )
+
+    def _requests(self, engine: Engine, members: Sequence[int], prompt: ComparedPrompt) -> list[Request]:
+        """The lanes of one prompt. Those that look at hidden states come first: their prefill serves all others."""
+        row = prompt.row
+        if isinstance(row, BadRow):
+            return []
+        requests: list[tuple[bool, Request]] = []
+        for place in members:
+            base, name = self.resolved[place], self.runs[place].name
+            try:
+                resolved = self.settings_of(row, base)
+                hidden = self.hidden[place] if resolved is base else engine.reads_hidden(resolved)
+            except GenctlError as error:
+                failure: Cell = Failure(error.code, error.message)
+                prompt.cells[place] = [failure] * self.seeds
+                continue
+            own = resolved.runtime.seed if "seed" in row.params else None
+            for repetition in range(self.seeds):
+                start = self.starts[place] if own is None else own
+                seed = start if repetition == 0 else row_seed(start, f"seed {repetition}", repetition)
+                seed = row_seed(seed, row.id, row.index) if own is None else seed
+                lane = f"{name}/{quote(row.id, safe=' ')}/{seed}"
+                self.lanes[lane] = prompt, place, repetition
+                prompt.lanes.setdefault(place, []).append(lane)
+                self.saved.expect(lane, row.id, guided=resolved.generation.guidance_scale not in (None, 1.0))
+                requests.append((hidden, request_of(row, resolved, seed, lane)))
+        return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
+
+    def _show(self, chunk: Sequence[ComparedPrompt]) -> None:
+        from genctl.commands.compare.output import heading
+        from genctl.commands.compare.view import Column
+
+        if len(chunk) == 1:
+            prompt = chunk[0]
+            several = len(self.prompts) > 1
+            text = prompt.row.shown if isinstance(prompt.row, InputRow) and not several else ""
+            columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
+            self.view.begin(heading(prompt.row, self.out.width) if several else None, columns, text)
+
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        prompt, run, _ = self.lanes[lane]
+        assert isinstance(prompt.row, InputRow)
+        return prompt.row, self.resolved[run].runtime
+
+    def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
+        self.hide()
+        for prompt in chunk:
+            if isinstance(prompt.row, BadRow):
+                for watcher in self.watchers:
+                    watcher.failed(prompt.row.id, prompt.row.code, prompt.row.message)
+            if isinstance(prompt.row, BadRow) or prompt.begun:
+                self.failed += self.report.prompt(prompt)
+                for drawn in self.drawn:
+                    drawn.prompt(prompt)
+                if self.options.save is not None or self.recording is not None:
+                    self.records += self.report.full(prompt)
+                prompt.forget()
+        self.view.forget()
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def _recording(self) -> expectations.Recording:
+        runs = [
+            expectations.run_entry(run.name, resolved, seed)
+            for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
+        ]
+        prompts = [
+            expectations.prompt_entry(prompt.row, prompt.references)
+            for prompt in self.prompts
+            if isinstance(prompt.row, InputRow)
+        ]
+        parts = (tuple(runs), tuple(prompts), tuple(self.records))
+        return expectations.Recording(self.seed, self.seeds, self.versions, self.checkpoints, *parts)
+
+    def _compare(self, recording: expectations.Recording) -> None:
+        """Compare with what --expect read, and write the differences."""
+        tolerance = expectations.TOLERANCE if self.options.tolerance is None else self.options.tolerance
+        outcome = expectations.compare(recording.records, self.records, tolerance)
+        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, self.versions))
+        self.differing, self.compared = len(outcome.differences), outcome.compared
+
+    def status(self) -> int:
+        """The exit status. Raises CheckError where --expect is not met."""
+        if self.recording is None or self.interrupt.status:
+            return super().status()
+        if self.differing:
+            raise CheckError(
+                f"--expect {self.options.expect}: {self.differing} of {self.compared} outputs "
+                f"{'is' if self.differing == 1 else 'are'} not as recorded",
+                hint="--save FILE --force records them as they are now",
+            )
+        return int(Exit.DONE)

@@ -1,0 +1,207 @@
+"""The live view of a comparison: columns of growing text, or the progress of a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console
+from rich.text import Text
+
+from genctl.commands.compare.report import column_title, join_columns, prompt_lines, side_by_side
+from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.history import LaneHistory
+from genctl.terminal import theme, widgets
+from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
+from genctl.terminal.live_region import LiveRegion
+from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.rows_bar import RowsBar
+from genctl.terminal.run_history import RunHistory, fold
+
+_LOOK = Look()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A run on the screen: its name and the lanes that write its texts."""
+
+    title: str
+    lanes: tuple[str, ...]
+
+
+class CompareView:
+    """Draws the texts of one prompt on `out` if `live`, else how many are done on `err`.
+
+    `begin` says which lanes belong to which column. Redrawn at most every 50 ms; `hide` erases it, so that results can
+    be printed. Never taller than the terminal: the oldest lines of each text are left out. `quiet`: no bars. `clock`
+    gives seconds.
+    """
+
+    def __init__(
+        self,
+        out: Console,
+        err: Console,
+        *,
+        live: bool,
+        quiet: bool = False,
+        total: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.out = out
+        self._live = live and out.is_interactive
+        self._quiet = quiet
+        self._clock = clock
+        self._bar = LoadingBar(err, clock)
+        self._err, self._total = err, 0 if live or quiet else total
+        self._texts: RowsBar | None = None  # made with the first event, so that loading does not count
+        self._story = RunHistory()
+        self._heading: Text | None = None
+        self._columns: tuple[Column, ...] = ()
+        self._prompt = ""
+        self._region = LiveRegion(out, clock)
+
+    def begin(self, heading: Text | None, columns: Sequence[Column], prompt: str = "") -> None:
+        """Start the next texts: their heading, and a column for each run. Finished lanes stay until `forget`.
+
+        A `prompt` stands above them, where a third of the screen has room for it.
+        """
+        self._heading, self._columns, self._prompt = heading, tuple(columns), prompt
+
+    def feed(self, event: Event) -> None:
+        """Take in one event and show what it changes. Raises InputError for one that cannot follow the others."""
+        if isinstance(event, Loading):
+            if not self._quiet:
+                self._bar.show(event)
+            return
+        self._bar.close()
+        if self._texts is None and self._total > 1:
+            self._texts = RowsBar(self._err, self._total, what="texts", clock=self._clock)
+        if self._texts is not None:
+            if isinstance(event, (Finished, Failed)):
+                self._texts.row(failed=isinstance(event, Failed))
+            else:
+                self._texts.feed(event)
+        if not self._live:
+            return
+        self._story = fold(self._story, event)
+        if isinstance(event, (Began, Prefilled)):
+            return
+        if self._region.is_due(self._clock()) or not isinstance(event, Stepped):
+            self._draw()
+
+    def forget(self) -> None:
+        """Drop the texts of these columns."""
+        self._story = RunHistory()
+
+    def hide(self) -> None:
+        """Erase the live region and every bar."""
+        self._bar.close()
+        if self._texts is not None:
+            self._texts.hide()
+        self._region.hide()
+
+    def __enter__(self) -> CompareView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
+            self.hide()
+
+    def _draw(self) -> None:
+        height = max(self.out.height - 1, 1)
+        above = [] if self._heading is None or height < 2 else [self._heading]
+        if self._prompt:
+            prompt = prompt_lines(self._prompt, self.out, self.out.width)
+            above += [*prompt, Text("")] if len(prompt) < height // 3 else []
+        self._region.draw([*above, *picture(self._story, self._columns, self.out, self.out.width, height - len(above))])
+
+
+def picture(history: RunHistory, columns: Sequence[Column], console: Console, width: int, height: int) -> list[Text]:
+    """The columns in at most `height` lines: side by side, or stacked if that is too narrow."""
+    cells = side_by_side(width, len(columns))
+    if cells:
+        bodies = [
+            [column_title(column.title, cells), *_body(_sections(history, column), console, cells, height - 1)]
+            for column in columns
+        ]
+        return join_columns(bodies, cells)[: max(height, 1)]
+    shown = columns[: max(height // 2, 1)]
+    hidden = len(columns) - len(shown)
+    if hidden and height > 2:
+        shown, hidden = columns[: (height - 1) // 2], len(columns) - (height - 1) // 2
+    room = height - (hidden > 0)
+    lines: list[Text] = []
+    for place, column in enumerate(shown):
+        share = max(room // (len(shown) - place), 1)
+        sections = _sections(history, column)
+        state = sections[0][1] if len(sections) == 1 else ""
+        part = [widgets.header(width, column.title, state), *_body(sections, console, width, share - 1, stated=True)]
+        lines += part[:share]
+        room -= min(len(part), share)
+    if hidden:
+        lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
+    for line in lines:
+        line.truncate(width)
+    return lines[: max(height, 1)]
+
+
+def _sections(history: RunHistory, column: Column) -> list[tuple[Section, str]]:
+    """The texts of a column, each with its state."""
+    sections = []
+    for name in column.lanes:
+        lane = history.lanes.get(name)
+        if lane is None:
+            continue
+        several = len(column.lanes) > 1
+        for section in sections_of(lane, _LOOK):
+            words = [word for word in section.heading[2:] if word]
+            if several and lane.began and lane.began.seed is not None:
+                words.insert(0, f"seed {lane.began.seed}")
+            sections.append((section, " · ".join(words)))
+    return sections
+
+
+def _body(
+    sections: Sequence[tuple[Section, str]], console: Console, width: int, height: int, *, stated: bool = False
+) -> list[Text]:
+    """Texts in at most `height` lines, each with the end that fits. `stated`: the state of a single text is in the
+    title.
+    """
+    if height < 1:
+        return []
+    if not sections:
+        return [Text("waiting", style=theme.DIM, no_wrap=True)]
+    several = len(sections) > 1
+    shown = sections[: max(height // (1 + several), 1)]
+    hidden = len(sections) - len(shown)
+    room = height - (hidden > 0 and height > 1)
+    lines: list[Text] = []
+    for place, (section, words) in enumerate(shown):
+        share = max(room // (len(shown) - place), 1)
+        note = Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True)
+        headed = several and share > 1 and bool(words)
+        ended = _over(section.lane) and not several and not stated and share > 1 and bool(words)
+        body = (
+            [Text(widgets.first_words(_failed(section.lane), width), style=theme.ERROR)]
+            if section.lane.failed
+            else (text_lines(section, _LOOK, console, share - headed - ended, width))
+        )
+        part = [*([note] if headed else []), *body, *([note] if ended else [])]
+        lines += part
+        room -= len(part)
+    if hidden and len(lines) < height:
+        lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
+    return lines[:height]
+
+
+def _over(lane: LaneHistory) -> bool:
+    return lane.finished is not None
+
+
+def _failed(lane: LaneHistory) -> str:
+    return lane.failed.message if lane.failed else ""

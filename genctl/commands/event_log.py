@@ -1,0 +1,96 @@
+"""Recorded runs: write events as they happen; read them back, every line checked before anything is shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from genctl import events
+from genctl.errors import InputError, OutputError, reason_of
+from genctl.io.writers import escaped, open_output
+
+
+def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
+    """The events of a file (`-`: standard input), in order.
+
+    With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where.
+
+    Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
+    """
+    from genctl.terminal.run_history import RunHistory, fold
+
+    shown = "standard input" if name == "-" else name
+    recorded: list[events.Event] = []
+    history = RunHistory()
+    try:
+        for number, line in enumerate(_lines(name), start=1):
+            place = f"{shown}, line {number}"
+            if not line.strip():
+                continue
+            event = _event(line, place)
+            if event is None:
+                sentence = f"{place}: the line is cut short"
+                if torn is None or not recorded:
+                    raise InputError(sentence, hint="the recording was interrupted")
+                torn(sentence)
+                break
+            try:
+                history = fold(history, event)
+            except InputError as error:
+                raise InputError(f"{place}: {error.message}", hint=error.hint) from error
+            if isinstance(event, (events.Finished, events.Failed)):
+                history = history.without(event.lane)
+            recorded.append(event)
+    except OSError as error:
+        raise InputError(f"cannot read {shown}: {reason_of(error)}") from error
+    if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
+        raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
+    return recorded
+
+
+def _lines(name: str) -> Iterator[bytes]:
+    if name == "-":
+        if sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+        yield from sys.stdin.buffer
+        return
+    with Path(name).open("rb") as file:
+        yield from file
+
+
+def _event(line: bytes, place: str) -> events.Event | None:
+    """The event of a line; None for a line that is cut short."""
+    try:
+        data = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # a plain ValueError: a number has too many digits
+        if not line.endswith(b"\n") and isinstance(error, (UnicodeDecodeError, json.JSONDecodeError)):
+            return None
+        words = f"byte {error.start + 1} is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
+        raise InputError(f"{place}: {words}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{place}: an event is a JSON object, this is not")
+    try:
+        return events.from_json(data)
+    except ValueError as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
+    """A listener that writes every event as a JSON line: a file that `genctl replay` can show again.
+
+    It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
+    """
+    sink = open_output(path, sys.stdout, force=force)
+    stack.push(lambda kind, *_: sink.close() if kind is None else sink.abandon())
+
+    def write(event: events.Event) -> None:
+        line = escaped(json.dumps(events.to_json(event), ensure_ascii=False)) + "\n"
+        try:
+            sink.write(line.encode("utf-8", "backslashreplace"))
+        except BrokenPipeError as error:  # results are not to end quietly with the reader of the events
+            raise OutputError(f"cannot write events to {path}: {reason_of(error)}") from error
+
+    return write

@@ -1,0 +1,1 @@
+"""`genctl inspect-cache`: options, job, measurements, predictions and their reports. Enter by `job`."""

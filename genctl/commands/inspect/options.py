@@ -1,0 +1,140 @@
+"""`genctl inspect-cache`: its table, and what is checked before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from genctl.cli.table import (
+    Command,
+    Conflict,
+    OptionGroup,
+    because,
+    flag_of,
+    given,
+    needless_force,
+    same_file,
+)
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.config.layers import Resolved
+from genctl.errors import UsageError
+
+STEPS = 8
+MEASURED, PLAN, FILES = OptionGroup("What is shown"), OptionGroup("A plan instead"), OptionGroup("Prompt cache on disk")
+
+
+@dataclass(frozen=True)
+class InspectOptions(PresetOptions):
+    """The command line of `genctl inspect-cache`."""
+
+    steps: int | None = MEASURED.option("passes after the prompt, of one token each (default: 8)", "N", least=0)
+    inputs: bool = MEASURED.switch("show what each pass is given, with and without a cache")
+    heatmap: bool = MEASURED.switch("show the norms of keys and values, by layer and position")
+    diff: str | None = MEASURED.option(
+        "what this prompt could reuse of the first one's cache, and what that saves", "PROMPT"
+    )
+    save_cache: str | None = FILES.option("keep the prompt's cache, for --prompt-cache", "FILE")
+    plan: bool = PLAN.switch("predict bytes from the checkpoint's config alone; nothing is decoded")
+    batch: int | None = PLAN.option("with --plan: prompts at once (default: 1)", "N", least=1)
+    length: int | None = PLAN.option("with --plan: tokens of each row (default: the context)", "N", least=1)
+    source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
+    memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
+    force: bool = IN_OUT.switch("replace existing --output, --save-cache, --report and --svg files")
+    format: Literal["text", "json", "tsv"] = FORMAT
+
+
+def _each(*names: str, sentence: str, **values: Sequence[Any]) -> tuple[Conflict, ...]:
+    """A row for each option; FLAG stands for its flag, and VALUE for what it is given."""
+    return tuple(
+        (given(name, **values), sentence.replace("FLAG", flag_of(name)).replace("VALUE", f"{{{name}}}"))
+        for name in names
+    )
+
+
+_ONE_PROMPT = ("save_cache", "heatmap", "diff")
+_MEASURED = (
+    "input",
+    "input_format",
+    "template",
+    "steps",
+    "inputs",
+    "heatmap",
+    "diff",
+    "save_cache",
+    "output",
+    "report",
+    "svg",
+)
+CONFLICTS: tuple[Conflict, ...] = (
+    *because(
+        given(without=["plan"]),
+        "",
+        *_each(
+            *("batch", "length", "source_length", "memory"),
+            sentence="FLAG VALUE belongs to --plan; here bytes are measured",
+        ),
+    ),
+    (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
+    *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
+    needless_force("output", "save_cache", also=PICTURES),
+    *PAGE,
+    same_file("save_cache", "report"),
+    same_file("save_cache", "svg"),
+    (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
+    same_file("save_cache", "output"),
+    (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),
+    (given(diff=[""]), "--diff: the other prompt is empty"),
+    *_each(
+        "inputs", "heatmap", "diff", sentence="FLAG has no place in --format tsv; --format json has it", format=["tsv"]
+    ),
+)
+
+INSPECT_CACHE = Command(
+    "inspect-cache",
+    InspectOptions,
+    "genctl.commands.inspect.job:InspectJob",
+    """The prompt is read (step 0), then --steps passes of one token each follow, under any preset. Bytes and shapes are
+    those of the tensors in memory. Prompts given together are decoded together, in one batch.
+
+    --format json writes one object: of the last pass `layers`, `total_bytes` and what is derived from them, and in
+    `steps` every pass with what it was given. Several prompts are listed in `prompts`, and `rows` of a step says which
+    of them each row belongs to. --format tsv has a line for each layer of each pass.""",
+    (
+        'genctl inspect-cache "Once upon a time"',
+        "genctl inspect-cache --plan -m gpt2 --memory 24GiB",
+        'genctl inspect-cache --save-cache F "A long prompt"',
+    ),
+    {
+        MEASURED: ("steps", "inputs", "heatmap", "diff"),
+        PLAN: ("plan", "batch", "length", "memory"),
+        FILES: ("save_cache",),
+        "Model and settings": ("model", "cache_implementation", "presets", "set"),
+        IN_OUT: ("input", "output", "format"),
+    },
+    CONFLICTS,
+    without=frozenset({"batch_size", "backend", "tokenizer"}),
+)
+
+
+def check_length(early: Resolved, given: int | None, steps: int) -> None:
+    """Raises UsageError where another option says how many tokens are written."""
+    for name in ("max_new_tokens", "max_length", "batch_size"):
+        setting = early.settings.get(name)
+        if setting is None or setting.kind != "command" or setting.value is None:
+            continue
+        setting_text = f"{name} = {setting.value} ({setting.place})"
+        if name == "batch_size":
+            raise UsageError(f"{setting_text}: prompts given together are decoded in one batch")
+        hint = f"--steps {max(setting.value - 1, 0)} writes {setting.value} tokens" if name == "max_new_tokens" else ""
+        default = "" if given is not None else ", the default,"
+        raise UsageError(
+            f"{setting_text} contradicts --steps {steps}{default} which writes {steps + 1} tokens", hint=hint
+        )
+
+
+def check_rows(options: InspectOptions, count: int) -> None:
+    """Raises UsageError where an option takes exactly one prompt."""
+    for name in _ONE_PROMPT:
+        if count != 1 and given(name)(options):
+            raise UsageError(f"{flag_of(name)} takes exactly one prompt; there are {count}")

@@ -1,0 +1,430 @@
+"""One run of a command: settings -> input -> checkpoint -> results. What the commands share is here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.event_log import event_writer
+from genctl.commands.notes import Reuse
+from genctl.commands.options import ModelOptions
+from genctl.commands.watcher import Watcher
+from genctl.config import found_files, named_strategies
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.errors import Exit, GenctlError
+from genctl.events import Began, Event, Prefilled
+from genctl.io import writers
+from genctl.io.record_output import RecordOutput
+from genctl.io.records import error_record
+from genctl.io.rows import BadRow, InputRow
+from genctl.io.seeds import random_seed, row_seed
+from genctl.params import Runtime
+from genctl.plural import count
+from genctl.terminal import first_sign
+from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.repeated import RepeatedErrors
+
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Engine
+    from genctl.engines.requests import Request
+
+WIDTH = 16  # prompts decoded at once where nobody watches
+SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
+
+Made = TypeVar("Made")
+SomeOptions = TypeVar("SomeOptions", bound=ModelOptions)
+Listener = Callable[[Event], object]
+Rows = Iterator[InputRow | BadRow]
+
+
+class Job(ABC, Generic[SomeOptions]):
+    """One run of a command. A subclass opens its outputs, loads, decodes and writes; the engine computes."""
+
+    what = "prompt"  # a row of the input
+    reading: ClassVar[Mapping[str, Any]] = {}  # how the input is read, besides the options
+
+    def __init__(self, options: SomeOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        self.options, self.interrupt, self.choice = options, interrupt, choice
+        self.loaded: Engine | None = None  # the newest engine, which is to be closed
+        self.listeners: list[Listener] = []  # each gets every event, in this order
+        self.output: RecordOutput | None = None  # of records, one or more for each row
+        self.live = False  # results are shown while they are made, and not written
+        self.shown = False  # the view shows results in place of `output`
+        self.view: Any = None  # draws what is live; `hide` takes it away
+        self.failed = 0  # rows
+        self.lone = False  # there is one prompt, so messages do not say which
+        self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
+        self.hints: dict[str, str] = {}  # what may help them, by id
+        self.repeated = RepeatedErrors(self.say)
+        self.load_s = 0.0
+        self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
+        self.reuse = Reuse(None)
+        interrupt.hide = self.hide
+        self._cuts: set[str] = set()  # notes of prompts that were cut
+
+    @classmethod
+    def perform(cls, options: SomeOptions, choice: EngineChoice = LOCAL) -> int | None:
+        """Do what the options say. Returns the exit status, or None if there is no input."""
+        with Interrupt() as interrupt, ExitStack() as stack:
+            if not options.verbose:
+                stack.enter_context(_libraries_hushed())
+            job = cls(options, interrupt, choice)
+            status = job.prepare()
+            if status is None:
+                choice.meet(stack)
+                found = choice.agree(not choice.follows and job.read(stack))
+                if found:
+                    status = job.follow() if choice.follows else job.run()
+            return status
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint. Returns the exit status where that is all, else None."""
+        self.layers = self.options.layers()
+        self.early = resolve(self.layers, tentative=True)
+        self.check_early(self.early)
+        self.choice.check(self.options, self.early)
+        return None
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with the options or with this launch."""
+        found_files.check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+        self.check_launch(resolved.runtime)
+
+    def check_launch(self, runtime: Runtime) -> None:
+        """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
+        if runtime.tensor_parallel or runtime.fsdp or "WORLD_SIZE" in os.environ:
+            from genctl.ranks import launch
+
+            launch.check(runtime, shares=bool(self.choice.ranks))
+
+    def read(self, stack: ExitStack) -> bool:
+        """Open the input. Returns whether there is one."""
+        rows = self.options.prompts(self.hide, **self.reading)
+        if rows is not None:
+            self.input: Rows = iter(stack.enter_context(rows))
+            self.lone = rows.is_alone()
+        return rows is not None
+
+    def run(self) -> int:
+        """Load, decode, write. Returns the exit status."""
+        with ExitStack() as stack:
+            if not self.options.force:
+                writers.check_absent(self.options.new_files)
+            self.open_watchers(stack)
+            # contexts close in reverse order: an engine may take longer than the outputs
+            stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
+            self.open(stack)
+            self.load()
+            self.deliver(stack)
+        self.repeated.close()
+        return self.status()
+
+    @property
+    def waits(self) -> bool:
+        """Whether rows come from a pipe or a person, so that the next one may take long."""
+        return not self.options.arguments and self.options.input in (None, "-")
+
+    def follow(self) -> int:
+        """Compute beside the rank that reads and writes. Returns the exit status."""
+        engine: Any = self.load_engine(self.early.runtime, self.layers, waits=self.waits)
+        self.settle(engine, self.layers)
+        return int(engine.follow())
+
+    @abstractmethod
+    def open(self, stack: ExitStack) -> None:
+        """Open outputs and views. What is opened is closed by `stack`."""
+
+    def load(self) -> None:
+        """Load the checkpoint and check the settings on it. Where there are several, `deliver` loads them."""
+
+    @abstractmethod
+    def deliver(self, stack: ExitStack) -> None:
+        """Decode the prompts and write the results."""
+
+    def status(self) -> int:
+        """The exit status. Raises CheckError where a requested check failed."""
+        return self.interrupt.status or int(Exit.ROWS_FAILED if self.failed else Exit.DONE)
+
+    # -- on the terminal -----------------------------------------------------------------------------------------------
+
+    def open_consoles(self) -> None:
+        """Make `out` for results and `err` for everything else."""
+        from genctl.terminal.console import make_consoles
+
+        self.out, self.err = make_consoles(self.options.color)
+
+    def hide(self) -> None:
+        """Take away what moves on the terminal."""
+        if self.view is not None:
+            self.view.hide()
+
+    def say(self, line: str) -> None:
+        """Print one line on standard error."""
+        from genctl.terminal.message import print_message
+
+        self.hide()
+        print_message(line, color=self.options.color)
+
+    def of(self, row: InputRow | BadRow, *more: str) -> str:
+        """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
+        words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
+        return f"{', '.join(words)}: " if words else ""
+
+    def remark(self, line: str) -> None:
+        """Print a note on standard error."""
+        self.say(f"note: {line}")
+
+    def note(self, *lines: str) -> None:
+        """Print notes, but not with --quiet."""
+        for line in () if self.options.quiet else lines:
+            self.remark(line)
+
+    def detail(self, *lines: str) -> None:
+        """Print notes with --verbose only."""
+        for line in lines if self.options.verbose else ():
+            self.remark(line)
+
+    def say_failed(self, record: Mapping[str, Any]) -> None:
+        """Print why a row failed, once for all rows that failed alike."""
+        subject, hint = self.subjects.pop(record["id"], ""), self.hints.pop(record["id"], "")
+        message = record["error"]["message"]
+        if self.repeated.is_new(message):
+            self.say(f"error: {subject}{message}")
+            self.advise(hint)
+
+    def advise(self, hint: str) -> None:
+        """Print what may help after an error, if there is anything."""
+        if hint:
+            self.say(f"hint: {hint}")
+
+    def say_shortage(self, what: str, width: int, fewer: int) -> None:
+        """Say that memory is short."""
+        self.remark(f"not enough memory for {width} {what} at once, going on with {fewer}")
+
+    # -- outputs -------------------------------------------------------------------------------------------------------
+
+    def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
+        """Add the listener that writes --events."""
+        if path is not None:
+            self.listeners.append(event_writer(stack, path, force=force))
+
+    def open_watchers(self, stack: ExitStack) -> None:
+        """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
+        if self.options.svg is not None:
+            from genctl.commands.screen_file import ScreenFile
+
+            self.watchers.append(stack.enter_context(ScreenFile(self.options.svg, force=self.options.force)))
+        if self.options.report is not None:
+            from genctl.commands.page_file import PageFile
+
+            options = self.options
+            elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
+            made = PageFile(self.options.report, force=options.force, piped="" if elsewhere else options.input_kind)
+            self.watchers.append(stack.enter_context(made))
+        self.listeners += [watcher.feed for watcher in self.watchers]
+
+    def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
+        """Where results go; an error gives it up, so that no old file is lost to it."""
+        sink = writers.open_output(path, stdout, force=force)
+        stack.callback(sink.abandon)
+        return sink
+
+    # -- load ----------------------------------------------------------------------------------------------------------
+
+    def load_engine(
+        self,
+        runtime: Runtime,
+        layers: Sequence[Layer] = (),
+        *,
+        choice: EngineChoice | None = None,
+        on_event: Callable[[Any], None] | None = None,
+        need_tokenizer: bool | None = None,
+        named: bool = False,
+        live: bool = False,
+        waits: bool = False,
+    ) -> Engine:
+        """The checkpoint of `runtime`, or its servers. `layers` are checked before weights are read.
+
+        `named`: a setting names the model of the servers; `live`: somebody watches; `waits`: for rows.
+        """
+        from genctl.engines.protocol import EngineSetup
+
+        options, began = self.options, time.perf_counter()
+        self.close_engine()
+        setup = EngineSetup(
+            runtime,
+            tuple(layers),
+            options.are_texts if need_tokenizer is None else need_tokenizer,
+            **options.trust,
+            allow_plugins=options.allow_plugins,
+            named=named,
+            live=live,
+            waits=waits,
+            on_event=on_event,
+            on_plan=self.planned_prompt,
+            note=self._note_of_engine,
+            remark=self.remark,
+            interrupted=self.interrupt,
+        )
+        engine = self.loaded = (choice or self.choice).load(setup)
+        self.load_s += time.perf_counter() - began
+        for watcher in self.watchers:
+            watcher.loaded(engine, self.load_s)
+        first_sign.clear()
+        self.hide()
+        self.reuse = Reuse(engine.prompt_cache)
+        return engine
+
+    def planned_prompt(self, tokens: int) -> None:
+        """Say how long the prompt is that is read next, where a person waits for it alone."""
+        if self.live and self.lone:
+            first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
+
+    def show_prompt(self, row: InputRow | BadRow) -> None:
+        """Show a prompt at once, in the line that says that the checkpoint is loaded."""
+        if isinstance(row, InputRow) and row.prompt:
+            from genctl.terminal.text_width import middle_cells
+
+            prompt = row.prompt.rstrip()
+            first_sign.show_prompt(lambda width: middle_cells(prompt, width))
+
+    def end_sign(self, event: Event) -> None:
+        """A listener that takes that line away once there is something to draw."""
+        if not isinstance(event, (Began, Prefilled)):
+            first_sign.end()
+
+    def _note_of_engine(self, line: str) -> None:
+        first_sign.clear()
+        self.note(line)
+
+    def close_engine(self, *, failed: bool = False) -> None:
+        """End what the engine has started."""
+        if self.loaded is not None:
+            hurried = bool(self.interrupt.status)
+            self.loaded.close(hurried=hurried, failed=failed and not hurried)
+        self.loaded = None
+
+    def settle(self, engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
+        """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
+        resolved = engine.resolve(layers)
+        kind = engine.check(resolved)
+        if strategy_name is not None:
+            named_strategies.check(strategy_name, kind)
+        return resolved
+
+    def describe(self, engine: Engine, resolved: Resolved, prefix: str = "") -> None:
+        """Notes on the settings, and on what the engine makes of them."""
+        self.detail(*(f"{prefix}{line}" for line in resolved.notes))
+        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *engine.remarks(resolved))))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def settings_of(self, row: InputRow, base: Resolved) -> Resolved:
+        """The settings of one row: `base`, with the row's own above it. Raises PresetError or InputError."""
+        own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
+        return overlay(base, row_layer(own, row.where)) if own else base
+
+    def usable(self, rows: Rows, make: Callable[[InputRow], Made]) -> Iterator[tuple[InputRow, Made]]:
+        """Each row with what `make` makes of it; a row that is bad, or of which it makes nothing, fails."""
+        for row in rows:
+            if isinstance(row, BadRow):
+                self.fail(row, row.code, row.message)
+                continue
+            try:
+                made = make(row)
+            except GenctlError as error:
+                self.fail(row, error.code, error.message)
+            else:
+                yield row, made
+
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
+        """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
+        self.failed += 1
+        for watcher in self.watchers:
+            watcher.failed(row.id, code, message)
+        record = error_record(row.id, code, message)
+        self.subjects[row.id] = self.of(row)
+        if hint:
+            self.hints[row.id] = hint
+        with self.interrupt.busy():
+            if (self.output is None or self.shown) and not said:
+                self.say_failed(record)
+            if self.output is not None:
+                self.output.put(row.index, [record])
+
+    # -- stream --------------------------------------------------------------------------------------------------------
+
+    def listen(self, stream: Generator[Event, None, None], listeners: Sequence[Listener]) -> None:
+        """Give each event to all listeners, in order."""
+        with closing(stream):
+            for event in stream:
+                with self.interrupt.busy():
+                    for listener in listeners:
+                        listener(event)
+
+    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+        """The row of a lane that begins, and the settings of its run."""
+        raise NotImplementedError
+
+    def note_cut(self, event: Event) -> None:
+        """A listener that says which prompts were shortened, once for all runs that read one alike."""
+        if isinstance(event, Began) and (taken := event.settings.get("truncated", 0)):
+            row, runtime = self.source_of(event.lane)
+            side = row.params.get("truncate", runtime.truncate)
+            were = count(taken, "token was", "tokens were")
+            note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
+            if note not in self._cuts:
+                self._cuts.add(note)
+                self.remark(note)
+
+    def _rescue(self, stack: ExitStack) -> None:
+        """The model does not return after a signal: write what there is, from the thread that noticed."""
+        self.keep_partial()
+        stack.close()
+        self.repeated.close()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+
+    def keep_partial(self) -> None:
+        """Write what the unfinished rows have so far."""
+
+
+@contextmanager
+def _libraries_hushed() -> Iterator[None]:
+    """No log record and no warning of a library reaches the terminal; what a person has to know, genctl says itself."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def start_seed(*resolved: Resolved) -> int:
+    """The seed of a run: the first that is set, else a random one."""
+    given = next((one.runtime.seed for one in resolved if one.runtime.seed is not None), None)
+    return random_seed() if given is None else given
+
+
+def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
+    """The seed of a row: its own, else made of `start`, the seed of the run."""
+    own = resolved.runtime.seed if "seed" in row.params else None
+    return row_seed(start, row.id, row.index) if own is None else own
+
+
+def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
+    """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
+    from genctl.engines.requests import Request
+
+    return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)

@@ -1,0 +1,94 @@
+"""`genctl models`: list the checkpoints that are at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from genctl.cli.table import Color, Command, CommandOptions, option, switch
+from genctl.commands.options import COLOR
+from genctl.errors import Exit
+
+COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
+HEADS = {"model": "", "architecture": "", "size": "", "dtype": "", "runtime": "", "context": "tokens"}  # name: unit
+
+if TYPE_CHECKING:
+    from genctl.models.listing import ListedModel
+
+
+@dataclass(frozen=True)
+class ModelsOptions(CommandOptions):
+    """The command line of `genctl models`."""
+
+    format: Literal["text", "json", "jsonl", "tsv"] = option(
+        "how the list is written (default: text)", "text|json|jsonl|tsv", default="text"
+    )
+    verbose: bool = switch("say why a checkpoint does not run natively, and where it is", "--verbose", "-v")
+    color: Color = COLOR
+
+
+MODELS = Command(
+    "models",
+    ModelsOptions,
+    "genctl.commands.models:perform",
+    """Each with its architecture, size on disk, dtype, runtime (native, or transformers) and context length in
+    tokens. A damaged one is listed with the reason. The network is not used, and no weights are read.""",
+    ("genctl models", "genctl models -v", "genctl models --format jsonl"),
+    knobs=(),
+)
+
+
+def perform(options: ModelsOptions) -> int:
+    """Write the list. Returns the exit status."""
+    import json
+
+    from genctl.io.printable import printable
+    from genctl.io.writers import escaped, tsv_cell
+    from genctl.models.listing import available
+    from genctl.terminal.console import make_consoles
+
+    out = make_consoles(options.color)[0]
+    models = list(available())
+    records = [model.record() for model in models]
+    if options.format == "json":
+        out.file.write(escaped(json.dumps(records, indent=2, ensure_ascii=False)) + "\n")
+    elif options.format == "jsonl":
+        out.file.write("".join(escaped(json.dumps(record, ensure_ascii=False)) + "\n" for record in records))
+    elif options.format == "tsv":
+        lines = [COLUMNS, *([tsv_cell(record[name]) for name in COLUMNS] for record in records)]
+        out.file.write("".join("\t".join(line) + "\n" for line in lines))
+    elif out.is_terminal:
+        from genctl.terminal.fact_list import fact_lines
+
+        facts = [[printable(cell) for cell in _cells(model)] for model in models]
+        beneath = [[printable(line) for line in _details(model, verbose=options.verbose)] for model in models]
+        for line in fact_lines(HEADS, facts, beneath, out):
+            out.print(line)
+    else:
+        rows = ([*_cells(model), *_details(model, verbose=options.verbose)] for model in models)
+        out.file.write("".join("\t".join(map(tsv_cell, row)) + "\n" for row in rows))
+    return int(Exit.DONE)
+
+
+def _cells(model: ListedModel) -> list[str]:
+    size = "-" if model.bytes is None else _size(model.bytes)
+    context = "-" if model.context is None else str(model.context)
+    return [model.name, model.architecture or "-", size, model.dtype or "-", model.runtime or "-", context]
+
+
+def _details(model: ListedModel, *, verbose: bool) -> list[str]:
+    """What is to be said beneath a model."""
+    lines = [] if model.error is None else [f"damaged: {model.error}"]
+    if verbose and model.why_not_native is not None:
+        lines.append(f"not native: {model.why_not_native}")
+    return [*lines, model.path] if verbose else lines
+
+
+def _size(count: int) -> str:
+    """Bytes in a few characters: `8.3 MB`."""
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"

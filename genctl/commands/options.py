@@ -1,0 +1,211 @@
+"""Options that several commands share."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, get_args, get_type_hints
+
+from genctl.cli.table import (
+    Color,
+    CommandOptions,
+    Conflict,
+    OptionGroup,
+    argument,
+    given,
+    knob_layers,
+    option,
+    same_file,
+    switch,
+)
+from genctl.commands.output_format import format_of
+from genctl.config import settings
+from genctl.config.layers import Layer
+from genctl.errors import UsageError
+from genctl.io import readers
+from genctl.io.template import Template
+from genctl.io.template import read as read_template
+from genctl.terminal.standard_streams import is_terminal
+
+IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
+CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
+SHOWN_TOP = 3  # alternatives shown with --scores
+PROMPTS = "prompts; - is standard input, {stdin} its text"
+
+InputFormat = Literal["lines", "text", "jsonl", "nul"]
+TreeFormat = Literal["text", "dot", "json"]
+
+FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
+COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
+QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
+EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
+PLUGINS: Any = TRUST.switch("let presets name processors by dotted path")
+WATCH: Any = SHOWN.repeated(
+    "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
+)
+TIMING: Conflict = (
+    given("timing", format=("text", "md", "tsv")),
+    "--timing adds seconds to records, but --format {format} has no place for them",
+)
+PICTURES = ("report", "svg")
+PAGE: tuple[Conflict, ...] = (
+    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+    same_file("svg", "output"),
+    same_file("svg", "report"),
+    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+    same_file("report", "output"),
+)
+WATCH_TSV: Conflict = (
+    given("watch", without=["events"], format=["tsv"]),
+    "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
+)
+
+NEW_FILES = ("output", "save", "save_cache", "events", "report", "svg")
+
+
+def shown_top(options: Any) -> int:
+    """How many alternatives are asked for: --top-logprobs, else what --scores shows, else what a page shows.
+
+    A page changes no record: where records have tokens, it has the alternatives that they have.
+    """
+    given: int | None = options.top_logprobs
+    if given is not None:
+        return given
+    if options.report is not None and (options.format == "text" or not getattr(options, "with_tokens", options.scores)):
+        return SHOWN_TOP
+    return SHOWN_TOP if options.scores and options.format == "text" else 0
+
+
+@dataclass(frozen=True)
+class ModelOptions(CommandOptions):
+    """What every command takes that reads prompts and loads a checkpoint."""
+
+    arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
+    input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
+    input_format: InputFormat | None = IN_OUT.option("how prompts are separated (default: lines; jsonl for *.jsonl)")
+    template: str | None = IN_OUT.option(
+        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", "TEXT|@FILE"
+    )
+    output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
+    report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
+    svg: str | None = SHOWN.option("also draw what a terminal shows in the end, as a picture", "FILE")
+    force: bool = IN_OUT.switch("replace existing --output, --report and --svg files")
+    format: str = "text"
+    quiet: bool = QUIET
+    verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")
+    color: Color = COLOR
+    allow_pickle: bool = TRUST.switch("load pickle weights, which can run code")
+    trust_remote_code: bool = TRUST.switch("run Python code that comes with a checkpoint")
+    allow_plugins: bool = False
+    flags: Sequence[Layer] = ()  # flags of knobs, `--set` and `--strategy`
+
+    def __post_init__(self) -> None:
+        """`-` as the only prompt is `--input -`; without --format, the name of --output decides. Raises UsageError."""
+        if self.format is None:
+            formats = get_args(get_type_hints(type(self))["format"])
+            object.__setattr__(self, "format", format_of(self.named_output, formats))
+        if "-" not in self.arguments:
+            return
+        if len(self.arguments) > 1 or self.input is not None:
+            other = (
+                "another prompt is given" if self.input is None else f"prompts are also given with --input {self.input}"
+            )
+            raise UsageError(
+                f"- as a prompt reads prompts from standard input, but {other}",
+                hint="{stdin} in a prompt is replaced by the text of standard input",
+            )
+        object.__setattr__(self, "arguments", ())
+        object.__setattr__(self, "input", "-")
+
+    def with_knobs(self, knobs: Mapping[str, Any]) -> ModelOptions:
+        """The same options with their `flags`. Raises UsageError or PresetError."""
+        values = vars(self)  # not every command takes --set and --strategy
+        return replace(self, flags=knob_layers(knobs, values.get("set", ()), values.get("strategy")))
+
+    def layers(self) -> list[Layer]:
+        """The settings of the job, lowest first, without those of the checkpoint."""
+        return [*settings.standing_layers(), *self.flags]
+
+    @cached_property
+    def prompt_template(self) -> Template | None:
+        """What --template gives. Raises UsageError or InputError."""
+        return None if self.template is None else read_template(self.template)
+
+    @property
+    def named_output(self) -> str | None:
+        """The output whose name decides on the format."""
+        return self.output
+
+    @property
+    def new_files(self) -> list[str]:
+        """The files that the run makes, which must not exist without --force."""
+        paths = (getattr(self, name, None) for name in NEW_FILES)
+        return [] if getattr(self, "resume", False) else [path for path in paths if path not in (None, "-")]
+
+    @property
+    def to_file(self) -> bool:
+        """Whether results go to a file of their own."""
+        return self.output not in (None, "-")
+
+    @property
+    def on_screen(self) -> bool:
+        """Whether results go to a terminal, for a person to read."""
+        return self.output is None and self.format == "text" and is_terminal(sys.stdout)
+
+    @property
+    def input_kind(self) -> str:
+        """How the prompts of a file or of standard input are separated."""
+        return readers.format_of(self.input_format, self.input or "")
+
+    @property
+    def are_texts(self) -> bool:
+        """Whether every prompt is a text, which needs a tokenizer; JSONL rows may hold token ids."""
+        return bool(self.arguments) or self.template is not None or self.input_kind != "jsonl"
+
+    @property
+    def trust(self) -> dict[str, bool]:
+        """What of a checkpoint may run code."""
+        return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
+
+    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+        """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
+
+        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        """
+
+        def say(line: str) -> None:
+            if not self.quiet:
+                hide()
+                from genctl.terminal.message import print_message
+
+                print_message(line)
+
+        return readers.open_prompts(
+            self.arguments,
+            self.input,
+            sys.stdin,
+            stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
+            format=self.input_format,
+            template=self.prompt_template,
+            say=say,
+            **how,
+        )
+
+
+@dataclass(frozen=True)
+class PresetOptions(ModelOptions):
+    """The same with the settings of one run."""
+
+    presets: tuple[str, ...] = SETTINGS.repeated(
+        "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
+    )
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
+    strategy: str | None = SETTINGS.option("a decoding mode by name; other flags refine it", "NAME")
+    allow_plugins: bool = PLUGINS
+    beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
+
+    def layers(self) -> list[Layer]:
+        return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]

@@ -1,0 +1,121 @@
+"""`--report`: the page of a run, written when the run ends."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from genctl import events
+from genctl.commands.file_at_end import FileAtEnd
+from genctl.commands.watcher import Watcher
+from genctl.comparing.side_by_side import SideBySide
+from genctl.errors import without_secrets
+from genctl.identity import versions
+from genctl.pages.page import page
+from genctl.pages.page_data import PageData, facts_of
+
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Engine
+
+SHORT = 200  # letters of prompts that a command quotes
+FILES = ("--report", "--svg", "--output", "-o", "--events", "--trace")  # where a run also writes
+
+
+def repeating(words: Sequence[str]) -> str:
+    """The command with these arguments, without the files that it wrote."""
+    kept, left = ["genctl"], iter(words)
+    for word in left:
+        if word == "--":
+            kept += [word, *left]
+        elif word in FILES:
+            next(left, None)
+        elif word != "--force" and not word.startswith(tuple(f"{name}=" for name in FILES)):
+            kept.append(word)
+    return shlex.join(kept)
+
+
+class PageFile(FileAtEnd, Watcher):
+    """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
+
+    def __init__(self, path: str, *, force: bool, live: bool = True, piped: str = "") -> None:
+        super().__init__(path, force=force)
+        self.data = PageData()
+        self.runs = SideBySide()
+        self.baseline: str | None = None  # a run of `compare`
+        self.live = live  # the events come as they happen, so that time can be measured
+        self.piped = piped  # the format of prompts that came from a pipe
+        self.facts: list[tuple[str, str]] = []
+        self.seed: int | None = None  # that the run chose, where the command line has none
+        self._checkpoints: set[str] = set()
+        self._clock: list[float] = []  # when events came that begin or end a lane
+
+    def feed(self, event: events.Event) -> None:
+        """A listener: take one event."""
+        if isinstance(event, (events.Began, events.Finished)):
+            self._clock[1:] = [time.perf_counter()]
+        self.runs.feed(event)
+        self.data.feed(event)
+
+    def failed(self, id: str, code: str, message: str) -> None:
+        """Take a row that failed, if no event says so."""
+        lane = self.data.lanes.get(id)
+        if lane is None or not lane.history.over:
+            self.data.feed(events.Failed(id, code, message))
+
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
+        known = engine.name in self._checkpoints
+        self._checkpoints.add(engine.name)
+        for label, value in () if known and engine.counts_passes else engine.facts:
+            several = label == "digest" and len(self._checkpoints) > 1
+            self.facts.append((f"digest of {engine.name}" if several else label, value))
+
+    def settled(
+        self,
+        job: str,
+        *,
+        seed: int | None = None,
+        baseline: str | None = None,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
+        self.data.job, self.data.cache = job, cache
+        self.seed, self.baseline = seed, baseline
+
+    def figures(self, lane: str, figures: dict[str, Any]) -> None:
+        """Take more numbers of a lane."""
+        self.data.figures[lane] = figures
+
+    def content(self) -> bytes:
+        """The page, with its summary."""
+        self._complete()
+        return page(self.data)
+
+    def _fed(self, command: str) -> str:
+        """The command with its prompts, which came from a pipe: in quotes if they are short lines."""
+        prompts = [began.shown or began.prompt for began in self.data.begun]
+        lines = self.piped == "lines" and self.data.comparison is None and not any("\n" in text for text in prompts)
+        if prompts and lines and sum(map(len, prompts)) <= SHORT:
+            return f"{shlex.join(['printf', '%s' + chr(92) + 'n', *prompts])} | {command}"
+        return f"{command} < PROMPTS  # standard input: the prompts of this page"
+
+    def _complete(self) -> None:
+        data = self.data
+        data.comparison = self.runs.part(self.baseline)
+        command = repeating(sys.argv[1:])
+        draws = any(began.seed is not None for began in data.begun)
+        if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
+            command += f" --seed {self.seed}"
+        if self.piped:
+            command = self._fed(command)
+        data.command = without_secrets(command)
+        facts = dict(facts_of(data)) | dict(self.facts)
+        if self.live and len(self._clock) == 2 and not data.is_scored:
+            facts["speed"] = f"{data.tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
+        facts["versions"] = ", ".join(
+            f"{name} {version}" for name, version in versions("torch", "transformers").items()
+        )
+        data.facts = list(facts.items())

@@ -1,0 +1,160 @@
+"""`genctl presets`: list them, show one, check files, and print the schema for editors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from genctl.cli import completion
+from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
+from genctl.errors import PresetError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    cls=CommandGroup,
+    help="List, show and check presets: TOML files that hold any knob.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="a preset, by name or path", show_default=False, autocompletion=completion.presets
+    ),
+]
+Listing = Annotated[Literal["text", "json"], typer.Option("--format", help="how the list is written")]
+Color = Annotated[Literal["auto", "always", "never"], typer.Option("--color", help="auto decides for each stream")]
+
+
+def _out(color: Any) -> Console:
+    from genctl.terminal.console import make_consoles
+
+    return make_consoles(color)[0]
+
+
+def _columns(out: Console, rows: list[tuple[str, str, str]]) -> None:
+    """Print name, folder and purpose; on a terminal as a table that wraps, in a pipe between tabs."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not out.is_terminal:
+        out.file.write("".join("\t".join(row) + "\n" for row in rows))
+        return
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    out.print(table)
+
+
+@app.command("list", cls=TableCommand)
+def list_presets(format: Listing = "text", color: Color = "auto") -> None:
+    """List every preset with its purpose. A broken one is listed with its mistake."""
+    import json
+
+    from genctl.config import presets
+    from genctl.config.toml import printable
+
+    entries: list[dict[str, str]] = []
+    for item in presets.available():
+        entry = {"name": item.name, "where": item.where, "path": str(item.path)}
+        try:
+            entry["about"] = presets.about(item.path)
+        except PresetError as error:
+            entry["error"] = error.message.splitlines()[0]
+        entries.append(entry)
+    out = _out(color)
+    if format == "json":
+        out.file.write(json.dumps(entries, indent=2) + "\n")
+        return
+    about = [printable(f"broken: {entry['error']}" if "error" in entry else entry["about"]) for entry in entries]
+    _columns(out, [(entry["name"], entry["where"], line) for entry, line in zip(entries, about, strict=True)])
+
+
+@app.command(cls=TableCommand)
+def show(
+    name: Name,
+    raw: Annotated[bool, typer.Option("--raw", help="show the file as it is, without what it extends")] = False,
+    color: Color = "auto",
+) -> None:
+    """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value."""
+    from genctl.config import presets
+    from genctl.config.dry import to_toml
+    from genctl.config.layers import resolve
+    from genctl.config.toml import decode, printable, read_bytes
+
+    if not raw:
+        resolved = resolve(presets.read([name]))
+        _out(color).file.write(to_toml(resolved, defaults=False))
+        return
+    path = presets.find(name)
+    text = decode(read_bytes(path), presets.short(path))
+    out = _out(color)
+    if out.is_terminal:  # control characters in a file must not reach the terminal
+        text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)
+    out.file.write(text)
+
+
+@app.command(cls=TableCommand)
+def check(
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="presets, by path or name", show_default=False)],
+    color: Color = "auto",
+) -> None:
+    """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
+    from genctl.config import presets
+    from genctl.config.layers import resolve
+    from genctl.config.toml import printable
+
+    mistakes: dict[str, None] = {}
+    hints: dict[str, None] = {}
+    right: list[str] = []
+    for name in files:
+        try:
+            resolve(presets.read([name]))
+        except PresetError as error:
+            mistakes |= dict.fromkeys(error.message.splitlines())
+            hints |= dict.fromkeys([error.hint] if error.hint else [])
+        else:
+            right.append(f"ok: {printable(name)}\n")
+    _out(color).file.write("".join(right))
+    if mistakes:
+        raise PresetError("\n".join(mistakes), hint="; ".join(hints))
+
+
+@app.command(cls=TableCommand)
+def schema(color: Color = "auto") -> None:
+    """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
+    import json
+
+    from genctl.config.schema import schema as preset_schema
+
+    _out(color).file.write(json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
+
+
+@app.command("path", cls=TableCommand)
+def path_of(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="a preset", show_default=False)] = None,
+    color: Color = "auto",
+) -> None:
+    """Print the folders of presets, in order; with NAME, its file."""
+    from genctl.config import presets
+    from genctl.config.toml import printable, read_bytes
+
+    out = _out(color)
+    if name is None:
+        out.file.write(
+            "".join(f"{folder.where}\t{printable(str(folder.path), 4096)}\n" for folder in presets.folders())
+        )
+        return
+    path: Path = presets.find(name)
+    read_bytes(path)
+    out.file.write(f"{printable(str(path.absolute()), 4096)}\n")

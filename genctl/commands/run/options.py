@@ -1,0 +1,221 @@
+"""`genctl run` and `genctl beam`: their tables, and what their flags alone can get wrong."""
+# ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from genctl.cli.help import ALSO
+from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
+from genctl.commands.options import (
+    CHECKS,
+    EVENTS,
+    FORMAT,
+    IN_OUT,
+    PAGE,
+    PICTURES,
+    SHOWN,
+    TIMING,
+    WATCH,
+    WATCH_TSV,
+    PresetOptions,
+    TreeFormat,
+)
+from genctl.commands.worker_options import ADDRESS, WORKERS, refused
+from genctl.config.layers import Layer, Resolved
+from genctl.errors import UsageError
+from genctl.io.writers import FORMATS, Format
+
+BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
+
+Ending = Literal["length", "empty", "stop", "time", "unmet"]
+
+
+@dataclass(frozen=True)
+class RunOptions(PresetOptions):
+    """The command line of a generating command."""
+
+    resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
+    strict: bool = IN_OUT.switch("stop at the first row that fails")
+    format: Format = FORMAT
+    raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
+    force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
+    unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
+    stream: bool = IN_OUT.switch("write text as soon as it is final")
+    echo: bool | None = SHOWN.option(
+        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+    )
+    scores: bool = SHOWN.switch("show token probabilities and alternatives")
+    top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
+    watch: tuple[str, ...] = WATCH
+    explain: bool = SHOWN.switch("show what each logits processor did to each step")
+    events: str | None = EVENTS
+    timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
+    fail_on: tuple[Ending, ...] = CHECKS.repeated(
+        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
+        "length|empty|stop|time|unmet",
+    )
+    check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")
+    check_runtime: bool = CHECKS.switch(
+        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
+    )
+    dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
+    workers: str | None = WORKERS
+    address: str | None = ADDRESS
+    view: Literal["run", "beam"] = "run"
+    tree: bool = False
+    tree_format: TreeFormat | None = None
+
+    @property
+    def named_output(self) -> str | None:
+        """The output whose name decides on the format of records; that of trees is an option of its own."""
+        return None if self.tree_format is not None else self.output
+
+    @property
+    def with_tokens(self) -> bool:
+        """Whether records say something of each token."""
+        return self.scores or self.top_logprobs is not None or self.explain or bool(self.watch)
+
+
+@dataclass(frozen=True)
+class BeamOptions(RunOptions):
+    """The same for a search that can be watched."""
+
+    events: str | None = SHOWN.option("also write all events, for genctl replay", "FILE", "--trace", "--events")
+    tree: bool = SHOWN.switch("draw the search tree at the end")
+    tree_format: TreeFormat | None = SHOWN.option("write the search tree instead of the texts")
+    view: Literal["run", "beam"] = "beam"
+    beneath: Sequence[Layer] = BEAMS
+
+
+def check_search(early: Resolved) -> None:
+    """Raises UsageError where `genctl beam` is asked for something that keeps no rows in competition."""
+    if early.generation.num_beams == 1 and not early.generation.penalty_alpha:
+        raise UsageError(
+            f"genctl beam shows a search, but num_beams = 1 ({early.origins['num_beams']})",
+            hint="genctl run shows a single text",
+        )
+
+
+# what a server does not tell, or only a checkpoint here can do -> why
+NOT_REMOTE = {
+    "explain": "--explain shows each logits processor at work",
+    "watch": "--watch tells of tokens that were not chosen",
+    "check_batch": "--check-batch compares forward passes",
+    "check_runtime": "--check-runtime compares forward passes",
+    "tree": "--tree draws a search",
+    "tree_format": "--tree-format writes a search",
+}
+
+
+def check_backend(options: RunOptions, early: Resolved) -> None:
+    """Raises UsageError where a server is asked for what it cannot show."""
+    if early.runtime.backend is None:
+        return
+    wanted = [NOT_REMOTE[name] for name in NOT_REMOTE if getattr(options, name)]
+    if options.view == "beam":
+        wanted.insert(0, "genctl beam shows the beams of a search")
+    if wanted:
+        place = early.origins["backend"]
+        raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
+
+
+RECORDS = tuple(name for name, format in FORMATS.items() if format.records)
+TREE_ECHO: Conflict = (
+    lambda options: options.tree_format is not None and bool(options.echo),
+    "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
+)
+TREES = "--tree-format {tree_format} writes trees instead of texts"
+CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("output", "events", also=PICTURES),
+    same_file("events", "output"),
+    same_file("events", "report"),
+    same_file("events", "svg"),
+    *PAGE,
+    TIMING,
+    (
+        given("raw", format=RECORDS),
+        "--raw writes texts as they are to a terminal, but --format {format} writes records",
+    ),
+    (given("raw", "tree_format"), "--raw writes texts as they are, but --tree-format {tree_format} writes trees"),
+    (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
+    *because(
+        given("resume"),
+        "--resume continues an interrupted output, but ",
+        (given(without=["output"]), "there is no --output FILE to continue"),
+        (given(output=["-"]), "--output - is standard output, which cannot be continued"),
+        (given("force"), "--force replaces it"),
+        (given(format=["json"]), "--format json is an array, which is whole only at its end: use jsonl"),
+        (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
+        (given("events"), "--events records one run from its beginning"),
+        (given("report"), "--report shows one run from its beginning"),
+        (given("svg"), "--svg shows one run from its beginning"),
+        (given("timing"), "--timing writes seconds, which are others each time"),
+        (given("check_batch"), "--check-batch compares the batches of one run"),
+        (given("tree"), "--tree draws the searches of one run"),
+        (given("tree_format"), TREES),
+    ),
+    *because(
+        given("stream"),
+        "--stream writes text as soon as it is certain, in input order, but ",
+        (given(format=RECORDS), "--format {format} writes whole records"),
+        (given(to_file=[True]), "--output keeps results until they are whole"),
+        (given("unordered"), "--unordered writes results as they finish"),
+        (given("tree_format"), TREES),
+    ),
+    (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
+    TREE_ECHO,
+    WATCH_TSV,
+    *refused(
+        (given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded"),
+        (given("check_batch"), "decodes elsewhere, but --check-batch compares what is decoded here"),
+        (given("check_runtime"), "decodes elsewhere, but --check-runtime compares two runtimes here"),
+    ),
+    (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
+)
+
+BRIEF: dict[str, tuple[str, ...]] = {
+    "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
+    "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
+    "Input and output": ("input", "template", "output", "format", "scores"),
+    "Settings": ("presets", "set", "dry"),
+    ALSO: ("top_k", "json_schema", "watch", "explain", "report", "quiet", "verbose"),
+}
+RUN = Command(
+    "run",
+    RunOptions,
+    "genctl.commands.run.choose_engine:run",
+    """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
+    written; in a pipe it is plain.""",
+    (
+        'genctl run -m Qwen/Qwen3-0.6B --chat "What is a prime?"',
+        'genctl run --do-sample --temperature 0.8 -n 40 "The sea"',
+        "genctl run -i prompts.txt -o results.jsonl --resume",
+    ),
+    BRIEF,
+    CONFLICTS,
+)
+BEAM = Command(
+    "beam",
+    BeamOptions,
+    "genctl.commands.run.choose_engine:run",
+    """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
+    finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
+    --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row
+    that each token continued).""",
+    (
+        'genctl beam "Once upon a time"',
+        'genctl beam --num-beams 8 --tree "The sea"',
+        'genctl beam --trace run.jsonl "The sea"',
+    ),
+    {
+        "Model and text": ("model", "max_new_tokens", "num_return_sequences"),
+        "Search": ("num_beams", "length_penalty", "early_stopping", "seed"),
+        "Input and output": ("input", "output", "format", "scores", "tree", "tree_format", "events"),
+        "Settings": ("presets", "set", "dry"),
+    },
+    CONFLICTS,
+    without=frozenset({"backend", "tokenizer"}),
+)

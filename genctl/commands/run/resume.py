@@ -1,0 +1,74 @@
+"""The job as the journal of its output keeps it, for --resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from genctl.commands.run.options import RunOptions
+from genctl.config.dry import settings_of
+from genctl.config.layers import Resolved
+from genctl.identity import versions
+from genctl.io.records import SCHEMA
+
+APART = ("seed", "offline", "threads")  # settings that are kept elsewhere, or change no result
+IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
+
+
+def identity(
+    options: RunOptions,
+    resolved: Resolved,
+    *,
+    seed: int,
+    checkpoints: Mapping[str, str],
+    batch: Mapping[str, int | str],
+    input: Mapping[str, Any] | None,
+    top: int,
+    watch: Sequence[int] = (),
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Everything that decides the bytes of an output, as plain JSON, for its journal.
+
+    `checkpoints`: fingerprints by name. `input`: what the input file holds.
+    """
+    apart = (*APART, "batch_size") if "numbers" in batch else APART  # a row has its bytes in any batch
+    settings = {key: value for key, value in settings_of(resolved).items() if key not in apart}
+    for key in ("processors", "stopping"):
+        if (listed := getattr(resolved, key)) is not None:
+            settings[key] = listed
+    records = {
+        "echo": bool(options.echo),
+        "template": None if options.prompt_template is None else options.prompt_template.text,
+        "tokens": options.with_tokens,
+        "top": top,
+        "explain": options.explain,
+        "fail_on": sorted(options.fail_on),
+        **({"watch": list(watch)} if watch else {}),
+    }
+    header = {
+        "seed": seed,
+        "settings": settings,
+        "files": {key: digest for key in IN_FILES if (digest := _digest(settings.get(key)))},
+        "checkpoints": checkpoints,
+        "format": options.format,
+        "records": records,
+        "batch": batch,
+        "input": input,
+        "threads": threads,  # the next run computes with as many, unless it is given a number
+        "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(header))
+    return plain
+
+
+def _digest(value: Any) -> str:
+    """The digest of the file that a setting names, or an empty string."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        return hashlib.blake2b(Path(value).expanduser().read_bytes(), digest_size=16).hexdigest()
+    except (OSError, ValueError, RuntimeError):
+        return ""

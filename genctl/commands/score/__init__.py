@@ -1,0 +1,1 @@
+"""`genctl score`: options, job, and its table of tokens. Enter by `job`."""

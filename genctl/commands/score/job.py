@@ -1,0 +1,313 @@
+"""`genctl score` at work: texts are read, scored, shown and written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from genctl.commands.engine_choice import LOCAL, EngineChoice, engine_of
+from genctl.commands.job import WIDTH, Job, Rows
+from genctl.commands.options import shown_top
+from genctl.commands.score.options import ScoreOptions, check_encoding
+from genctl.config.layers import Resolved
+from genctl.errors import GenctlError, InputError, UsageError
+from genctl.io import scored, writers
+from genctl.io.record_output import RecordOutput
+from genctl.io.rows import BadRow, InputRow
+from genctl.params import Runtime
+from genctl.plural import count
+from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.standard_streams import is_terminal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from genctl.commands.score.token_heat import Figures
+    from genctl.engines.scored_text import Options, Scored, TextToScore
+
+SORTED = 4  # batches that are sorted by length together
+BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
+
+
+class ScoreJob(Job[ScoreOptions]):
+    """One run of `genctl score`."""
+
+    what = "text"
+    reading: ClassVar = {"fields": scored.fields}
+
+    def __init__(self, options: ScoreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.open_consoles()
+        self.shown = self.live = options.on_screen
+        self.details = options.scores or options.top_logprobs is not None
+        self.top = shown_top(options)
+        self.texts = self.tokens = self.bytes = 0
+        self.nll = 0.0
+        self.mapped = False  # a heat map was shown
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint."""
+        check_encoding(self.options)
+        return super().prepare()
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with the options."""
+        super().check_early(resolved)
+        flags = any("row_timeout" in layer.values for layer in self.layers if layer.said == "command")
+        if flags and resolved.runtime.backend is None:
+            raise UsageError(
+                "--row-timeout is for requests to a server, and there is no --backend: a checkpoint here reads several "
+                "texts in one pass"
+            )
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        options = self.options
+        writer: writers.Writer = writers.Unclosed()
+        if not self.shown:
+            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
+        self.output: RecordOutput = RecordOutput(writer)
+
+    def load(self) -> None:
+        """Load the checkpoint, and check whether it can score texts as the options say."""
+        from genctl.terminal.loading_bar import LoadingBar
+
+        bar = LoadingBar(self.err, time.monotonic)
+        with closing(bar):
+            self.engine = engine = self.load_engine(
+                self.used_runtime(),
+                on_event=None if self.options.quiet else bar.show,
+                need_tokenizer=False,
+                named=self.early.origins.get("model", "default") != "default",
+                live=self.shown,
+            )
+        if self.early.runtime.backend is not None:
+            self.settle(engine, self.layers)
+        self.name = engine.name
+        width = engine.width(self.early, 1 if self.shown or self.lone else WIDTH)
+        self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
+        self.detail(*engine.checkpoint_notes)
+
+    def used_runtime(self) -> Runtime:
+        """The settings of the checkpoint without those that are of no use here; a note says which."""
+        runtime = self.early.runtime
+        if runtime.backend is not None:
+            return runtime
+        for name, unset in (("prompt_cache", None), ("compile", False), ("row_timeout", None)):
+            if getattr(runtime, name) != unset:  # a settings file says so
+                place = self.early.origins[name]
+                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
+        return runtime
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Score the texts and write their records."""
+        self.interrupt.gentle = True
+        for row, outcome in self.outcomes:
+            if isinstance(outcome, GenctlError):
+                self.fail(row, outcome.code, outcome.message)
+                continue
+            self._show(row, outcome)
+            if self.watchers:
+                self._tell(row, outcome)
+            self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
+        self.detail(*self.engine.findings)
+        self.output.close(cut_short=bool(self.interrupt.status))
+
+    def status(self) -> int:
+        """The exit status. Prints the summary."""
+        self._sum_up()
+        status = super().status()
+        self.detail(*self.engine.shares)
+        return status
+
+    def scoring(self, width: int) -> Options:
+        """How texts are scored, `width` in a pass."""
+        from genctl.engines.scored_text import Detail, Options
+
+        options = self.options
+        return Options(
+            add_eos=options.add_eos,
+            stride=options.stride,
+            window=options.window,
+            by=options.by or "mean",
+            batch_size=width,
+            chunk=width if self.shown else SORTED * width,
+            detail=Detail(self.details or options.report is not None, self.top),
+            captions=self.shown or self.details or bool(self.watchers),
+            context=options.context,
+            target=options.target,
+            rank=options.rank,
+            row_timeout=self.early.runtime.row_timeout,
+        )
+
+    # -- before scoring ------------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
+        one_row = self.options.rank and self.options.input_kind != "jsonl"
+        rows = self._read(self.input)
+        yield from self.usable(self._gathered(rows) if one_row else rows, self._texts_of)
+
+    def _read(self, rows: Rows) -> Rows:
+        """The rows, until a signal comes: what waits for input is ended at once, and what was read is scored."""
+        while True:
+            self.interrupt.gentle = False
+            try:
+                row = next(rows, None)
+            except SystemExit:
+                return
+            finally:
+                self.interrupt.gentle = True
+            if row is None:
+                return
+            yield row
+
+    def _texts_of(self, row: InputRow) -> TextToScore:
+        """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
+        from genctl.engines.scored_text import TextToScore
+
+        candidates = row.extra.get("candidates", ())
+        context = row.extra.get("context", self.options.context)
+        target = row.extra.get("target", self.options.target)
+        if self.options.rank and not candidates:
+            raise InputError(f"{row.where}: --rank sorts candidates, and the row has none")
+        if candidates and target is not None:
+            raise InputError(f"{row.where}: the row has candidates, and --target is something else to score")
+        return TextToScore(row.prompt or "", context, target, tuple(candidates))
+
+    def _gathered(self, rows: Rows) -> Iterator[InputRow]:
+        """All texts of the input as candidates of one row. Raises InputError for the first that cannot be read."""
+        candidates: list[str] = []
+        for row in rows:
+            if isinstance(row, BadRow):
+                raise InputError(row.message)
+            candidates.append(row.prompt or "")
+        if candidates:
+            yield InputRow("0", 0, extra={"candidates": tuple(candidates)}, where="the candidates")
+
+    # -- afterwards ----------------------------------------------------------------------------------------------------
+
+    def _record(self, row: InputRow, one: Scored, model: str) -> dict[str, Any]:
+        named = {name: row.extra.get(name, getattr(self.options, name)) for name in ("context", "target")}
+        given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
+        if one.rank is not None:
+            given |= {"rank": one.rank, "candidate": one.candidate}
+        if one.backend:
+            given |= {"backend": one.backend, "exact": False}
+        return scored.score_record(
+            row.id,
+            row.prompt or "" if "target" in given else one.text,
+            one.token_ids,
+            tokens=one.count,
+            model=model,
+            given=given,
+            scores=one.tokens if self.details else None,
+            **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
+        )
+
+    def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Tell the watchers of a row: its figures, and events as if its text had been generated."""
+        from genctl.commands.score.token_heat import figures
+        from genctl.engines.scored_events import scored_events
+
+        for one in outcome:
+            lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
+            before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
+            for watcher in self.watchers:
+                watcher.figures(lane, {"": figures(_figures(one))})
+                for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+                    watcher.feed(event)
+
+    def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
+        from genctl.commands.score import token_heat
+        from genctl.terminal.summary import put_words
+
+        for one in outcome:
+            self.texts += 1
+            self.nll += one.nll
+            self.tokens += one.count
+            self.bytes += one.bytes
+
+        def draw(console: Console) -> None:
+            self._print(row, outcome, console, shown=True)
+            if outcome[0].rank is None and not self.options.quiet:
+                put_words(console, token_heat.legend())
+
+        for watcher in self.watchers:
+            watcher.draw(draw)
+        if self.shown or (self.details and self.options.format == "text"):
+            self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
+
+    def _print(self, row: InputRow, outcome: Sequence[Scored], console: Console, *, shown: bool) -> None:
+        """Print a row: `shown` with its heat map, else its tokens alone."""
+        from rich.text import Text
+
+        from genctl.commands.score import token_heat
+        from genctl.terminal import widgets
+        from genctl.terminal.summary import put
+
+        width = console.width
+        lines = []
+        if not (self.lone or self.options.rank):
+            lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
+        ranked = outcome[0].rank is not None
+        if ranked and shown:
+            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
+            lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
+        for one in outcome:
+            if ranked and self.details:
+                lines.append(widgets.header(width, f"rank {one.rank}", one.text))
+            if not ranked and shown:
+                context = row.prompt if one.text != row.prompt else row.extra.get("context", self.options.context)
+                lines += token_heat.heat(context or "", one.lead, one.tokens, width)
+                self.mapped = self.mapped or console is self.out
+            if self.details:
+                lines += token_heat.token_table(one.tokens, width, self.top)
+        for line in lines:
+            console.print(line)
+        if shown and not ranked:
+            put(console, Text(token_heat.figures(_figures(outcome[0]))))
+
+    def _sum_up(self) -> None:
+        from rich.text import Text
+
+        from genctl.commands.score import token_heat
+        from genctl.terminal import theme
+        from genctl.terminal.summary import put_words
+        from genctl.terminal.widgets import no_room
+
+        if self.options.quiet:
+            return
+        if self.mapped:
+            put_words(self.out, token_heat.legend())
+        left_out = no_room(self.out.width) if self.shown and self.details and self.texts else []
+        if left_out:
+            self.out.print(Text(f"no room for {', '.join(left_out)}", style=theme.DIM))
+        wanted = self.options.verbose or self.shown or is_terminal(sys.stderr)
+        if not wanted or self.options.rank or self.texts + self.failed < (1 if self.options.verbose else 2):
+            return
+        words = [count(self.texts, "text")]
+        if self.tokens:
+            from genctl.engines.scored_text import Scored
+
+            words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
+        if self.failed:
+            words.append(f"{self.failed} failed")
+        self.say(" · ".join(words))
+
+
+def score(options: ScoreOptions) -> int | None:
+    """`genctl score`."""
+    return ScoreJob.perform(options, engine_of(options))
+
+
+def _figures(one: Scored) -> Figures:
+    from genctl.commands.score.token_heat import Figures
+
+    return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)

@@ -1,0 +1,232 @@
+"""A text coloured by its tokens' probabilities, with a digit under each token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rich.cells import cell_len, chop_cells
+from rich.style import Style
+from rich.text import Text
+
+from genctl.events import Token
+from genctl.plural import count
+from genctl.terminal import departures, theme, widgets
+from genctl.terminal.text_width import first_cells, hanging, last_cells, one_line
+
+CONTEXT = 3  # lines of context shown before the text
+TEXT = 20  # cells that a candidate has at least, where less important columns can make room
+LEAST_FIRST = ("bits/byte", "perplexity", "total")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A text's sums: nats and bits over `tokens` scored ones, perplexity, bits per byte of UTF-8 (NaN: no bytes)."""
+
+    nll: float
+    bits: float
+    ppl: float
+    bpb: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class RankedToken:
+    """A ranked candidate."""
+
+    text: str
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The text of one or more tokens that became whole characters together, and its style."""
+
+    text: str
+    style: Style
+    mark: str  # one cell
+
+
+def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
+    """The text in lines of at most `width` cells, under each a line of digits: the tenths of each token's probability.
+
+    A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
+    their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
+    """
+    page = _Page(width)
+    if context:
+        page.put([_Group(last_cells(context, CONTEXT * width), theme.PROMPT, " ")])
+    if lead:
+        page.put([_Group(lead, theme.PROMPT, " ")])
+    for word in _words(_groups(tokens)):
+        page.put(word)
+    return page.finish()
+
+
+def legend() -> Text:
+    """What the digits and colours mean: one line of 70 cells."""
+    line = Text(no_wrap=True).append("digits: tenths of each token's probability, ", style=theme.DIM)
+    for digit in range(10):
+        line.append(str(digit), style=theme.colour(digit / 10 + 0.05))
+    line.append(" (9: 90% and up)", style=theme.DIM)
+    return line
+
+
+def figures(sums: Figures) -> str:
+    """A text's sums in words."""
+    words = [
+        f"perplexity {number(sums.ppl)}",
+        f"{widgets.rounded(sums.nll)} nats",
+        f"{widgets.rounded(sums.bits)} bits",
+    ]
+    if not math.isnan(sums.bpb):
+        words.append(f"{sums.bpb:.3f} bits/byte")
+    words.append(count(sums.tokens, "token"))
+    return " · ".join(words)
+
+
+def number(value: float) -> str:
+    """A perplexity in a few characters."""
+    if value < 1000:
+        return f"{value:.4f}"
+    return f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
+
+
+def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
+    """Each scored token with its probability, log-probability, rank and entropy, and `top` alternatives."""
+    lines = [widgets.score_heading(width)]
+    for step, token in enumerate(tokens, 1):
+        lines.append(widgets.score_line(step, token, width))
+        lines += widgets.alternative_lines(token, width, top)
+    return lines
+
+
+def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
+    """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
+    columns = {"mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}
+    left_out = []
+    for name in LEAST_FIRST:
+        if width - _taken(columns) >= TEXT:
+            break
+        left_out.append(name)
+        del columns[name]
+    lines = [Text(f"{'rank':>4}" + "".join(f" {name:>{cells}}" for name, cells in columns.items()) + "  text")]
+    lines[0].stylize(theme.DIM)
+    room = max(width - _taken(columns), 8)
+    texts = [entry.text for entry in entries]
+    shown, shared = [Text(first_cells(text, room)) for text in texts], [""] * len(texts)
+    cut = any(cell_len(one_line(text)) > room for text in texts)
+    if cut and (common := departures.column(found := departures.departures(texts, [()] * len(texts)))):
+        shared, shown = common, departures.parts(texts, found, max(room - len(common[0]), 8))
+    for rank, entry in enumerate(entries, 1):
+        sums = entry.figures
+        mean = -sums.nll / sums.tokens
+        cells = {
+            "mean": widgets.rounded(mean),
+            "total": widgets.rounded(-sums.nll),
+            "perplexity": number(sums.ppl),
+            "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
+            "tokens": f"{sums.tokens:,}",
+        }
+        line = Text(f"{rank:>4}", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
+        for name, size in columns.items():
+            style = theme.colour(math.exp(min(mean, 0.0))) if name == "mean" else ""
+            line.append(" ").append(f"{cells[name]:>{size}}", style=style)
+        line.append(f"  {shared[rank - 1]}").append_text(shown[rank - 1])
+        lines.append(line)
+    lines = [widgets.fit(line, width) for line in lines]
+    words = f"sorted by {by}; log-probabilities in nats"
+    words += f"; {departures.legend([()])}" if any(shared) else ""
+    return lines + hanging("", words + (f"; no room for {', '.join(left_out)}" if left_out else ""), width, theme.DIM)
+
+
+def _taken(columns: Mapping[str, int]) -> int:
+    """The cells before the text."""
+    return 4 + sum(1 + cells for cells in columns.values()) + 2
+
+
+def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
+    open_logprob, open_ids = 0.0, list[int]()
+    for token in tokens:
+        open_logprob += token.logprob
+        open_ids.append(token.id)
+        if token.text:
+            yield _group(token.text, open_logprob)
+            open_logprob, open_ids = 0.0, []
+    if open_ids:
+        yield _group("".join(widgets.token_text(id, "") for id in open_ids), open_logprob)
+
+
+def _group(text: str, logprob: float) -> _Group:
+    probability = math.exp(min(logprob, 0.0))
+    return _Group(text, theme.colour(probability), str(min(int(probability * 10), 9)))
+
+
+def _words(groups: Iterable[_Group]) -> Iterable[list[_Group]]:
+    """Groups of tokens without white space between them, which stay on one line if possible."""
+    word: list[_Group] = []
+    for group in groups:
+        if word and group.text[0].isspace():
+            yield word
+            word = []
+        word.append(group)
+    if word:
+        yield word
+
+
+@dataclass
+class _Page:
+    """Pairs of lines, filled from left to right."""
+
+    width: int
+    lines: list[Text] = field(default_factory=list)
+    text: Text = field(default_factory=lambda: Text(no_wrap=True))
+    marks: Text = field(default_factory=lambda: Text(no_wrap=True))
+    used: int = 0
+
+    def put(self, word: Sequence[_Group]) -> None:
+        size = cell_len(one_line("".join(group.text for group in word).split("\n")[0].rstrip()))
+        if self.used and self.used + size > self.width:
+            self._break()
+            word = [replace(word[0], text=word[0].text.lstrip(" ") or " "), *word[1:]]
+        for group in word:
+            *whole, last = group.text.split("\n")
+            mark = group.mark
+            for part in whole:
+                self._write(one_line(part) + "↵", group.style, mark)
+                self._break()
+                mark = " "
+            if last:
+                self._write(one_line(last), group.style, mark)
+
+    def finish(self) -> list[Text]:
+        if self.text.plain:
+            self._break()
+        return self.lines
+
+    def _write(self, shown: str, style: Style, mark: str) -> None:
+        while shown:
+            room = self.width - self.used
+            piece = shown if cell_len(shown) <= room else chop_cells(shown, room)[0] if room > 1 else ""
+            if not piece:
+                self._break()
+                continue
+            shown = shown[len(piece) :]
+            cells = cell_len(piece)
+            self.text.append(piece, style=style)
+            indent = 0
+            if mark != " " and piece.strip():
+                indent = cells - cell_len(piece.lstrip())
+            self.marks.append((" " * indent + mark).ljust(cells)[:cells], style=style)
+            self.used += cells
+            mark = " "
+            if shown:
+                self._break()
+
+    def _break(self) -> None:
+        self.lines.append(self.text)
+        if self.marks.plain.strip():
+            self.marks.rstrip()
+            self.lines.append(self.marks)
+        self.text, self.marks, self.used = Text(no_wrap=True), Text(no_wrap=True), 0

@@ -1,1 +1,0 @@
-"""Measurements and estimates of `inspect-cache`: passes, prompt reuse, memory."""

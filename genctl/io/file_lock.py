@@ -1,0 +1,85 @@
+"""Locks of files that a run writes: two runs never write one path at the same time.
+
+A run locks the regular file that it writes (`flock`), the file that it is going to replace, and the journal of its
+output. The system releases a lock when the process ends, however it ends. Where the system or the file system has no
+such locks, nothing is locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from genctl.errors import UsageError
+from genctl.io.printable import printable
+
+try:
+    import fcntl
+except ImportError:  # a system without locks of this kind
+    fcntl = None  # type: ignore[assignment]
+
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+JOURNAL = ".journal"  # the suffix of an output's journal
+_LOOK = NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # opening a pipe must not block
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """Lock an open file. Raises UsageError, after closing it, if another run has locked it. `path` names it."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UsageError(f"another run is at work on {printable(str(path))}") from None
+    except OSError:  # a file system without locks
+        return
+
+
+def hold(path: Path, name: Path | None = None) -> int | None:
+    """Lock a regular file that exists. Returns a descriptor that keeps the lock; None if there is nothing to lock.
+
+    Raises UsageError if another run has locked it; `name` is the path for the message.
+    """
+    for flags in (os.O_RDONLY, os.O_WRONLY):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, flags | _LOOK)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                return None
+            lock(descriptor, name or path)
+            return descriptor
+    return None
+
+
+def check_journal(output: Path) -> None:
+    """Raises UsageError if a run with --resume is at work on this output, which it may not have opened yet."""
+    with contextlib.suppress(ValueError):
+        descriptor = hold(output.with_name(output.name + JOURNAL), output)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+class Replaced:
+    """The file that a new one is to replace: its state when we began. It is locked if it is a regular file."""
+
+    def __init__(self, path: Path, state: os.stat_result) -> None:
+        self.state = state
+        self._held = hold(path)
+
+    def release(self) -> None:
+        """Unlock it."""
+        if self._held is not None:
+            os.close(self._held)
+        self._held = None
+
+
+def stat_of(path: Path) -> os.stat_result | None:
+    """What is at `path`, a link itself; None if there is nothing. Raises OSError."""
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,182 @@
+"""One line of a JSONL batch: from text to the fields of a row. Hostile lines are refused with a sentence.
+
+A row is an object with exactly one of `prompt` (a string), `prompt_ids` (a list of token ids) and `messages` (a list
+of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an object of preset keys), `reference`
+(a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings). Nothing else, and no nulls.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, NoReturn
+
+from genctl.errors import nearest, reason_of
+from genctl.io.printable import RefusedRow, quote
+from genctl.io.strict_json import DuplicateKey, once
+from genctl.io.template import Template
+
+DEEPEST = 64  # levels of nesting, so that recursive code is safe
+LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
+
+PROMPTS = ("prompt", "prompt_ids", "messages")
+EXTRA = ("reference", "prefix", "system", "negative_prompt")
+KNOWN = ("id", *PROMPTS, "params", *EXTRA)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def parse(line: str) -> dict[str, Any]:
+    """The object on this line. Raises RefusedRow for anything but one plain, finite, unambiguous JSON object."""
+    try:
+        data = json.loads(line, parse_constant=_constant, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise RefusedRow(reason_of(error)) from None
+    except RecursionError:
+        raise RefusedRow(f"nested more than {DEEPEST} levels deep") from None
+    except DuplicateKey as error:
+        raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
+    except ValueError:  # the interpreter's limit on the digits of an integer
+        raise RefusedRow("an integer has too many digits") from None
+    if not isinstance(data, dict):
+        raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
+    for key, value in data.items():
+        _check_plain(key, value)
+    return data
+
+
+def row_id(data: dict[str, Any]) -> str | None:
+    """The explicit id of the row as a string; None if it has none. Raises RefusedRow if it is invalid."""
+    if "id" not in data:
+        return None
+    value = data["id"]
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise RefusedRow(f"id: expected a string or an integer, got {kind_of(value)}")
+    if value == "":
+        raise RefusedRow("id: is empty")
+    try:
+        return str(value)
+    except ValueError:  # too many digits
+        raise RefusedRow("id: an integer has too many digits") from None
+
+
+def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
+    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors.
+
+    With a `template` the prompt is made from the row's fields, which may have any name.
+    """
+    if template is not None:
+        data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))
+    mistakes = unknown_keys(data, KNOWN)
+    given = [key for key in PROMPTS if key in data]
+    if not given:
+        mistakes.append("no prompt: expected one of prompt, prompt_ids, messages")
+    elif len(given) > 1:
+        mistakes.append(f"{' and '.join(given)} exclude each other")
+    values: dict[str, Any] = {}
+    for key, make in (("prompt", _prompt), ("prompt_ids", _prompt_ids), ("messages", _messages), ("params", _params)):
+        if key in data:
+            try:
+                values[key] = make(data[key])
+            except RefusedRow as error:
+                mistakes.append(f"{key}: {error}")
+    for key in EXTRA:
+        value = data.get(key, "")
+        listed = key == "reference" and isinstance(value, list) and all(isinstance(item, str) for item in value)
+        if not isinstance(value, str) and not listed:
+            expected = "a string or a list of strings" if key == "reference" else "a string"
+            mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
+    if mistakes:
+        raise RefusedRow("; ".join(mistakes))
+    return {**values, "extra": {key: data[key] for key in EXTRA if key in data}}
+
+
+def _prompt(value: Any) -> str:
+    if not isinstance(value, str):
+        raise RefusedRow(f"expected a string, got {kind_of(value)}")
+    if not value:
+        raise RefusedRow("empty prompt")
+    return value
+
+
+def _prompt_ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise RefusedRow(f"expected a list of token ids, got {kind_of(value)}")
+    if not value:
+        raise RefusedRow("empty prompt")
+    for place, item in enumerate(value, 1):
+        if isinstance(item, bool) or not isinstance(item, int):
+            raise RefusedRow(f"item {place}: expected an integer, got {kind_of(item)}")
+        if not 0 <= item <= LARGEST_ID:
+            raise RefusedRow(f"item {place}: a token id lies between 0 and {LARGEST_ID}")
+    return tuple(value)
+
+
+def _messages(value: Any) -> tuple[dict[str, str], ...]:
+    if not isinstance(value, list):
+        raise RefusedRow(f"expected a list of messages, got {kind_of(value)}")
+    if not value:
+        raise RefusedRow("empty prompt")
+    for place, item in enumerate(value, 1):
+        if not isinstance(item, dict):
+            raise RefusedRow(f"item {place}: expected an object with role and content, got {kind_of(item)}")
+        if unknown := unknown_keys(item, ("role", "content")):
+            raise RefusedRow(f"item {place}: {unknown[0]}")
+        for key in ("role", "content"):
+            if key not in item:
+                raise RefusedRow(f"item {place}: no {key}")
+            if not isinstance(item[key], str):
+                raise RefusedRow(f"item {place}: {key}: expected a string, got {kind_of(item[key])}")
+        if not item["role"]:
+            raise RefusedRow(f"item {place}: role: is empty")
+    return tuple(value)
+
+
+def _params(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise RefusedRow(f"expected an object, got {kind_of(value)}")
+    return value
+
+
+def unknown_keys(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
+    unknown = [key for key in data if key not in known]
+    mistakes = []
+    for key in unknown[:3]:
+        near = nearest(key, known)
+        mistakes.append(f"unknown key {quote(key)}" + (f" (did you mean {near}?)" if near else ""))
+    if len(unknown) > 3:
+        mistakes.append(f"and {len(unknown) - 3} more unknown keys")
+    return mistakes
+
+
+def _check_plain(key: str, value: Any) -> None:
+    """Raises RefusedRow for an invalid number or string, or too deep nesting."""
+    waiting: list[tuple[Any, int]] = [(key, 1), (value, 2)]
+    while waiting:
+        item, depth = waiting.pop()
+        if isinstance(item, str):
+            if half := _SURROGATE.search(item):
+                raise RefusedRow(f"{quote(key)}: half of a surrogate pair ({quote(half[0])}) is not text")
+        elif isinstance(item, float):
+            if not math.isfinite(item):
+                raise RefusedRow(f"{quote(key)}: a number is too large")
+        elif isinstance(item, (dict, list)):
+            if depth > DEEPEST:
+                raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
+            if isinstance(item, dict):
+                waiting += [(inner, depth + 1) for inner in item]
+            waiting += [(inner, depth + 1) for inner in (item.values() if isinstance(item, dict) else item)]
+
+
+def _constant(name: str) -> NoReturn:
+    raise RefusedRow(f"not JSON: {name} is not a JSON number")
+
+
+def kind_of(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    names = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "an object"}
+    return names[type(value)]

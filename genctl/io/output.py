@@ -1,0 +1,189 @@
+"""Outputs are opened here: standard output, a device, a new file, or a file to replace or to continue."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+from genctl.errors import OutputError
+from genctl.io.file_lock import CLOEXEC, NOFOLLOW, Replaced, check_journal, lock, stat_of
+from genctl.io.printable import printable
+from genctl.io.sink import Raw, system_reason, unwritten
+from genctl.io.sink import Sink as Sink
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
+_STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | CLOEXEC
+
+# Names in here stand for streams that are already open; a file behind one of them is never replaced.
+_STREAM_FOLDERS = {Path("/dev"), Path("/dev/fd"), Path("/proc/self/fd")}
+
+
+def open_output(
+    path: str | Path | None, stdout: IO[bytes] | IO[str] | None, *, force: bool = False, at_once: bool = False
+) -> Sink:
+    """Open `--output` (None or "-": standard output).
+
+    An existing file is refused without `force`. With it, records go to a new file beside it that replaces it at
+    `close`, so that neither a crash nor a full disk destroys the old one; the mode is kept. Links are never followed to
+    a regular file: they are refused, or with `force` replaced. Devices and pipes are opened, and a name of standard
+    output itself (/dev/stdout) is standard output. With `at_once` a file that is not there appears when it is whole,
+    at `close`.
+
+    The file is locked until it is closed. Raises OutputError, and UsageError if another run is writing the file.
+    """
+    if path is None or str(path) == "-":
+        return _standard_output(stdout)
+    target, name = Path(path), printable(str(path))
+    try:
+        there = target.stat()
+    except FileNotFoundError:
+        there = None
+    except (OSError, ValueError) as error:
+        raise unwritten(system_reason(error), name) from None
+    try:
+        if there is not None:
+            if stat.S_ISDIR(there.st_mode):
+                raise unwritten("it is a folder", name)
+            if _is_open_as(stdout, there):
+                return _standard_output(stdout)
+            if (
+                stat.S_ISCHR(there.st_mode)
+                or stat.S_ISFIFO(there.st_mode)
+                or target.absolute().parent in _STREAM_FOLDERS
+            ):
+                return Sink(unbuffered(os.open(target, _STREAM)), name, path=target)
+            if not stat.S_ISREG(there.st_mode):
+                raise unwritten("it is not a regular file", name)
+        check_journal(target)
+        if at_once and there is None and not target.is_symlink():
+            return _replacement(target, name)
+        try:
+            descriptor = os.open(target, _CREATE, 0o666)
+            lock(descriptor, target)
+            return Sink(unbuffered(descriptor), name, owned=descriptor, path=target)
+        except FileExistsError:
+            if not force:
+                raise OutputError(f"the output exists already: {name}", hint="--force replaces it") from None
+        return _replacement(target, name)
+    except OSError as error:
+        raise unwritable(error, target) from None
+
+
+def check_absent(paths: Iterable[str]) -> None:
+    """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
+    files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
+    there = [printable(str(path)) for path in files if _is_file(path)]
+    if len(there) > 1:
+        raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that may not be read: opening it says why
+        return False
+
+
+def _replacement(target: Path, name: str) -> Sink:
+    old = stat_of(target)
+    replaces = None if old is None else Replaced(target, old)
+    try:
+        part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(8)}.part")
+        descriptor = os.open(part, _CREATE, 0o666)
+    except BaseException:
+        if replaces is not None:
+            replaces.release()
+        raise
+    if old is not None and stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
+        os.fchmod(descriptor, old.st_mode & 0o777)
+    return Sink(unbuffered(descriptor), name, owned=descriptor, path=target, part=part, replaces=replaces)
+
+
+def reopen(path: Path, whole: int | None) -> Sink:
+    """Open a regular file to continue, its first `whole` bytes complete; None: it must not exist, or be empty.
+
+    The file is locked, and not changed yet; see `Sink.cut_back`. Links are not followed. Raises OutputError, and
+    UsageError if another run is writing the file.
+    """
+    name = printable(str(path))
+    flags = os.O_RDWR | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags | (0 if whole is not None else os.O_CREAT), 0o666)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EMLINK):
+            raise unwritten("it is a link, and links are not followed", name) from None
+        raise unwritable(error, path) from None
+    state = os.fstat(descriptor)
+    wrong = "" if stat.S_ISREG(state.st_mode) else "it is not a regular file"
+    if whole is None and state.st_size and not wrong:
+        wrong = "the file exists already"
+    if wrong:
+        os.close(descriptor)
+        raise unwritten(wrong, name)
+    lock(descriptor, path)
+    return Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole or 0)
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a file's name to the disk, as far as the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY | CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def unwritable(error: OSError | ValueError, path: Path) -> OutputError:
+    """The error for a file that cannot be opened for writing."""
+    name = printable(str(path))
+    if isinstance(error, FileNotFoundError):
+        folder = printable(str(path.parent))
+        none = f"no file can be made in {folder}" if path.parent.is_dir() else f"there is no folder {folder}"
+        return unwritten(none, name)
+    return unwritten(system_reason(error), name)
+
+
+def unbuffered(descriptor: int) -> Raw:
+    """An open descriptor for writing."""
+    raw: Raw = os.fdopen(descriptor, "wb", buffering=0)
+    return raw
+
+
+def _standard_output(stdout: Any) -> Sink:
+    if stdout is None:
+        raise OutputError("the output could not be written: standard output is closed")
+    try:
+        stdout.flush()
+        _check_mode(stdout)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise unwritten(system_reason(error), "stdout") from error
+    binary = getattr(stdout, "buffer", stdout)
+    return Sink(getattr(binary, "raw", binary), "stdout")
+
+
+def _check_mode(stdout: Any) -> None:
+    """Raises OSError for a read-only descriptor, before a model is loaded."""
+    try:
+        import fcntl
+
+        mode = fcntl.fcntl(stdout.fileno(), fcntl.F_GETFL) & os.O_ACCMODE
+    except (ImportError, OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+        return
+    if mode == os.O_RDONLY:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
+def _is_open_as(stdout: Any, there: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(there, os.fstat(stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # not a stream of the system, as in tests
+        return False

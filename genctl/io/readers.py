@@ -1,0 +1,333 @@
+"""Read prompts from arguments, files and pipes, one row at a time, in constant memory.
+
+Each line (or NUL-separated piece) of the input yields exactly one `InputRow` or `BadRow`, so a row's index is its line
+number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"), because a
+prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
+
+from genctl.errors import InputError, UsageError, reason_of
+from genctl.io import jsonl, stdin_text
+from genctl.io.ids import UsedIds
+from genctl.io.pipe import Pipe
+from genctl.io.printable import RefusedRow, printable, quote
+from genctl.io.rows import BadRow, InputRow
+from genctl.io.template import Template
+
+Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
+Rows: TypeAlias = Iterator[InputRow | BadRow]
+# a JSON object, and the template of the prompt -> keyword arguments of InputRow
+Fields: TypeAlias = Callable[[dict[str, Any], Template | None], dict[str, Any]]
+Say: TypeAlias = Callable[[str], object]
+
+LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
+_CHUNK = 2**16
+_LOOKED_AT = 3  # lines that look like JSON before a remark
+_BOM = b"\xef\xbb\xbf"
+
+
+class Prompts(Iterator[InputRow | BadRow]):
+    """The rows of an open input. Closes the file that it opened at the end, or by `close`."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        close: Callable[[], object] = lambda: None,
+        at_hand: Callable[[], bool] = lambda: True,
+        *,
+        whole: bool = False,
+    ) -> None:
+        self._rows = rows
+        self._close = close
+        self._at_hand = at_hand  # whether rows can be read without waiting
+        self._whole = whole  # the input is one prompt
+
+    def is_alone(self) -> bool:
+        """Whether there is only one row, as far as that can be known without waiting for input."""
+        if not self._at_hand():
+            return self._whole
+        ahead = list(islice(self, 2))
+        self._rows = chain(ahead, self._rows)
+        return len(ahead) < 2
+
+    def __next__(self) -> InputRow | BadRow:
+        try:
+            return next(self._rows)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file. May be called at any time and repeatedly."""
+        self._close()
+
+    def __enter__(self) -> Prompts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_prompts(
+    arguments: Sequence[str],
+    input_path: str | Path | None,
+    stdin: IO[bytes] | IO[str] | None,
+    *,
+    stdin_is_terminal: bool,
+    format: Format | None = None,
+    fields: Fields = jsonl.fields,
+    template: Template | None = None,
+    say: Say = lambda line: None,
+) -> Prompts | None:
+    """The prompts: arguments; else `input_path` ("-" is stdin); else piped stdin.
+
+    With arguments stdin is read only for `{stdin}` in them or in the template; otherwise a remark says if a pipe holds
+    text. None if there is no prompt at all (stdin is a terminal). The file is opened here and read later. `template`
+    makes each prompt. `say` receives remarks on the input while it is read.
+
+    Raises InputError for a file that cannot be opened and UsageError for arguments together with
+    `input_path` or `format`; while reading, InputError for errors of the system.
+    """
+    named = stdin_text.named(arguments, template)
+    if named and not (arguments and input_path is not None):
+        arguments, template = stdin_text.insert(
+            arguments, template, input_path, stdin, stdin_is_terminal=stdin_is_terminal, limit=LIMIT
+        )
+    if arguments:
+        if input_path is not None:
+            raise UsageError(
+                f"prompts are given as arguments and with --input {printable(str(input_path))}",
+                hint="give one of the two",
+            )
+        if format is not None:
+            raise UsageError(
+                f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
+            )
+        return Prompts(from_arguments(arguments, template), stdin_text.Unread(None if named else stdin, say).check)
+    if input_path is None and stdin_is_terminal:
+        return None
+    if input_path is None or str(input_path) == "-":
+        if stdin is None:
+            if input_path is None:
+                return None
+            raise InputError("the prompts could not be read: standard input is closed")
+        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        pipe = Pipe(binary)
+        rows = read(pipe, format=format, name="stdin", fields=fields, template=template, say=say)
+        return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
+    name = str(input_path)
+    try:
+        file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
+    except FileNotFoundError:
+        raise InputError(f"the prompts could not be read: no such file: {printable(name)}") from None
+    except IsADirectoryError:
+        raise InputError(f"the prompts could not be read: {printable(name)} is a folder") from None
+    except OSError as error:
+        raise InputError(f"the prompts could not be read: {reason_of(error)}: {printable(name)}") from None
+    except ValueError:  # a NUL in the name
+        raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
+    rows = read(file, format=format, name=name, fields=fields, template=template, say=say)
+    return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
+
+
+def format_of(format: str | None, name: str) -> str:
+    """The input format: the given one, else by the file's name."""
+    return format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+
+
+def from_arguments(arguments: Sequence[str], template: Template | None = None) -> Rows:
+    """One row for each command-line argument."""
+    for index, prompt in enumerate(arguments):
+        place = f"argument {index + 1}"
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:  # Python's placeholder for a byte that is not UTF-8
+            yield BadRow(str(index), index, place, "input", f"{place}: not UTF-8 at character {error.start + 1}")
+            continue
+        try:
+            yield InputRow(str(index), index, prompt=_prompt(prompt, template), where=place)
+        except RefusedRow as error:
+            yield BadRow(str(index), index, place, "input", f"{place}: {error}")
+
+
+def _prompt(text: str, template: Template | None) -> str:
+    """The prompt of a text, with the template. Raises RefusedRow."""
+    if not text:
+        raise RefusedRow("empty prompt")
+    return text if template is None else template.fill({"prompt": text})
+
+
+def read(
+    source: IO[bytes] | Pipe,
+    *,
+    format: Format | None = None,
+    name: str,
+    limit: int = LIMIT,
+    fields: Fields = jsonl.fields,
+    template: Template | None = None,
+    say: Say = lambda line: None,
+) -> Rows:
+    """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
+
+    `fields` says what a JSONL row may hold and raises RefusedRow for what it may not. `say` is told of an input without
+    rows, and of lines that look like rows of JSONL where nobody said what they are.
+
+    - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
+    - `text`: the whole input is one prompt, its last newline included.
+    - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
+      is used twice, a hash is kept of each id that is said (see `genctl.io.ids`): the only thing that grows.
+    - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
+    - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
+
+    Raises nothing but InputError when the system cannot read on; whatever the bytes are, they become rows.
+    """
+    kind = format_of(format, name)
+    if kind not in get_args(Format):
+        raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
+    remarks = _Remarks(say, printable(name), watch=format is None and kind == "lines")
+    return _read(source, kind, printable(name), limit, fields, template, remarks)
+
+
+class _Remarks:
+    """Remarks on an input as a whole."""
+
+    def __init__(self, say: Say, name: str, *, watch: bool) -> None:
+        self._say, self._name, self._watch = say, name, watch
+        self._lines = 0
+
+    def line(self, text: str) -> None:
+        """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
+        if not self._watch:
+            return
+        try:
+            self._watch = text.lstrip().startswith("{") and not set(jsonl.PROMPTS).isdisjoint(jsonl.parse(text))
+        except RefusedRow:
+            self._watch = False
+        self._lines += self._watch
+        if self._lines == _LOOKED_AT:
+            self._hint()
+
+    def end(self, pieces: int) -> None:
+        """Note the end of the input, after so many rows."""
+        if not pieces:
+            self._say(f"note: no prompts: {self._name} is empty")
+        elif self._watch and self._lines:
+            self._hint()
+
+    def _hint(self) -> None:
+        self._watch = False
+        self._say("hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows")
+
+
+def _read(
+    source: IO[bytes] | Pipe,
+    kind: str,
+    name: str,
+    limit: int,
+    fields: Fields,
+    template: Template | None,
+    remarks: _Remarks,
+) -> Rows:
+    ids = UsedIds()
+    index = -1
+    for piece in _pieces(source, kind, name, limit):
+        index = piece.number - 1
+        place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
+        where = name if kind == "text" else f"{name}, {place}"
+        own_id: str | None = None
+        try:
+            text = _text(piece, limit)
+            remarks.line(text)
+            if kind == "jsonl":
+                if not text:
+                    raise RefusedRow("empty prompt")
+                data = jsonl.parse(text)
+                own_id = jsonl.row_id(data)
+                ids.claim(own_id, index)
+                id = str(index) if own_id is None else own_id
+                row = InputRow(id, index, where=where, own_id=own_id is not None, **fields(data, template))
+            else:
+                row = InputRow(str(index), index, prompt=_prompt(text, template), where=where)
+        except RefusedRow as error:
+            ids.not_by_index(index)
+            message = str(error) if kind == "text" else f"{place}: {error}"
+            id = str(index) if own_id is None else own_id
+            yield BadRow(id, index, where, "input", message, own_id is not None)
+        else:
+            yield row
+    remarks.end(index + 1)
+
+
+class _Piece(NamedTuple):
+    number: int  # from 1
+    offset: int  # of its first byte in the input
+    data: bytes  # without its separator; empty if it is longer than the limit
+    length: int  # in bytes
+
+
+def _text(piece: _Piece, limit: int) -> str:
+    if piece.length > limit:
+        raise RefusedRow(f"{piece.length} bytes are more than the limit of {limit}")
+    try:
+        return piece.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte, offset = piece.data[error.start], piece.offset + error.start
+        also = ""
+        if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            also = " (the input looks like UTF-16)"
+        raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
+
+
+def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[_Piece]:
+    """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
+    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit)
+    blank = 0
+    for piece in pieces:
+        data, offset = piece.data, piece.offset
+        if piece.number == 1 and data.startswith(_BOM):
+            data, offset = data[len(_BOM) :], len(_BOM)
+        if kind in ("lines", "jsonl"):
+            data = data.removesuffix(b"\r")
+        if kind != "text" and not piece.length > limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
+            blank += 1
+            continue
+        for number in range(piece.number - blank, piece.number):
+            yield _Piece(number, 0, b"", 0)
+        blank = 0
+        yield _Piece(piece.number, offset, data, piece.length)
+
+
+def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iterator[_Piece]:
+    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty."""
+    number, offset, length = 1, 0, 0
+    head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
+    for chunk in chunks:
+        *whole, rest = [chunk] if separator is None else chunk.split(separator)
+        for part in whole:
+            length += len(part)
+            yield _Piece(number, offset, b"" if length > limit else bytes(head) + part, length)
+            number, offset, length = number + 1, offset + length + 1, 0
+            head.clear()
+        length += len(rest)
+        if length > limit:
+            head.clear()
+        else:
+            head += rest
+    if length or separator is None:
+        yield _Piece(number, offset, bytes(head), length)
+
+
+def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
+    # read1 hands over what a pipe holds now, so that rows of a slow producer are not held back.
+    read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
+    try:
+        while chunk := read_some(_CHUNK):
+            yield chunk
+    except OSError as error:
+        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None

@@ -1,0 +1,162 @@
+"""Where the records of rows go: to a new output, or to one that an earlier run began."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from genctl.io import writers
+from genctl.io.resumable import Resumable
+from genctl.io.rows import BadRow, InputRow
+from genctl.io.same_job import check_same
+from genctl.io.tally import RowTally
+
+Record = writers.Record
+
+
+class RecordOutput:
+    """Records to a writer, in the order of their rows. `tally` counts them."""
+
+    done = 0  # rows whose records are out since an earlier run
+    again = 0  # the first row to decode: rows before `done` are decoded again where others need them beside them
+    finished = False  # nothing is left to do
+    compared = False  # the input is known to be, byte by byte, what it was
+    hurried = False  # to be set where closing must not take its time
+    differs = False  # rows that were decoded again came out differently
+
+    def __init__(
+        self,
+        writer: writers.Writer,
+        sink: writers.Sink | None = None,
+        tally: RowTally | None = None,
+        *,
+        unordered: bool = False,
+    ) -> None:
+        self._sink, self._tally = sink, tally or RowTally()
+        self._ordered = writers.Ordered(writer, unordered=unordered, written=self._tally.written)
+
+    @property
+    def threads(self) -> int | None:
+        """The number of threads with which the output was begun; None for a new one."""
+        return None
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether the output was begun in groups of rows, and has to go on in them."""
+        return False
+
+    def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
+        """Begin or continue, now that the checkpoint is loaded. Returns the seed that holds."""
+        return int(job["seed"])
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        """Take note of the next row of the input."""
+
+    def end_of_input(self, rows: int) -> None:
+        """Take note that the input has so many rows."""
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        """Write the records of a row. Rows may come in any order."""
+        self._ordered.put(index, records)
+
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        """End the output with this row, whatever came after it."""
+        self._ordered.put(index, records)
+        self._ordered.drop()
+
+    def close(self, *, cut_short: bool) -> None:
+        """Close. `cut_short`: the run was interrupted, and rows may be missing."""
+        self._ordered.close(partial=cut_short)
+
+    def abandon(self) -> None:
+        """Give the output up: an error is being reported."""
+        if self._sink is not None:
+            self._sink.abandon()
+
+
+class ResumedOutput(RecordOutput):
+    """Records to a file with a journal beside it. Rows that an earlier run has finished are not written again.
+
+    Rows before `done` that are decoded beside those that follow (`again`) are compared with what was written: the last
+    digits of a row's numbers depend on the rows that are computed with it.
+    """
+
+    def __init__(self, path: str, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]) -> None:
+        self._format, self._tally, self._on_error = format, tally, on_error
+        self.file = Resumable(path)
+        mark = self.file.mark
+        self.done = self.again = mark.rows
+        self.finished = mark.done
+        tally.go_on(mark.rows, mark.tally)
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._echo: writers.Ordered | None = None
+
+    @property
+    def threads(self) -> int | None:
+        number = (self.file.header or {}).get("threads")
+        return number if isinstance(number, int) and 0 < number <= 1024 else None
+
+    @property
+    def in_groups(self) -> bool:
+        batch = (self.file.header or {}).get("batch")
+        return isinstance(batch, dict) and "width" in batch
+
+    def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
+        before = self.file.header
+        if before is not None:
+            if not seed_given and isinstance(before.get("seed"), int):
+                job = {**job, "seed": before["seed"]}
+            check_same(self.file.name, before, job, origins)
+            self.compared = job["input"] is not None and before.get("input") == job["input"]
+        if not self.finished:
+            self.file.start(job, span)
+            self.again = self.done - self.done % span
+            begun = self.file.mark.bytes > 0
+            writer = writers.open_writer(
+                self._format, writers.Unclosed(self.file.write), on_error=self._on_error, begun=begun
+            )
+            self._ordered = writers.Ordered(writer, start=self.done, written=self._note)
+            if self.again < self.done:
+                sink = writers.Unclosed(self._digest.update)
+                writer = writers.open_writer(self._format, sink, on_error=lambda record: None, begun=self.again > 0)
+                self._echo = writers.Ordered(writer, start=self.again, written=self._compare)
+        return int(job["seed"])
+
+    def consume(self, row: InputRow | BadRow) -> None:
+        self.file.consume(row)
+
+    def end_of_input(self, rows: int) -> None:
+        self.file.end_of_input(rows)
+
+    def put(self, index: int, records: Sequence[Record]) -> None:
+        if index >= self.done:
+            self._ordered.put(index, records)
+        elif self._echo is not None:
+            self._echo.put(index, records)
+
+    def stop(self, index: int, records: Sequence[Record]) -> None:
+        """Leave the row to the next run."""
+
+    def close(self, *, cut_short: bool) -> None:
+        # rows that finished early or on the way out are left to the next run, which decodes them undisturbed
+        if not cut_short and not self.finished:
+            self._ordered.close()
+        if self.hurried:
+            self.file.release()  # the newest mark is a second old at most
+        else:
+            self.file.close(done=not cut_short)
+
+    def abandon(self) -> None:
+        self.file.abandon()
+
+    def _note(self, index: int, records: Sequence[Record]) -> None:
+        self._tally.written(index, records)
+        self.file.written(index + 1, self._tally.kept())
+
+    def _compare(self, index: int, records: Sequence[Record]) -> None:
+        """At the last row that is decoded again, compare all of them with the file."""
+        if index + 1 == self.done:
+            marks = self.file.journal.marks
+            start = next((mark.bytes for mark in reversed(marks) if mark.rows == self.again), 0)
+            self.differs = self.file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()

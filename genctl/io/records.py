@@ -1,0 +1,168 @@
+"""The records of schema genctl/1: plain JSON values with their keys in a fixed order.
+
+Equal results give equal bytes: no wall-clock value is in a record without `timing`, floats are not rounded, and numbers
+that are not finite become null.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from genctl import events
+from genctl.io.rows import InputRow
+from genctl.results import Result
+
+SCHEMA = "genctl/1"
+
+
+def record(
+    row: InputRow,
+    sequence: int,
+    hypothesis: events.Hypothesis,
+    *,
+    prompt_text: str,
+    model: str,
+    strategy: str,
+    seed: int | None,
+    prompt_tokens: int | None,
+    tokens: Sequence[events.Token] | None = None,
+    timing: Mapping[str, float] | None = None,
+    extra: Mapping[str, Any] | None = None,
+    reused_tokens: int | None = None,
+) -> dict[str, Any]:
+    """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
+
+    `seed` is None where nothing is drawn. `tokens` adds the per-token entries; their processors' traces carry seconds
+    only if there is a `timing`. `extra` is appended at the end; ValueError if it would replace a key. `reused_tokens`
+    of the prompt were in a prompt cache; None: there is none. `prompt_tokens` is None where a server does not count
+    them.
+    """
+    fields: dict[str, Any] = {
+        "schema": SCHEMA,
+        "id": row.id,
+        "sequence": sequence,
+        "prompt": prompt_text,
+        "text": hypothesis.text,
+        "token_ids": list(hypothesis.tokens),
+        "finish_reason": hypothesis.reason,
+        **({"stop": {"kind": hypothesis.kind, "what": hypothesis.stop}} if hypothesis.kind else {}),
+        "logprob": hypothesis.logprob,
+        "score": hypothesis.score,
+        "strategy": strategy,
+        "seed": seed,
+        "model": model,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "new_tokens": None if hypothesis.text and not hypothesis.length else hypothesis.length,
+        },
+    }
+    if reused_tokens is not None:
+        fields["usage"]["reused_tokens"] = reused_tokens
+    if hypothesis.unmet:
+        fields["unmet"] = list(hypothesis.unmet)
+    if tokens is not None:
+        fields["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
+    if timing is not None:
+        fields["timing"] = dict(timing)
+    if extra:
+        if taken := sorted(extra.keys() & fields.keys()):
+            raise ValueError(f"the record already has {taken[0]!r}")
+        fields.update(extra)
+    plain: dict[str, Any] = finite(fields)
+    return plain
+
+
+def result_record(
+    row: InputRow,
+    result: Result,
+    number: int,
+    *,
+    hypothesis: events.Hypothesis | None = None,
+    tokens: bool = False,
+    load_s: float | None = None,
+    extra: Mapping[str, Any],
+    reused_tokens: int | None,
+) -> dict[str, Any]:
+    """The record of a sequence of a result, with its own `hypothesis` or another.
+
+    `tokens` adds its tokens, `load_s` adds the seconds, `extra` follows the remarks on the result.
+    """
+    sequence = result.sequences[number]
+    timing = (
+        {"load_s": load_s, "prefill_s": result.prefill_s, "decode_s": result.decode_s} if load_s is not None else None
+    )
+    return record(
+        row,
+        number,
+        hypothesis or sequence.hypothesis,
+        prompt_text=result.prompt,
+        model=result.model,
+        strategy=result.strategy,
+        seed=result.seed,
+        prompt_tokens=result.prompt_tokens or (None if result.backend else 0),
+        tokens=sequence.tokens if tokens else None,
+        timing=timing,
+        extra={**result.remarks, **extra},
+        reused_tokens=reused_tokens,
+    )
+
+
+def other_entry(hypothesis: events.Hypothesis) -> dict[str, Any]:
+    """A sample that was not chosen, as an entry of `others`."""
+    return {
+        "text": hypothesis.text,
+        "token_ids": list(hypothesis.tokens),
+        "finish_reason": hypothesis.reason,
+        "logprob": hypothesis.logprob,
+        "score": hypothesis.score,
+    }
+
+
+def error_record(id: str, code: str, message: str) -> dict[str, Any]:
+    """The record of a failed row."""
+    return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}
+
+
+def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
+    """One entry of `tokens`; `top` as [id, text, logprob]. `top`, `watched` and `trace` only if there are any.
+
+    An id that a server does not tell is null.
+
+    An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
+    """
+    entry: dict[str, Any] = {
+        "id": known_id(token.id),
+        "text": token.text,
+        "logprob": token.logprob,
+        "rank": token.rank,
+        "entropy": token.entropy,
+    }
+    if token.top:
+        entry["top"] = [[known_id(id), text, logprob] for id, text, logprob in token.top]
+    if token.watched:
+        entry["watched"] = [list(one) for one in token.watched]
+    if token.trace:
+        entry["trace"] = [dataclasses.asdict(item) for item in token.trace]
+        if not timing:
+            for item in entry["trace"]:
+                del item["seconds"]
+    plain: dict[str, Any] = finite(entry)
+    return plain
+
+
+def known_id(id: int) -> int | None:
+    """The id of a token; None for one that a server does not tell."""
+    return None if id <= events.UNKNOWN_ID else id
+
+
+def finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

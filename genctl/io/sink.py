@@ -1,0 +1,276 @@
+"""A sink: each record is written completely or not at all, and a file that others take away is noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from genctl.errors import OutputError
+from genctl.io.file_lock import Replaced, stat_of
+from genctl.io.printable import printable
+
+_PIECE = 2**20  # bytes read at once
+LOOK_S = 1.0  # between two looks at whether our file is still in its place
+
+
+class Raw(Protocol):
+    """What a sink writes to: an unbuffered file or similar. A write may be short (None: not now)."""
+
+    def write(self, data: memoryview, /) -> int | None: ...
+
+
+class Sink:
+    """Writes whole records. `owned` is the descriptor of a regular file that we created and may cut, else None.
+
+    If a write fails, our file is cut back to its last whole record, and every further write fails the same way. If a
+    signal's exception interrupts a write, `close` (or the next write) completes that record. `whole` is how many bytes
+    of the file are already complete.
+
+    If another program removes, replaces or changes our file, the next write (`LOOK_S` later at most), `sync` or
+    `close` fails, and the file is left as it is found.
+    """
+
+    def __init__(
+        self,
+        raw: Raw,
+        name: str,
+        *,
+        owned: int | None = None,
+        path: Path | None = None,
+        part: Path | None = None,
+        replaces: Replaced | None = None,
+        whole: int = 0,
+    ) -> None:
+        self.name = name
+        self._failure: Exception | None = None
+        self._raw = raw
+        self._owned = owned
+        self._path = path  # None for a stream that was open before
+        self._part = part  # the file beside `path` that replaces it at the end
+        self._replaces = replaces
+        self._pending = memoryview(b"")
+        self._sent = 0  # bytes of `_pending`
+        self._whole = whole  # bytes of all records before `_pending`
+        self._closed = False
+        self._lost = False  # another program has changed or replaced our file
+        self._looked = time.monotonic()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether the output is a terminal."""
+        isatty = getattr(self._raw, "isatty", None)
+        return isatty is not None and bool(isatty())
+
+    @property
+    def size(self) -> int:
+        """The bytes of our file, complete or not."""
+        return 0 if self._owned is None else os.fstat(self._owned).st_size
+
+    def write(self, data: bytes) -> None:
+        """Write one record. Raises OutputError, or BrokenPipeError if the reader of a pipe is gone."""
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise ValueError("the sink is closed")
+        self._finish_interrupted()
+        if time.monotonic() - self._looked >= LOOK_S:
+            self._check_place()
+        self._pending, self._sent = memoryview(data), 0
+        self._drain()
+
+    def close(self) -> None:
+        """Complete the output. With --force the new file replaces the old one now. Raises like `write`."""
+        if self._closed:
+            return
+        if self._failure is not None:
+            self.abandon()
+            return
+        self._finish_interrupted()
+        try:
+            self._check_place()
+        except OutputError:
+            self.abandon()
+            raise
+        self._closed = True
+        if self._path is None:
+            return
+        try:
+            if self._part is not None and self._owned is not None:
+                os.fsync(self._owned)  # else a power cut could leave an empty file
+            self._close_raw()
+            if self._part is not None:
+                self._put_in_place(self._part, self._path)
+        except OSError as error:
+            self._fail(error)
+
+    def abandon(self) -> None:
+        """After an error: keep what was written completely, but no empty file that would block the next run."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # an error is already being reported
+            self._cut()
+            mine = self._part or self._path
+            # Only if it is still the same file.
+            empty = self._owned is not None and not self._whole and not self._lost
+            if empty and os.path.samestat(mine.lstat(), os.fstat(self._owned or -1)):
+                mine.unlink()
+        with contextlib.suppress(OSError):
+            self._close_raw()
+
+    def leave(self) -> None:
+        """Close the file as it is."""
+        if not self._closed:
+            self._closed = True
+            with contextlib.suppress(OSError):
+                self._close_raw()
+
+    def cut_back(self) -> None:
+        """Cut our file back to its whole records. Raises OutputError."""
+        try:
+            self._cut()
+        except OSError as error:
+            self._fail(error)
+
+    def sync(self) -> None:
+        """Flush our file to the disk. Raises OutputError."""
+        if self._failure is not None:
+            raise self._failure
+        if self._owned is None:
+            return
+        self._check_place()
+        try:
+            os.fsync(self._owned)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without fsync
+                self._fail(error)
+
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes of our file from `start` to `end`, in pieces; fewer if it is shorter."""
+        assert self._owned is not None
+        while start < end:
+            try:
+                piece = os.pread(self._owned, min(end - start, _PIECE), start)
+            except OSError as error:
+                self._fail(error)
+            if not piece:
+                return
+            start += len(piece)
+            yield piece
+
+    def _check_place(self) -> None:
+        """Raises OutputError if our file is not in its place any more, or has another size than what we wrote."""
+        self._looked = time.monotonic()
+        if self._owned is None or self._path is None:
+            return
+        try:
+            mine = os.fstat(self._owned)
+            there = stat_of(self._path) if self._part is None else self._part.lstat()
+        except OSError as error:
+            self._fail(error)
+        if there is None:
+            what = "removed"
+        elif not os.path.samestat(there, mine):
+            what = "replaced"
+        elif mine.st_size != self._whole:
+            what = "changed"
+        else:
+            return
+        self._lost = True
+        name = self.name if self._part is None else printable(str(self._part))
+        self._failure = OutputError(f"{name} was {what} by another program while this run was writing it")
+        raise self._failure
+
+    def _put_in_place(self, part: Path, path: Path) -> None:
+        """Replace the file that was there when we began, or make the one that was not."""
+        there = stat_of(path)
+        before = None if self._replaces is None else self._replaces.state
+        if there is None or (before is not None and os.path.samestat(there, before)):
+            part.replace(path)
+            return
+        what = "made" if before is None else "replaced"
+        self._failure = OutputError(
+            f"{self.name} was {what} by another program during this run",
+            hint=f"it is left as it is; the results of this run are in {printable(str(part))}",
+        )
+        raise self._failure
+
+    def _finish_interrupted(self) -> None:
+        if not self._pending:
+            return
+        self._cut()
+        if self._owned is not None:
+            self._sent = 0
+        self._drain()
+
+    def _drain(self) -> None:
+        try:
+            while self._sent < len(self._pending):
+                try:
+                    count = self._raw.write(self._pending[self._sent :])
+                except InterruptedError:
+                    continue
+                if count is None:
+                    self._wait()
+                elif count > 0:
+                    self._sent += count
+                else:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if flush := getattr(self._raw, "flush", None):
+                flush()
+        except BrokenPipeError as error:
+            self._failure = error
+            self._pending = memoryview(b"")
+            raise
+        except OSError as error:
+            self._fail(error)
+        self._whole += self._sent
+        self._pending = memoryview(b"")
+
+    def _wait(self) -> None:
+        """Wait until a non-blocking pipe has room."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._raw, selectors.EVENT_WRITE)  # type: ignore[arg-type]
+            selector.select()
+
+    def _cut(self) -> None:
+        if self._owned is not None and not self._lost:
+            os.ftruncate(self._owned, self._whole)
+            os.lseek(self._owned, self._whole, os.SEEK_SET)
+
+    def _close_raw(self) -> None:
+        if self._replaces is not None:
+            self._replaces.release()
+        if close := getattr(self._raw, "close", None):
+            close()
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self._pending = memoryview(b"")
+        with contextlib.suppress(OSError):  # the disk fails; the first error is reported
+            if not self._closed:
+                self._cut()
+        hint = ""
+        if self._part is not None:
+            as_it_was = [f"{self.name} is as it was"] if self._replaces is not None else []
+            finished = [f"what was finished is in {printable(str(self._part))}"] if self._whole else []
+            hint = "; ".join(as_it_was + finished)
+        self._failure = unwritten(system_reason(error), self.name, hint)
+        raise self._failure from error
+
+
+def system_reason(error: OSError | ValueError) -> str:
+    """What the system says of an error, else its message."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def unwritten(reason: str, name: str, hint: str = "") -> OutputError:
+    """The error for an output that cannot be written."""
+    return OutputError(f"the output could not be written: {reason} ({name})", hint=hint)

@@ -1,0 +1,104 @@
+"""Standard input as a text inside other prompts: `{stdin}`; and a pipe that nobody reads."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from genctl.errors import InputError, UsageError, reason_of
+from genctl.io.template import STDIN, Template
+
+MARK = f"{{{STDIN}}}"
+UNREAD = (
+    f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to read prompts"
+)
+
+
+def named(arguments: Sequence[str], template: Template | None) -> bool:
+    """Whether the template or one of the prompts on the command line names `{stdin}`."""
+    return (template is not None and STDIN in template.fields) or any(MARK in argument for argument in arguments)
+
+
+def insert(
+    arguments: Sequence[str],
+    template: Template | None,
+    input_path: str | Path | None,
+    stdin: IO[bytes] | IO[str] | None,
+    *,
+    stdin_is_terminal: bool,
+    limit: int,
+) -> tuple[Sequence[str], Template | None]:
+    """The prompts and the template with `{stdin}` replaced by all of standard input, which is read here.
+
+    A template whose only field is `{stdin}` is a prompt of its own. `limit` is in bytes.
+
+    Raises UsageError if standard input is a terminal or already the source of prompts, and InputError.
+    """
+    if stdin_is_terminal:
+        raise UsageError(
+            f"{MARK} stands for standard input, which is a terminal", hint="pipe a text in, or redirect it: < FILE"
+        )
+    from_stdin = not arguments and str(input_path or "-") == "-"
+    lone = template is not None and set(template.fields) == {STDIN}
+    if from_stdin and not lone:
+        raise UsageError(
+            f"{MARK} in --template is all of standard input, but the prompts are read from there, too",
+            hint="give the prompts as arguments or with --input FILE",
+        )
+    if lone and not from_stdin:
+        raise UsageError(f"--template: {MARK} is its only field, so all prompts would be equal", hint="write {prompt}")
+    text = _all_of(stdin, limit)
+    if template is not None:
+        template = template.with_stdin(text)
+        if lone:
+            return (template.literals[0],), None
+    return [argument.replace(MARK, text) for argument in arguments], template
+
+
+class Unread:
+    """Notes once that standard input is a pipe with text that nobody reads. Nothing is consumed.
+
+    A file is no reason for it: in `while read line; do genctl …; done < FILE` the rest belongs to the loop.
+    """
+
+    def __init__(self, stdin: IO[bytes] | IO[str] | None, say: Callable[[str], object]) -> None:
+        self._stdin, self._say = stdin, say
+        self.check()
+
+    def check(self) -> None:
+        """Look again: at the beginning of a run the writer may not have come so far."""
+        if self._stdin is not None and _held(self._stdin) > 0:
+            self._stdin = None
+            self._say(UNREAD)
+
+
+def _held(stream: IO[bytes] | IO[str]) -> int:
+    """The bytes that a pipe holds; 0 for everything else."""
+    with suppress(ImportError, OSError, ValueError, AttributeError):  # Windows lacks the calls, a test the descriptor
+        import fcntl
+        import termios
+
+        if stat.S_ISFIFO(os.fstat(stream.fileno()).st_mode):
+            return int.from_bytes(fcntl.ioctl(stream.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+    return 0
+
+
+def _all_of(stdin: IO[bytes] | IO[str] | None, limit: int) -> str:
+    if stdin is None:
+        raise InputError(f"{MARK}: standard input is closed")
+    try:
+        binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        data = binary.read(limit + 1)
+    except OSError as error:
+        raise InputError(f"{MARK}: standard input could not be read: {reason_of(error)}") from None
+    if len(data) > limit:
+        raise InputError(f"{MARK}: standard input is longer than the limit of {limit} bytes")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{MARK}: standard input is not UTF-8 at byte {error.start + 1}") from None

@@ -1,0 +1,112 @@
+"""A template of prompts: `Summarise: {prompt}`. Braces hold the name of a field; `{{` and `}}` are literal braces.
+
+`{stdin}` is all of standard input.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from genctl.errors import InputError, UsageError, nearest, reason_of
+from genctl.io.printable import RefusedRow, printable, quote
+
+_MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
+_MOST = 12  # keys that a message lists
+STDIN = "stdin"  # the field that stands for all of standard input
+
+
+@dataclass(frozen=True)
+class Template:
+    """A parsed template: `literals` alternate with `fields`, and begin and end it."""
+
+    text: str  # as it is written
+    literals: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    def fill(self, values: Mapping[str, Any]) -> str:
+        """The prompt. Strings go in as they are, everything else as JSON. Raises RefusedRow."""
+        pieces = [self.literals[0]]
+        for name, literal in zip(self.fields, self.literals[1:], strict=True):
+            pieces += [_text(name, values), literal]
+        return "".join(pieces)
+
+    def with_stdin(self, text: str) -> Template:
+        """The template with `{stdin}` replaced by a text. Its other fields stay."""
+        literals, fields = [self.literals[0]], []
+        for name, literal in zip(self.fields, self.literals[1:], strict=True):
+            if name == STDIN:
+                literals[-1] += text + literal
+            else:
+                fields.append(name)
+                literals.append(literal)
+        return replace(self, literals=tuple(literals), fields=tuple(fields))
+
+    def apply(self, row: Mapping[str, Any], keep: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
+        """A JSONL row with the prompt made from its fields. The keys in `keep` stay; the others are only data.
+
+        Raises RefusedRow, also if a key of `exclude` gives the prompt already.
+        """
+        if other := next((key for key in exclude if key in row), None):
+            raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
+        return {**{key: row[key] for key in keep if key in row}, "prompt": self.fill(row)}
+
+
+def parse(text: str, name: str = "--template") -> Template:
+    """Parse a template. Raises UsageError for a misplaced brace, or if it has no field."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name}: not UTF-8 at character {error.start + 1}") from None
+    literals, fields, end = [""], [], 0
+    for mark in _MARK.finditer(text):
+        literals[-1] += text[end : mark.start()]
+        end = mark.end()
+        if mark[0] in ("{{", "}}"):
+            literals[-1] += mark[0][0]
+        elif len(mark[0]) == 1:
+            raise UsageError(
+                f"{name}: {mark[0]} at character {mark.start() + 1} belongs to no field",
+                hint=f"a field is written as {{prompt}}, a literal brace as {mark[0] * 2}",
+            )
+        else:
+            fields.append(mark[0][1:-1])
+            literals.append("")
+    literals[-1] += text[end:]
+    if not fields:
+        raise UsageError(f"{name}: there is no field in it, so all prompts would be equal", hint="write {prompt}")
+    return Template(text, tuple(literals), tuple(fields))
+
+
+def read(given: str) -> Template:
+    """The template of an option: the text itself, or `@FILE` without its last newline.
+
+    Raises UsageError, and InputError for a file that cannot be read.
+    """
+    if not given.startswith("@"):
+        return parse(given)
+    path, shown = Path(given[1:]), printable(given[1:])
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"--template: {shown} is not UTF-8 at byte {error.start + 1}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"--template: cannot read {shown}: {reason_of(error)}") from None
+    return parse(text.removesuffix("\n"), f"--template {printable(given)}")
+
+
+def _text(name: str, values: Mapping[str, Any]) -> str:
+    if name not in values:
+        keys = list(values)
+        near = nearest(name, keys)
+        listed = ", ".join(printable(key[:60]) for key in keys[:_MOST]) + (", …" if len(keys) > _MOST else "")
+        meant = f" (did you mean {near}?)" if near else ""
+        raise RefusedRow(f"template: no field {quote(name)}{meant}; the row has {listed or 'none'}")
+    value = values[name]
+    if value is None:
+        raise RefusedRow(f"template: the field {quote(name)} is null")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

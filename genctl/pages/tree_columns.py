@@ -1,0 +1,193 @@
+"""The search tree of a lane as columns of short numbers, which a page can carry by the ten thousand.
+
+A node is one token. Node 0 is the prompt and has no entry; entry i - 1 of each column belongs to node i.
+Log-probabilities and entropies are whole numbers of 1/SCALE nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.events import Token
+from genctl.pages.search_tree import Node, SearchTree
+from genctl.terminal.score_formula import UNSCALED
+
+SCALE = 10_000
+LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
+
+
+@dataclass(frozen=True)
+class TreeDetail:
+    """How much of a tree is on the page. `alternatives`, `numbers` (rank and entropy): of all tokens, of those of
+    returned sequences, or of none. Without `dead` only what leads to a sequence is left.
+    """
+
+    alternatives: str = "all"  # all | returned | none
+    numbers: str = "all"
+    dead: bool = True
+
+
+class Vocabulary:
+    """Numbers for the (id, text) pairs of a page, so that each text is on it once."""
+
+    def __init__(self) -> None:
+        self.entries: dict[tuple[int, str], int] = {}
+
+    def number(self, id: int, text: str) -> int:
+        """The number of a token, which is new or was met before."""
+        return self.entries.setdefault((id, text), len(self.entries))
+
+    def listed(self) -> list[list[Any]]:
+        """`[id, text]` of each number."""
+        return [[id, text] for id, text in self.entries]
+
+
+def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dict[str, Any]:
+    """The tree of a lane. Columns without any value are left out.
+
+    `up`: how many entries before a node its parent stands · `token`: its number in the vocabulary, -1 for a row that
+    ended without a token · `logprob` · `extra`: what processors and penalties added to the total in this step ·
+    `step`, where it is not the depth · `state`: a letter (LETTERS) each · `rank`, `entropy` · by node number: `note`,
+    `top` (token, log-probability, token, …), `trace`, `watched` · `ends`: the hypotheses, with the node at which each
+    ends.
+    """
+    on_path = _paths(node for node in tree.nodes if node.place is not None)
+    kept = tree.nodes[1:]
+    if not detail.dead:
+        wanted = _paths(node for node in tree.nodes if node.hypothesis is not None) or on_path
+        kept = [node for node in kept if node in wanted]
+    numbers = {tree.root: 0} | {node: place for place, node in enumerate(kept, 1)}
+    written: list[Token] = [node.token or Token(-1, 0.0) for node in kept]
+
+    def chosen(which: str, node: Node) -> bool:
+        return which == "all" or (which == "returned" and node in on_path)
+
+    made: dict[str, Any] = {
+        "up": [numbers[node] - numbers[_parent(node)] for node in kept],
+        "token": [-1 if node.token is None else vocabulary.number(node.token.id, node.token.text) for node in kept],
+        "logprob": [scaled(token.logprob) for token in written],
+        "extra": _extra(kept),
+        "state": "".join(LETTERS[node.state] for node in kept),
+    }
+    depths = _depths(kept, tree.root)
+    if any(node.step != depths[node] - 1 for node in kept):
+        made["step"] = [node.step for node in kept]
+    for name, value in (("rank", _rank), ("entropy", _entropy)):
+        column = [
+            value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
+        ]
+        if any(column):
+            made[name] = column
+    for name, entry in _PARTS.items():
+        of_node = {
+            numbers[node]: entry(token, vocabulary)
+            for node, token in zip(kept, written, strict=True)
+            if chosen(detail.alternatives, node) and getattr(token, name)
+        }
+        if of_node:
+            made[name] = of_node
+    notes = {numbers[node]: node.note for node in kept if node.note}
+    if notes:
+        made["note"] = notes
+    if not any(made["extra"]):
+        del made["extra"]
+    made["ends"] = [_end(node, numbers[node]) for node in kept if node.hypothesis is not None]
+    return made
+
+
+def scaled(value: float | None) -> int | None:
+    """Nats in whole 1/SCALE; None where there is no finite number."""
+    return None if value is None or not math.isfinite(value) else round(value * SCALE)
+
+
+def unscaled(strategy: str) -> bool:
+    """Whether the score of a strategy is its total, whatever the length."""
+    return strategy in UNSCALED
+
+
+def _parent(node: Node) -> Node:
+    assert node.parent is not None
+    return node.parent
+
+
+def _paths(ends: Iterable[Node]) -> set[Node]:
+    """All nodes from the root to any of `ends`."""
+    found: set[Node] = set()
+    for end in ends:
+        node: Node | None = end
+        while node is not None and node not in found:
+            found.add(node)
+            node = node.parent
+    return found
+
+
+def _depths(nodes: Sequence[Node], root: Node) -> dict[Node, int]:
+    depths = {root: 0}
+    for node in nodes:
+        depths[node] = depths[_parent(node)] + 1
+    return depths
+
+
+def _extra(nodes: Sequence[Node]) -> list[int]:
+    """What each total has beyond its parent's and the log-probability of the token."""
+    extra = []
+    totals: dict[Node, float] = {}
+    for node in nodes:
+        before = totals.get(_parent(node), 0.0)
+        own = 0.0 if node.token is None else node.token.logprob
+        total = before + own if node.total is None or not math.isfinite(node.total) else node.total
+        totals[node] = total
+        added = scaled(total - before - own) or 0
+        extra.append(0 if abs(added) <= 1 else added)  # float32 sums
+    return extra
+
+
+def _rank(token: Token) -> int:
+    return token.rank or 0
+
+
+def _entropy(token: Token) -> int:
+    return scaled(token.entropy) or 0
+
+
+def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
+    return [one for id, text, value in token.top for one in (vocabulary.number(id, text), scaled(value))]
+
+
+def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
+    return [
+        [one.processor, one.removed, round(one.moved, 4), int(one.changed), round(one.before, 6), round(one.after, 6)]
+        for one in token.trace
+    ]
+
+
+def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
+    return [
+        one for id, text, value, rank in token.watched for one in (vocabulary.number(id, text), scaled(value), rank)
+    ]
+
+
+_PARTS: dict[str, Callable[[Token, Vocabulary], list[Any]]] = {"top": _top, "trace": _trace, "watched": _watched}
+
+
+def _end(node: Node, number: int) -> dict[str, Any]:
+    hypothesis = node.hypothesis
+    assert hypothesis is not None
+    end: dict[str, Any] = {
+        "node": number,
+        "reason": hypothesis.reason,
+        "tokens": hypothesis.length,
+        "total": scaled(hypothesis.total),
+        "logprob": scaled(hypothesis.logprob),
+        "score": scaled(hypothesis.score),
+    }
+    optional = {
+        "place": node.place,
+        "cause": hypothesis.cause,
+        "unmet": list(hypothesis.unmet),
+        "incomplete": hypothesis.incomplete,
+    }
+    return end | {name: value for name, value in optional.items() if value}

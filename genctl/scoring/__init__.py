@@ -1,1 +1,0 @@
-"""Texts to score and their scores, as values, whoever computes them."""

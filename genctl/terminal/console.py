@@ -1,0 +1,101 @@
+"""The two consoles of a run: which one is a terminal, coloured, interactive."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Mapping
+from typing import IO, Literal, TypeAlias
+
+from rich.console import Console
+
+from genctl.terminal.silent_view import never_fail_to_encode
+
+Color: TypeAlias = Literal["auto", "always", "never"]
+
+
+def make_consoles(
+    color: Color,
+    *,
+    stdout: IO[str] | None = None,
+    stderr: IO[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[Console, Console]:
+    """The consoles for results and for everything else, each judged by its own stream.
+
+    `color` goes before the environment. With "auto", NO_COLOR goes before FORCE_COLOR (which stands for "always"), and
+    both before TERM=dumb and whether the stream is a terminal. A pipe gets escape codes only if they were asked for,
+    and is never animated; neither is a dumb terminal.
+    """
+    variables = os.environ if environ is None else environ
+    return _console(color, stdout or sys.stdout, variables), _console(color, stderr or sys.stderr, variables)
+
+
+def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Console:
+    if color == "auto" and environ.get("NO_COLOR"):
+        color = "never"
+    elif color == "auto" and environ.get("FORCE_COLOR"):
+        color = "always"
+    terminal = _is_terminal(stream)
+    dumb = environ.get("TERM", "").lower() in ("dumb", "unknown")
+    coloured = color == "always" or (color == "auto" and terminal and not dumb)
+    never_fail_to_encode(stream)
+    # Rich interprets the same variables differently, so it receives the decision and only the variables for sizes.
+    variables = {name: environ[name] for name in ("TERM", "COLORTERM", "COLUMNS", "LINES") if name in environ}
+    if dumb and color == "always":
+        variables["TERM"] = "xterm-256color"
+    if dumb and terminal:  # Rich takes 80 columns for a dumb terminal, however wide it is
+        variables = {**_size(stream), **variables}
+    return _Console(
+        file=stream,
+        force_terminal=terminal or coloured,
+        force_interactive=terminal and not dumb,
+        color_system="auto" if coloured else None,
+        no_color=not coloured,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        soft_wrap=True,
+        _environ=variables,
+    )
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise, where Rich would end the process with status 1: the command line decides on the exit status."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+class _Nowhere(io.StringIO):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def takes_lines(console: Console) -> bool:
+    """Whether it is a terminal that cannot redraw (TERM=dumb): it gets a line now and then instead of a bar."""
+    return not console.is_interactive and _is_terminal(console.file)
+
+
+def discard() -> Console:
+    """A console that shows nothing, for runs whose results are written as records."""
+    return Console(file=_Nowhere(), quiet=True, color_system=None, markup=False, highlight=False, emoji=False)
+
+
+def _size(stream: IO[str]) -> dict[str, str]:
+    """COLUMNS and LINES of a terminal; {} if unknown."""
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return {}
+    return {"COLUMNS": str(size.columns), "LINES": str(size.lines)} if size.columns and size.lines else {}
+
+
+def _is_terminal(stream: IO[str]) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # the stream is closed
+        return False

@@ -1,0 +1,82 @@
+"""Lines at the bottom of the screen that are redrawn in place while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import Progress, ProgressColumn
+from rich.text import Text
+
+from genctl.terminal import widgets
+from genctl.terminal.reflow import DrawnLines
+
+FRAME_S = 0.05
+
+
+class LiveRegion:
+    """Lines that are drawn again and again until `hide` erases them. `clock` gives seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float]) -> None:
+        self._console = console
+        self._clock = clock
+        self._live: Live | None = None
+        self._lines = DrawnLines(console)
+        self._drawn = float("-inf")
+        self.footer: Text | None = None  # a last line
+
+    @property
+    def visible(self) -> bool:
+        """Whether anything is on the screen."""
+        return self._live is not None
+
+    def is_due(self, now: float) -> bool:
+        """Whether the last frame is old enough for the next one."""
+        return now - self._drawn >= FRAME_S
+
+    def draw(self, lines: Sequence[Text], settled: Sequence[Text] = ()) -> None:
+        """Replace what is drawn by `lines`. The `settled` lines are printed above it and stay."""
+        if self._lines.outdated:
+            self.hide()
+        if self.footer is not None:
+            lines = [*lines[-max(self._console.height - 2, 1) :], widgets.fit(self.footer.copy(), self._console.width)]
+        if self._live is None:
+            for line in settled:
+                self._console.print(line)
+            settled = ()
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+                vertical_overflow="crop",
+            )
+            self._live.start()
+        self._live.update(Group(*lines), refresh=not settled)
+        if settled:
+            self._console.print(Group(*settled))  # this redraws the region too
+        self._lines.note([line.cell_len for line in lines])
+        self._drawn = self._clock()  # after drawing, so that a slow terminal does not take more than its share
+
+    def hide(self) -> None:
+        """Erase the region; the next `draw` starts it again."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            self._lines.clear()
+            live.update(Text(""))
+            live.stop()
+            self._drawn = float("-inf")
+
+
+def transient_progress(console: Console, *columns: ProgressColumn) -> Progress:
+    """A progress bar that is redrawn only by `refresh` and erased when it stops."""
+    return Progress(
+        *columns,
+        console=console,
+        transient=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )

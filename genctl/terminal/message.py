@@ -1,0 +1,41 @@
+"""Messages on standard error, one per line; on a terminal a long one is broken between words."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from genctl.terminal.widgets import visible
+
+_ERROR = ("\x1b[1;31m", "\x1b[0m")
+
+
+def print_message(line: str, *, color: str = "auto") -> None:
+    """Print one line, control characters made visible. Words and numbers stay whole; `error:` has its colour."""
+    shown, columns = visible(line), _columns()
+    first, rest = ("error:", shown[6:]) if shown.startswith("error:") and _coloured(color, columns) else ("", shown)
+    if not columns or len(shown) * 2 <= columns:
+        print(f"{first and first.join(_ERROR)}{rest}", file=sys.stderr, flush=True)
+        return
+    from genctl.terminal.word_wrap import WordWrap
+
+    wrap = WordWrap(sys.stderr.write, lambda: columns, erases=False, dim=_ERROR)
+    wrap.write(first, dim=True)
+    wrap.write(f"{rest}\n")
+    sys.stderr.flush()
+
+
+def _coloured(color: str, columns: int) -> bool:
+    """Whether a terminal of this many columns (0: none) gets colours; the rules are those of `make_consoles`."""
+    if color == "auto" and not os.environ.get("NO_COLOR"):
+        dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+        return bool(os.environ.get("FORCE_COLOR")) or (columns > 0 and not dumb)
+    return color == "always"
+
+
+def _columns() -> int:
+    """The columns of the terminal; 0 if standard error is none."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,156 @@
+"""The progress of a batch: rows, tokens per second, time left. Only on a terminal.
+
+Without a total there is no bar, only the words. A dumb terminal gets them as a line, more and more rarely.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task
+from rich.text import Text
+
+from genctl.events import Event, Stepped
+from genctl.terminal import theme
+from genctl.terminal.console import takes_lines
+from genctl.terminal.live_region import transient_progress
+from genctl.terminal.reflow import DrawnLines
+
+FRAME_S = 0.1
+LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
+BAR = 20  # columns
+SPEED_S = 20.0  # the speed shown is that of the last so many seconds
+
+
+class RowsBar:
+    """Draws how many of `total` rows are done (None: unknown); `what` they are called.
+
+    `done` rows were finished before this run. Nothing is drawn in a pipe. Redrawn on events, at most ten times a
+    second; there is no thread.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        total: int | None,
+        *,
+        done: int = 0,
+        what: str = "rows",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._total, self._what = total, what
+        self._lines = takes_lines(console)
+        self._pause = LINE_S
+        self._done = self._before = done
+        self._failed = 0
+        self._ahead = 0  # rows that are finished and not written yet
+        self._speeds: tuple[float, ...] = ()
+        self._tokens = 0
+        self._clock = clock
+        self._began = clock()
+        self._window: list[tuple[float, int]] = [(self._began, 0)]  # when so many tokens were written
+        self._drawn = float("-inf")
+        self._progress: Progress | None = None
+        self._row = DrawnLines(console)
+        self._closed = False
+
+    def feed(self, event: Event) -> None:
+        """Count the tokens of a step. Other events only draw it."""
+        if isinstance(event, Stepped):
+            self._tokens += event.new_tokens
+        self._draw()
+
+    def work(self, rows: int, tokens: int, speeds: Sequence[float] = ()) -> None:
+        """What workers have done: rows that are finished and not written yet, all tokens; tokens a second of each."""
+        self._ahead, self._tokens, self._speeds = rows, tokens, tuple(speeds)
+        self._draw()
+
+    def row(self, *, failed: bool = False) -> None:
+        """Count one more row."""
+        self._done += 1
+        self._ahead = max(self._ahead - 1, 0)
+        self._failed += int(failed)
+        self._draw()
+
+    def hide(self) -> None:
+        """Erase the bar; the next event draws it again."""
+        if self._progress is not None:
+            progress, self._progress = self._progress, None
+            self._row.clear()
+            progress.stop()
+            self._drawn = float("-inf")
+
+    def close(self) -> None:
+        """Erase the bar for good."""
+        self.hide()
+        self._closed = True
+
+    def line(self) -> str:
+        """The words beside the bar."""
+        total = f"/{self._total:,}" if self._total is not None else ""
+        finished = self._done + self._ahead
+        words = [f"{finished:,}{total} {self._what}"]
+        if self._failed:
+            words.append(f"{self._failed:,} failed")
+        since, tokens = self._window[0]
+        now = self._clock()
+        if now > since and self._tokens > tokens:
+            rate = (self._tokens - tokens) / (now - since)
+            words.append(f"{rate:,.0f} tok/s" if rate >= 10 else f"{rate:.1f} tok/s")
+        done = finished - self._before
+        if self._total is not None and done:
+            left = max(self._total - finished, 0) * (now - self._began) / done
+            words.append(f"{_duration(left)} left")
+        if self._speeds:
+            words.append(f"by worker: {', '.join(f'{speed:,.0f}' for speed in self._speeds)}")
+        return " · ".join(words)
+
+    def _draw(self) -> None:
+        now = self._clock()
+        if self._lines and not self._closed:
+            self._print(now)
+        if self._closed or not self._console.is_interactive or now - self._drawn < FRAME_S:
+            return
+        self._window.append((now, self._tokens))
+        while len(self._window) > 2 and now - self._window[1][0] > SPEED_S:
+            del self._window[0]
+        if self._row.outdated:
+            self.hide()
+        if self._progress is None:
+            bar = [] if self._total is None else [BarColumn(bar_width=BAR)]
+            self._progress = transient_progress(self._console, *bar, _Line(self.line))
+            self._progress.add_task("", total=self._total)
+            self._progress.start()
+        self._progress.update(self._progress.task_ids[0], completed=self._done + self._ahead)
+        self._progress.refresh()
+        room = 0 if self._total is None else BAR + 1
+        self._row.note([min(room + len(self.line()), self._console.width)])
+        self._drawn = self._clock()
+
+    def _print(self, now: float) -> None:
+        if now - self._began >= self._pause:
+            self._pause = 2 * (now - self._began)
+            self._console.print(Text(self.line()))
+
+
+class _Line(ProgressColumn):
+    max_refresh = None
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        super().__init__()
+        self._line = line
+
+    def render(self, task: Task) -> Text:
+        return Text(self._line(), style=theme.DIM, no_wrap=True, overflow="ellipsis")
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

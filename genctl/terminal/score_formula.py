@@ -1,0 +1,80 @@
+"""How the total of a hypothesis becomes its score: as a formula with numbers, and in words."""
+
+from __future__ import annotations
+
+import math
+
+from genctl.events import Hypothesis
+from genctl.history import LaneHistory
+from genctl.terminal import widgets
+
+UNSCALED = frozenset({"stochastic-beam"})  # their score is the total
+
+
+def searches(lane: LaneHistory) -> bool:
+    """Whether the rows of a lane compete, so that totals and scores decide between them."""
+    return lane.began is not None and "beam" in lane.began.strategy
+
+
+def penalty_of(lane: LaneHistory) -> float:
+    """The length_penalty of a lane: as recorded, else derived from its scores, else 1."""
+    if lane.began is None or lane.began.strategy in UNSCALED:
+        return 0.0
+    setting = lane.began.settings.get("length_penalty")
+    if isinstance(setting, (int, float)) and not isinstance(setting, bool):
+        return float(setting)
+    hypotheses = [path.hypothesis for path in lane.endings or ()]
+    hypotheses += lane.finished.hypotheses if lane.finished else ()
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: -len(hypothesis.tokens)):
+        ratio = hypothesis.total / hypothesis.score if hypothesis.score else math.nan
+        if len(hypothesis.tokens) > 1 and ratio > 0 and math.isfinite(ratio):
+            return round(math.log(ratio) / math.log(len(hypothesis.tokens)), 6) + 0.0
+    return 1.0
+
+
+def score(total: float, tokens: int, penalty: float) -> float:
+    """total / tokens ** length_penalty; no tokens count as one."""
+    return float(total / max(tokens, 1) ** penalty)
+
+
+def number(value: float) -> str:
+    """A log-probability, total or score in at most nine characters, unless it is huge. No -0.000."""
+    if 5e-7 <= abs(value) < 0.0095:
+        return f"{value:.6f}"
+    return widgets.rounded(value)
+
+
+def formula(lane: LaneHistory, best: Hypothesis) -> str:
+    """The score of a hypothesis as a formula on one line."""
+    if lane.began is not None and lane.began.strategy in UNSCALED:
+        return f"score = total = {number(best.total)}"
+    numbers = f"{number(best.total)} / {len(best.tokens)} ** {penalty_of(lane)!r}"
+    return f"score = total / tokens ** length_penalty = {numbers} = {number(best.score)}"
+
+
+def meaning(lane: LaneHistory, best: Hypothesis) -> str:
+    """What length_penalty does here, in one sentence: its sign is often misread."""
+    kind = lane.began.strategy if lane.began else ""
+    if kind in UNSCALED:
+        return "The total is a log-probability with Gumbel noise on it; length_penalty has no part in this search."
+    penalty = penalty_of(lane)
+    first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
+    if best.total > 0:
+        return (
+            "This total is above 0 (something raised the scores beyond log-probabilities), which turns the sign round: "
+            "here a larger length_penalty favours SHORTER sequences."
+        )
+    if penalty > 0:
+        return (
+            f"{first} are sums of log-probabilities, so negative, and dividing by more tokens brings them nearer to 0: "
+            f"length_penalty = {penalty!r} favours LONGER sequences, a larger one favours them more."
+        )
+    if penalty < 0:
+        return (
+            f"{first} are sums of log-probabilities, so negative, and a negative exponent multiplies them by the "
+            f"length: length_penalty = {penalty!r} favours SHORTER sequences; above 0 favours longer ones."
+        )
+    return (
+        f"{first} are sums of log-probabilities, so every token makes them smaller, and length_penalty = 0.0 leaves "
+        "them alone: SHORTER sequences are favoured; above 0 favours longer ones."
+    )

@@ -1,0 +1,108 @@
+"""Standard streams that are closed or broken: writing results fails with a message, diagnostics are dropped.
+
+A descriptor 0, 1 or 2 that is closed is what the next file that is opened becomes: an output file would then receive
+what is printed. So each is given a stand-in before anything is opened. Reading from a stand-in for standard input, or
+writing to one for standard output, fails with "Bad file descriptor", as it does in `cat <&-` and `cat >&-`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import contextmanager, suppress
+
+from genctl.terminal import first_sign
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import TextIO
+
+
+def mend() -> None:
+    """Fill closed standard descriptors, and make standard error a stream on which no write fails."""
+    # modes are swapped on purpose: reading 0 and writing 1 must fail, as on a closed descriptor
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        _fill(descriptor, mode)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 (open to the end)
+    sys.stderr = _diagnostics(sys.stderr)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. One that is missing or closed is none."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def say_interrupted() -> None:
+    """Say on standard error that Ctrl-C ended the command, past what another thread may hold of the stream."""
+    with suppress(OSError):
+        os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
+
+
+def let_go() -> None:
+    """Drop what is still buffered for a broken stream, so that the interpreter does not complain at its end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with suppress(OSError, ValueError):
+                _stand_in(stream.fileno(), os.O_WRONLY)
+
+
+def _fill(descriptor: int, mode: int) -> None:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        _stand_in(descriptor, mode)
+        os.set_inheritable(descriptor, True)
+
+
+def _stand_in(descriptor: int, mode: int) -> None:
+    """Let a descriptor be the null device."""
+    devnull = os.open(os.devnull, mode)  # the lowest number that is free: perhaps the descriptor itself
+    if devnull != descriptor:
+        os.dup2(devnull, descriptor)
+        os.close(devnull)
+
+
+def _diagnostics(before: TextIO | None) -> TextIO:
+    """Standard error on which no write fails: results matter even where it is closed or full."""
+    encoding = "utf-8" if before is None else before.encoding
+    raw = io.FileIO(2, "w", closefd=False)
+    return _Diagnostics(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
+
+
+class _Diagnostics(io.TextIOWrapper):
+    """After a write that fails, this one and all later ones are dropped.
+
+    Failures are caught here and not in the raw stream: a signal handled between its write and its return would make
+    the buffer write the same bytes again.
+    """
+
+    def write(self, text: str, /) -> int:
+        """Write; ignore a failure."""
+        first_sign.clear()
+        with _unheard():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush; ignore a failure."""
+        with _unheard():
+            super().flush()
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError:  # a full pipe that does not block: what fits into the buffer is written later
+        pass
+    except OSError:
+        with suppress(OSError):
+            _stand_in(2, os.O_WRONLY)

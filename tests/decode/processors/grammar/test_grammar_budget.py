@@ -1,0 +1,263 @@
+"""A text that fits the budget is never cut: whatever is drawn, a row can be closed in the tokens that are left."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import genctl
+from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.grammar_source import read
+from genctl.decode.processors.token_bytes import Spelling, spelling
+from genctl.errors import UsageError
+from genctl.params import Generation
+from tests.decode.processors.grammar.machines import PROMPT, allowed, text, tiny_words, written
+from tests.tiny import EOS, checkpoint
+
+TREE = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"v": {"type": "integer"}, "sub": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
+            "required": ["v"],
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "object": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array"}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "tree": TREE,
+    "anything": {},
+    "strings": {"type": "array", "items": {"type": "string", "minLength": 3, "maxLength": 9}, "minItems": 2},
+    "choice": {"anyOf": [{"const": 1}, {"const": "a rather long text that nobody can have time for"}]},
+    "open": {"type": "object", "additionalProperties": {"type": "object", "properties": {"k": {}}, "required": ["k"]}},
+}
+REGEXES = ["a|b{60}", "(ab|c[0-9]{20})*d", "[0-9]{4}-[0-9]{2}(-[0-9]{2})?", "x(y{30})?(z|w{25})", "[a-z ]*(stop|!)"]
+LARK = 'start: "(" start ")" | "[" start start "]" | WORD\nWORD: /[a-z]{2,30}/'
+
+
+def grammar(words: Spelling, room: int, **knobs: Any) -> Grammar:
+    source = read(Generation(**knobs))
+    assert source is not None
+    return Grammar(source, words, len(PROMPT), (EOS,), room)
+
+
+@cache
+def story_words() -> Spelling:
+    return spelling(genctl.load("builtin:stories").tokenizer, 1536, "test")
+
+
+def walk(made: Grammar, room: int, draw: random.Random, taste: str) -> tuple[list[int], bool]:
+    """A row of at most `room` tokens drawn from what is allowed, and whether it ended by EOS."""
+    row: list[int] = []
+    size = len(made.words.pieces)
+    while len(row) < room:
+        ids = sorted(allowed(made, row, size=size)[0])
+        assert ids, "no token is left"
+        others = [token for token in ids if token != EOS]
+        if taste == "long" and others:  # never ends by itself, and opens what it can
+            opening = [token for token in others if set(made.words.pieces[token]) & set(b'{["(,bcwy')]
+            ids = opening if opening and draw.random() < 0.7 else others
+        token = draw.choice(ids)
+        if token == EOS:
+            return row, True
+        row.append(token)
+    return row, False
+
+
+def shortest_room(words: Spelling, knobs: dict[str, Any]) -> int:
+    """The least budget that is not refused and in which a closing is known."""
+    for room in range(1, 200):
+        try:
+            made = grammar(words, room, **knobs)
+        except UsageError:
+            continue
+        if made._first is not None and len(made._first) <= room:
+            return room
+    raise AssertionError("no room is enough")
+
+
+@pytest.mark.parametrize("taste", ["long", "any"])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        *({"json_schema": schema} for schema in SCHEMAS.values()),
+        *({"regex": pattern} for pattern in REGEXES),
+        {"grammar": LARK},
+    ],
+    ids=[*SCHEMAS, *REGEXES, "lark"],
+)
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_whatever_is_drawn_the_text_is_whole_at_the_end(knobs: dict[str, Any], taste: str, data: st.DataObject) -> None:
+    words = tiny_words()
+    least = _least(json.dumps(knobs))
+    room = least + data.draw(st.integers(0, 40))
+    made = grammar(words, room, **knobs)
+    row, ended = walk(made, room, random.Random(data.draw(st.integers(0, 2**32))), taste)
+    shown = text(words, row).decode()
+    assert ended or (room == least and len(row) == room)
+    assert made.accepts(row)
+    if "json_schema" in knobs:
+        json.loads(shown)
+    elif "regex" in knobs:
+        assert re.fullmatch(knobs["regex"], shown)
+
+
+@cache
+def _least(knobs: str) -> int:
+    return shortest_room(tiny_words(), json.loads(knobs))
+
+
+@pytest.mark.parametrize("name", ["object", "tree", "strings"])
+def test_the_same_over_a_vocabulary_of_words(name: str) -> None:
+    for room in (24, 40):
+        for seed in range(2):
+            made = grammar(story_words(), room, json_schema=SCHEMAS[name])
+            made.eos = (EOS,)
+            row, ended = walk(made, room, random.Random(seed), "long")
+            assert ended
+            json.loads(text(story_words(), row))
+
+
+def test_a_budget_bars_nothing_while_it_is_far() -> None:
+    words = tiny_words()
+    source = read(Generation(regex="(ab|c[0-9]{4})*d"))
+    assert source is not None
+    free, near = Grammar(source, words, len(PROMPT), (EOS,)), grammar(words, 400, regex="(ab|c[0-9]{4})*d")
+    draw = random.Random(5)
+    row: list[int] = []
+    for _ in range(80):
+        ids = allowed(free, row)[0]
+        assert allowed(near, row)[0] == ids
+        others = sorted(ids - {EOS, *(token for token in ids if words.pieces[token].endswith(b"d"))})
+        if not others:
+            break
+        row.append(draw.choice(others))
+
+
+def test_within_a_small_budget_what_can_be_begun_can_be_ended() -> None:
+    """By enumeration: every row that the budget allows is the beginning of a text that fits."""
+    words = tiny_words()
+    pattern = "[ab]{1,4}(c|dd)"
+    source = read(Generation(regex=pattern))
+    assert source is not None
+    free = Grammar(source, words, len(PROMPT), (EOS,))
+    for room in (3, 4, 5):
+        fits = {row for row in written(free, room - 1)}
+        near = set(written(grammar(words, room, regex=pattern), room - 1))
+        assert near
+        assert near <= fits
+        rows: list[tuple[int, ...]] = [()]
+        while rows:
+            row = rows.pop()
+            assert any(whole[: len(row)] == row for whole in near)
+            if len(row) < room - 1:
+                ids = allowed(grammar(words, room, regex=pattern), row)[0]
+                rows += [(*row, token) for token in ids - {EOS}]
+
+
+def test_what_a_row_may_write_depends_on_its_tokens_and_the_budget_alone() -> None:
+    words, draw = tiny_words(), random.Random(3)
+    together = grammar(words, 30, json_schema=SCHEMAS["object"])
+    rows: list[list[int]] = [[]] * 3
+    for step in range(30):
+        answers = allowed(together, *rows)
+        if step % 3 == 0:
+            for row, answer in zip(rows, answers, strict=True):
+                assert allowed(grammar(words, 30, json_schema=SCHEMAS["object"]), row)[0] == answer
+        if not all(answer - {EOS} for answer in answers):
+            break
+        rows = [[*row, draw.choice(sorted(ids - {EOS}))] for row, ids in zip(rows, answers, strict=True)]
+        draw.shuffle(rows)
+        if step % 7 == 6:
+            together._live.clear()
+            together._moved.clear()
+            together._closings.clear()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "room"),
+    [({"regex": "a{30}"}, 5), ({"json_schema": SCHEMAS["object"]}, 4), ({"json_schema": {"const": "abcabcabc"}}, 3)],
+)
+def test_a_budget_that_no_text_fits_is_refused(knobs: dict[str, Any], room: int) -> None:
+    with pytest.raises(UsageError, match=f"{next(iter(knobs))}: no text of it fits in {room} tokens"):
+        grammar(tiny_words(), room, **knobs)
+
+
+def test_the_last_text_that_fits_is_the_only_one_left() -> None:
+    made = grammar(tiny_words(), 4, regex="a{3}|a{9}")
+    row: list[int] = []
+    for _ in range(3):
+        row.append(next(iter(allowed(made, row)[0])))
+    assert text(tiny_words(), row) == b"aaa"
+    assert allowed(made, row)[0] == {EOS}
+
+
+def test_where_others_bar_what_would_close_the_text_it_goes_on_as_far_as_it_comes() -> None:
+    words = tiny_words()
+    made = grammar(words, 2, regex="a*b")
+    b, a = (next(iter(words.spelled(letter))) for letter in (b"b", b"a"))
+    scores = torch.zeros(1, len(words.pieces))
+    scores[0, b] = -torch.inf
+    after = made(torch.tensor([[*PROMPT, a]]), scores)
+    assert after[0, a] == 0.0
+
+
+@pytest.mark.parametrize(
+    "mode", [{"do_sample": True, "num_return_sequences": 3}, {"num_beams": 3}, {"num_beams": 3, "do_sample": True}, {}]
+)
+def test_every_mode_writes_whole_json_in_every_budget_that_is_enough(mode: dict[str, Any], tmp_path: Any) -> None:
+    stories = _stories()
+    check: Callable[[str], Any] = json.loads
+    for room in (15, 16, 17, 19, 24, 40):
+        results = stories.generate(
+            ["Once upon", "A boy named Tom and his dog"],
+            json_schema=SCHEMAS["object"],
+            max_new_tokens=room,
+            seed=room,
+            **mode,
+        )
+        for result in results:
+            for one in result.sequences:
+                assert set(check(one.text)) >= {"name", "age"}
+                assert one.finish_reason == "eos"
+
+
+@cache
+def _stories() -> Any:
+    return genctl.load("builtin:stories")
+
+
+def test_a_prompt_alone_and_in_a_batch_gives_the_same_text() -> None:
+    prompts = ["Once upon", "A boy named Tom and his dog", "The"]
+    knobs: dict[str, Any] = {"json_schema": SCHEMAS["object"], "max_new_tokens": 18, "do_sample": True, "seed": 2}
+    together = _stories().generate(prompts, **knobs, batch_size=3)
+    one_by_one = _stories().generate(prompts, **knobs, batch_size=1)
+    assert [result.text for result in together] == [result.text for result in one_by_one]
+
+
+def test_an_encoder_decoder_and_a_prefix(tmp_path: Any) -> None:
+    t5 = genctl.load(str(checkpoint("t5", tmp_path / "t5")))
+    for room in (4, 6):
+        (result,) = t5.generate(["the cat"], regex="(ab)+c|d{40}", max_new_tokens=room, do_sample=True, seed=room)
+        assert re.fullmatch("(ab)+c", result.text)
+    (result,) = _stories().generate(
+        ["Once"], regex=" the [a-z]{3,30}", prefix=" the c", max_new_tokens=12, do_sample=True, seed=1
+    )
+    assert result.text.startswith(" the c")

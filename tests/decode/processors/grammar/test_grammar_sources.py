@@ -1,0 +1,126 @@
+"""What is wrong with a grammar is said in one sentence, with its place, before anything is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.config.search_conflicts import grammars as conflicts
+from genctl.decode.processors.grammar_source import read
+from genctl.errors import UsageError
+from genctl.params import Generation
+from tests.decode.processors.grammar.machines import allowed, machine
+from tests.tiny import tokenizer
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"regex": "(ab"}, 'regex: unclosed group at character 1 of "(ab"'),
+        ({"regex": "ab**("}, 'regex: unclosed group at character 5 of "ab**("'),
+        (
+            {"regex": "a(?=b)"},
+            'regex: look-around, including look-ahead and look-behind, is not supported at character 2 of "a(?=b)"',
+        ),
+        ({"regex": "a$b"}, 'regex: lookarounds not supported yet; End in "a$b"'),
+        ({"regex": ""}, "regex: the pattern is empty, and so would be the text"),
+        ({"grammar": 'start: "a" foo'}, 'grammar, line 1, column 8: unknown name: "foo"'),
+        ({"grammar": "/nowhere.lark"}, "grammar: cannot read /nowhere.lark: No such file or directory"),
+        ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
+        (
+            {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},
+            'json_schema: unknown type "strin" at #/properties/a/items',
+        ),
+        (
+            {"json_schema": {"$defs": {"x/y": {"not": {}}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
+            'json_schema: unsupported keywords ["not"] at #/$defs/x~1y',
+        ),
+        ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group at #"),
+        ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object at #'),
+    ],
+)
+def test_a_grammar_that_does_not_parse_is_refused_with_its_place(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(Generation(**knobs))
+    assert caught.value.message == message
+
+
+def test_files_are_read_and_named(tmp_path: Path) -> None:
+    schema, lark = tmp_path / "s.json", tmp_path / "g.lark"
+    schema.write_text('{"enum": ["a"]}')
+    lark.write_text('start: "a" b\nb: c\n')
+    assert machine(json_schema=str(schema)).accepts(tokenizer().encode('"a"'))
+    with pytest.raises(UsageError) as caught:
+        read(Generation(grammar=str(lark)))
+    assert caught.value.message == f'grammar ({lark}), line 2, column 4: unknown name: "c"'
+    schema.write_text("[1,")
+    with pytest.raises(UsageError, match="not JSON"):
+        read(Generation(json_schema=str(schema)))
+    schema.write_text("[1]")
+    with pytest.raises(UsageError, match=r"a schema is a JSON object, true or false, not \[1\]"):
+        read(Generation(json_schema=str(schema)))
+    schema.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match="not UTF-8 text"):
+        read(Generation(json_schema=str(schema)))
+
+
+@pytest.mark.parametrize("schema", [True, "true", " true\n", "{}", {}])
+def test_true_and_the_empty_schema_allow_any_json(schema: Any) -> None:
+    for text in ("[1]", '"a"', "null", '{"b":2}'):
+        assert machine(json_schema=schema).accepts(tokenizer().encode(text))
+
+
+@pytest.mark.parametrize("schema", [False, "false"])
+def test_false_is_a_schema_that_allows_nothing(schema: Any) -> None:
+    with pytest.raises(UsageError, match="json_schema: the schema false allows no text at all"):
+        read(Generation(json_schema=schema))
+
+
+def test_a_file_may_be_named_like_a_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("true").write_text('{"enum": ["a"]}')
+    Path("false").write_text("true")
+    assert not machine(json_schema="./true").accepts(tokenizer().encode("1"))
+    assert machine(json_schema="./false").accepts(tokenizer().encode("1"))
+    assert machine(json_schema="true").accepts(tokenizer().encode("1"))
+
+
+def test_a_schema_may_change_its_white_space() -> None:
+    spaced = tokenizer().encode('{"a": 1}')
+    schema = {"properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    assert machine(json_schema=schema).accepts(spaced)
+    assert not machine(json_schema={**schema, "x-guidance": {"whitespace_flexible": False}}).accepts(spaced)
+
+
+def test_no_grammar_is_no_processor() -> None:
+    assert read(Generation()) is None
+    assert read(Generation(regex="a"), "grammar") is None
+
+
+def test_what_contradicts_each_other_is_told() -> None:
+    assert conflicts(Generation(regex="a")) == []
+    assert conflicts(Generation(regex="a", json_schema={}, grammar="x")) == [
+        "json_schema and regex both say what the text must be; leave out one of them",
+        "json_schema and grammar both say what the text must be; leave out one of them",
+    ]
+    found = conflicts(Generation(regex="a", token_healing=True, stop_regex="b"))
+    assert [sentence.split(":")[0] for sentence in found] == [
+        "token_healing cannot be combined with regex",
+        "token_healing cannot be combined with stop_regex",
+    ]
+
+
+def test_grammars_are_checked_without_torch() -> None:
+    code = (
+        "import sys; from genctl.decode.processors.grammar_source import read; from genctl.params import Generation;"
+        "read(Generation(json_schema={})); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_anchors_around_the_whole_pattern_change_nothing() -> None:
+    assert allowed(machine(regex="^ab$"), ()) == allowed(machine(regex="ab"), ())

@@ -1,0 +1,191 @@
+"""Stop strings against a plain search in the decoded text, whatever the tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from transformers import StopStringCriteria
+
+from genctl.decode.stopping import StoppingContext, build
+from genctl.decode.stopping.text import quoted
+from genctl.params import Generation
+from tests.decode.stopping.rows import KINDS, RARE, first_stop, reader, tokenizer, written
+
+BROKEN = "\ufffd"
+PIECES = [
+    "the cat",
+    " mat",
+    "don't",
+    " do not",
+    " . ",
+    "stop",
+    " st",
+    "op",
+    "\n\n",
+    "日本語",
+    "。",
+    "🙂",
+    "👩‍👩‍👧",
+    "é",
+    "naïve ",
+    "  ",
+]
+
+
+def criterion(kind: str, stops: Sequence[str], decode: Callable[[list[int]], str] | None = None):
+    material = StoppingContext(Generation(stop_strings=list(stops)), tokenizer(kind), decode or reader(kind))
+    return build(material)[0]
+
+
+def plain_search(kind: str, tokens: Sequence[int], stops: Sequence[str]) -> int | None:
+    """The earliest prefix whose text holds a stop string: the definition."""
+    read = reader(kind)
+    for count in range(1, len(tokens) + 1):
+        text = read(tokens[:count]).rstrip(BROKEN)
+        if any(stop in text for stop in stops):
+            return count
+    return None
+
+
+@st.composite
+def rows(draw: st.DrawFn, kind: str) -> list[int]:
+    """Encoded texts cut where no tokenizer would cut them, single bytes, special tokens and ids at random."""
+    made = tokenizer(kind)
+    encode = made.backend_tokenizer.encode
+    text = st.one_of(st.sampled_from(PIECES), st.text(RARE + "ab .'\n", max_size=12), st.text(max_size=4))
+    encoded = text.map(lambda piece: encode(piece, add_special_tokens=False).ids)
+    single = st.integers(0, len(made) - 1).map(lambda token: [token])
+    special = st.integers(1, 12).map(lambda count: [0] * count)
+    repeated = st.tuples(encoded, st.integers(1, 20)).map(lambda pair: pair[0] * pair[1])
+    parts = draw(st.lists(st.one_of(encoded, encoded, encoded, repeated, single, special), min_size=1, max_size=24))
+    return [token for part in parts for token in part][:220]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_a_row_ends_with_the_first_token_whose_text_holds_a_stop_string(kind: str, data: st.DataObject) -> None:
+    tokens = data.draw(rows(kind))
+    assume(tokens)
+    text = reader(kind)(tokens)
+    stops = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        start = data.draw(st.integers(0, max(0, len(text) - 1)))
+        length = data.draw(st.one_of(st.integers(1, 4), st.integers(1, 40)))
+        if data.draw(st.booleans()):  # one that occurs late for the first time, where the tail is no longer the whole
+            start = max(start, len(text) * 2 // 3)
+            while text.find(text[start : start + length]) < start and length < 60:
+                length += 1
+        stops.append(text[start : start + length])
+    stops = [stop for stop in stops if stop and BROKEN not in stop] or ["☃"]
+    found = first_stop(criterion(kind, stops), tokens)
+    assert (found and found[0]) == plain_search(kind, tokens, stops)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stop_string_is_found_late_in_a_long_row_at_every_distance(kind: str) -> None:
+    encode = tokenizer(kind).backend_tokenizer.encode
+    for filler in ("the cat sat on the mat ", "日本語の🙂", "don't do not . ", "ǅ𝄞"):
+        for shift in range(6):
+            tokens = (encode(filler, add_special_tokens=False).ids * 60)[: 150 + shift]
+            tokens += encode(" HERE stop here ", add_special_tokens=False).ids + encode("mat").ids
+            text = reader(kind)(tokens)
+            stop = text[-14:-4]
+            expected = plain_search(kind, tokens, [stop])
+            found = first_stop(criterion(kind, [stop]), tokens)
+            assert (found and found[0]) == expected
+
+
+@pytest.mark.parametrize("kind", ["bytelevel", "bytefallback", "metaspace"])
+def test_a_character_in_bytes_counts_only_when_it_is_complete(kind: str) -> None:
+    tokens = tokenizer(kind).backend_tokenizer.encode("ok ǅ𝄞!", add_special_tokens=False).ids
+    count, stop = first_stop(criterion(kind, ["𝄞"]), tokens)  # type: ignore[misc]
+    assert stop == ("stop", "𝄞", "string")
+    assert "𝄞" in reader(kind)(tokens[:count])
+    assert "𝄞" not in reader(kind)(tokens[: count - 1])
+
+
+def test_text_that_only_the_tail_holds_is_no_stop() -> None:
+    # an invalid byte long ago makes the whole run of byte tokens unreadable: the whole text has no "a", its tail has
+    made = tokenizer("bytefallback")
+    bad, letter = made.convert_tokens_to_ids(["<0xFF>", "<0x61>"])
+    tokens = [bad] + [letter] * 200
+    assert "a" not in reader("bytefallback")(tokens)
+    assert first_stop(criterion("bytefallback", ["a"]), tokens) is None
+
+
+def test_the_earliest_stop_string_is_named_and_the_longest_of_those_that_begin_together() -> None:
+    tokens = tokenizer("bytelevel").backend_tokenizer.encode("xyz").ids
+    whole = written(tokens) if len(tokens) == 1 else None
+    assert whole is None, "the test needs a text of several tokens"
+    assert first_stop(criterion("bytelevel", ["y", "x", "xy"]), tokens) == (1, ("stop", "x", "string"))
+    assert criterion("bytelevel", ["z", "yz", "y"])(written(tokens)) == ("stop", "yz", "string")
+
+
+def test_the_reason_shows_control_characters_as_escapes() -> None:
+    tokens = tokenizer("bytelevel").backend_tokenizer.encode("a\n\nb").ids
+    found = first_stop(criterion("bytelevel", ["\n\n"]), tokens)
+    assert found is not None
+    assert found[1] == ("stop", "\n\n", "string")
+    assert quoted("\x1b[31m") == r'"\u001b[31m"'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("filler", ["the cat sat. ", "日本語", "ǅ𝄞", " do not . "])
+def test_the_cost_of_a_token_does_not_grow_with_the_row(kind: str, filler: str) -> None:
+    read = reader(kind)
+    lengths: list[int] = []
+
+    def counting(ids: list[int]) -> str:
+        lengths.append(len(ids))
+        return read(ids)
+
+    stop = criterion(kind, ["never!!"], counting)
+    tokens = tokenizer(kind).backend_tokenizer.encode(filler, add_special_tokens=False).ids * 700
+    for count in [*range(400, 412), *range(1500, 1512)]:
+        assert stop(written(tokens[:count])) is None
+    assert max(lengths) < 320
+    assert len(lengths) < 24 * 4 + 40
+
+
+def test_a_special_token_costs_nothing_and_changes_nothing() -> None:
+    calls: list[list[int]] = []
+
+    def counting(ids: list[int]) -> str:
+        calls.append(ids)
+        return reader("bytelevel")(ids)
+
+    stop = criterion("bytelevel", ["x"], counting)
+    reserved = tokenizer("bytelevel").convert_tokens_to_ids("<|reserved|>")
+    before = len(calls)
+    assert stop(written([0, 2, reserved])) is None
+    assert stop(written([2, 0])) is None
+    assert len(calls) == before
+
+
+def test_looking_twice_or_at_another_row_in_between_changes_nothing() -> None:
+    stop = criterion("bytelevel", ["stop"])
+    encode = tokenizer("bytelevel").backend_tokenizer.encode
+    ends, goes_on = encode("please stop").ids, encode("please go").ids
+    answers = [stop(written(row)) for row in (ends, goes_on, ends, goes_on, ends)]
+    assert answers == [("stop", "stop", "string"), None] * 2 + [("stop", "stop", "string")]
+
+
+@pytest.mark.parametrize(
+    "text", ["the cat sat on the mat", "please stop here", "unstoppable", "a\n\nb", "it's 3.14! ok"]
+)
+@pytest.mark.parametrize("stop", ["stop", "cat", "\n\n", "sat on", "3.14", "top", "e"])
+def test_transformers_ends_at_the_same_token(text: str, stop: str) -> None:
+    made = tokenizer("bytelevel")
+    tokens = made.backend_tokenizer.encode(text).ids
+    theirs = StopStringCriteria(tokenizer=made, stop_strings=[stop])
+    expected = next(
+        (n for n in range(1, len(tokens) + 1) if bool(theirs(torch.tensor([tokens[:n]]), None)[0])),  # type: ignore[arg-type]
+        None,
+    )
+    found = first_stop(criterion("bytelevel", [stop]), tokens)
+    assert (found and found[0]) == expected

@@ -1,0 +1,172 @@
+"""Workers that die, checkpoints that cannot be loaded, options that do not fit."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.engines.pool import cluster
+from genctl.engines.pool import pool as pools
+from genctl.engines.pool.worker import Worker, WorkerSetup
+from genctl.errors import ModelError
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.engines.pool.dying import POISON
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("ray_here")
+def test_a_group_that_kills_its_worker_again_and_again_fails_alone(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "RETRIES", 1)
+    rows = [{"id": f"row {number}", "prompt_ids": [5, 6, 7 + number]} for number in range(12)]
+    rows[2]["prompt_ids"] = [5, POISON]
+    prompts, out, expected = tmp_path / "rows.jsonl", tmp_path / "out.jsonl", tmp_path / "expected.jsonl"
+    processor = 'processors=[{use="tests.engines.pool.dying:at_the_poison"}]'
+    arguments = ["run", "-m", str(llama), "-i", str(prompts), "-n", "4", "--batch-size", "1", "--allow-plugins"]
+    prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    done = genctl(*arguments, "--set", processor, "-o", str(out), "--workers", "2", stdin="")
+    prompts.write_text("".join(f"{json.dumps(row)}\n" for row in rows if row["prompt_ids"] != [5, POISON]))
+    assert genctl(*arguments, "--set", processor, "-o", str(expected), stdin="").status == 0
+    assert (done.status, done.err) == (1, "")
+    lines = out.read_text().splitlines(keepends=True)
+    error = json.loads(lines.pop(2))
+    assert error["id"] == "row 2"
+    assert error["error"]["code"] == "worker"
+    assert error["error"]["message"].startswith("worker ")
+    assert error["error"]["message"].endswith(f"on {platform.node()} died 2 times, each time while it decoded row 3")
+    assert "".join(lines) == _with_other_seeds(expected.read_text(), lines)
+
+
+def _with_other_seeds(text: str, lines: list[str]) -> str:
+    """Rows behind the one that was left out have another place, of which their seed is made."""
+    records = [json.loads(line) for line in text.splitlines()]
+    for record, line in zip(records, lines, strict=True):
+        record["seed"] = json.loads(line)["seed"]
+    return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_a_checkpoint_that_cannot_be_loaded_ends_the_run_with_its_message(llama: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(llama, tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    alone = genctl("run", "-m", str(damaged), "hi", stdin="")
+    done = genctl("run", "-m", str(damaged), "hi", "--workers", "2", stdin="")
+    assert (done.status, done.out, done.err) == (alone.status, alone.out, alone.err)
+    assert done.status == 3
+
+
+def test_a_folder_that_a_node_lacks_is_named_with_the_node(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    setup = WorkerSetup(Runtime(model="gone"), (), 1, str(tmp_path), local=str(gone), alone=False)
+    before = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
+    try:
+        error = Worker(setup).open()
+    finally:
+        os.environ["OMP_NUM_THREADS"] = before[0] or "1"
+        os.chdir(before[1])
+    assert isinstance(error, ModelError)
+    assert error.message == f"gone is a local folder, and there is no {gone} (on node {platform.node()})"
+    assert str(error) == error.message
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    for flags in (("--workers", "2"), ("--address", "auto")):
+        for command in ("run", "beam", "score"):
+            done = genctl(command, "hi", *flags, stdin="")
+            line = f"error: {flags[0]} needs Ray, which is not installed: pip install 'genctl[ray]'\n"
+            assert (done.status, done.out, done.err) == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0"], "--workers 0: must be a whole number from 1, or auto"),
+        (["--workers", "many"], "--workers many: must be a whole number from 1, or auto"),
+        (
+            ["--workers", "2", "--stream"],
+            "--workers decodes groups of rows elsewhere, but --stream writes text while it is decoded",
+        ),
+        (
+            ["--address", "auto", "--check-batch"],
+            "--address decodes elsewhere, but --check-batch compares what is decoded here",
+        ),
+        (
+            ["--workers", "2", "--check-runtime"],
+            "--workers decodes elsewhere, but --check-runtime compares two runtimes here",
+        ),
+        (
+            ["--workers", "2", "--device-map", "auto"],
+            "--workers gives each worker a device, but device_map = auto (flag --device-map) is one",
+        ),
+        (
+            ["--workers", "2", "--device", "cuda:1"],
+            "--workers gives each worker a GPU of its own, but device = cuda:1 (flag --device) names one for all\n"
+            "hint: say --device cuda",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_both_options(arguments: list[str], message: str) -> None:
+    done = genctl("run", "hi", *arguments, stdin="")
+    assert (done.status, done.out, done.err) == (2, "", f"error: {message}\n")
+
+
+def test_rows_from_a_keyboard_are_refused() -> None:
+    done = genctl("run", "--input", "-", "--workers", "2")
+    message = "error: --workers gives whole groups of rows to workers, but --input - reads them from a keyboard\n"
+    assert (done.status, done.err) == (2, message)
+
+
+def test_cores_are_shared_unless_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert [cluster.threads_for(8, workers) for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    for value, threads in (("3", 3), ("2,1", 2), ("0", 4), ("x", 4)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert cluster.threads_for(8, 2) == threads
+
+
+class _Ray:
+    """What `start_cluster` reads of a cluster with two machines of eight cores and four GPUs each."""
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 16.0, **({"GPU": float(self.gpus)} if self.gpus else {})}
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "gpu", "expected"),
+    [(None, 8, True, (8, 1, 2)), (None, 0, True, (2, 0, 8)), (None, 8, False, (2, 0, 8)), (4, 8, True, (4, 1, 4))],
+)
+def test_there_is_a_worker_for_each_gpu_or_else_for_each_machine(
+    workers: int | None, gpus: int, gpu: bool, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "ray", _Ray(gpus))
+    found = cluster.start_cluster("auto", workers, gpu=gpu)
+    assert (found.workers, found.gpus, found.threads) == expected
+    assert found.about == "at auto, 2 machines"
+
+
+def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "ray", _Ray(1))
+    with pytest.raises(Exception, match="--workers 2: there is 1 GPU, and each worker takes one"):
+        cluster.start_cluster(None, 2, gpu=True)

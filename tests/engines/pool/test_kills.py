@@ -1,0 +1,141 @@
+"""Workers and drivers that are killed: nothing is lost, nothing is repeated, nothing is different."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from genctl.engines.pool.cluster import cores
+from tests.cli.tool import genctl
+
+ROOT = Path(__file__).parents[3]
+MODEL = "builtin:stories"
+SETTINGS = ("-n", "24", "--do-sample", "--seed", "3", "--batch-size", "1")
+PATIENCE = 120  # seconds
+SLOW = b"note: no worker is ready yet\n"  # on a busy machine
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+
+
+class Harness:
+    """A job in a folder: its prompts, what it should write, and drivers for it."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self.prompts, self.out = folder / "prompts.txt", folder / "out.jsonl"
+        self.journal = folder / "out.jsonl.journal"
+        self.prompts.write_text("".join(f"Once upon a time {number}\n" for number in range(rows)))
+        expected = folder / "expected.jsonl"
+        assert genctl("run", "-m", MODEL, *SETTINGS, "-i", str(self.prompts), "-o", str(expected)).status == 0
+        self.expected = expected.read_bytes()
+
+    @contextmanager
+    def driver(self, workers: int) -> Iterator[subprocess.Popen[bytes]]:
+        """A process of its own that goes on with the job."""
+        command = [sys.executable, "-m", "genctl", "run", "-m", MODEL, *SETTINGS, "-i", str(self.prompts)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [*command, "-o", str(self.out), "--resume", "--workers", str(workers)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    @property
+    def rows(self) -> int:
+        """Rows that the journal knows to be written."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            return int(json.loads(self.journal.read_text().splitlines()[-1]).get("rows", 0))
+        return 0
+
+    def wait_for(self, rows: int, process: subprocess.Popen[bytes]) -> None:
+        """Wait until so many rows are written."""
+        until = time.monotonic() + PATIENCE
+        while self.rows < rows and process.poll() is None:
+            assert time.monotonic() < until, f"{self.rows} rows"
+            time.sleep(0.05)
+
+    def finish(self, workers: int) -> tuple[int, bytes, bytes]:
+        """Go on until the job is done."""
+        with self.driver(workers) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        return process.returncode, out, err.replace(SLOW, b"")
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The processes that decode for a driver."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                found += [child] if any("ray::Worker" in word for word in child.cmdline()) else []
+    return found
+
+
+@pytest.mark.processes
+def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
+    job = Harness(tmp_path, 40)
+    with job.driver(2) as process:
+        job.wait_for(4, process)
+        victims = workers_of(process)
+        assert len(victims) == 2
+        everything = psutil.Process(process.pid).children(recursive=True)
+        victims[0].kill()
+        job.wait_for(12, process)
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=PATIENCE)
+        seconds, err = time.monotonic() - began, err.replace(SLOW, b"")
+    written = job.out.read_bytes()
+    assert process.returncode == 130, err
+    assert seconds < 3
+    assert out == b""
+    assert err.endswith(b"; the same command goes on after them\ninterrupted\n"), err
+    assert err.count(b"\n") == 2, err
+    assert job.expected.startswith(written)
+    assert 0 < len(written) < len(job.expected)
+    assert job.finish(1) == (0, b"", b"")
+    assert job.out.read_bytes() == job.expected
+    _, alive = psutil.wait_procs(everything, timeout=20)
+    assert len(everything) >= 6  # two daemons, two agents, two workers
+    assert not alive
+    assert not list(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
+
+
+@pytest.mark.torture
+def test_twenty_kills_of_workers_and_drivers_lose_nothing(tmp_path: Path) -> None:
+    job, chance = Harness(tmp_path, 400), random.Random(5)
+    kills = {"worker": 0, "driver": 0}
+    while sum(kills.values()) < 20:
+        before = job.rows
+        with job.driver(chance.randint(1, min(3, cores()))) as process:
+            job.wait_for(before + 1, process)
+            for _ in range(chance.randint(0, 3)):
+                time.sleep(chance.uniform(0, 1.5))
+                if victims := workers_of(process):
+                    chance.choice(victims).kill()
+                    kills["worker"] += 1
+            time.sleep(chance.uniform(0, 1.5))
+            assert process.poll() is None, process.communicate()
+            process.kill()
+            kills["driver"] += 1
+        assert job.expected.startswith(job.out.read_bytes()[: job.out.read_bytes().rfind(b"\n") + 1])
+    assert min(kills.values()) >= 5
+    assert job.finish(2) == (0, b"", b"")
+    assert job.out.read_bytes() == job.expected

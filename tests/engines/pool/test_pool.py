@@ -1,0 +1,157 @@
+"""The order of results, and what becomes of groups whose workers die, with a Ray that does what a test says."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from genctl.engines.pool import pool as pools
+from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup
+from genctl.errors import ModelError
+from genctl.params import Runtime
+from tests.engines.pool.fake_ray import Died, FakeRay
+
+Behave = Callable[[int, str, tuple[Any, ...]], Any]
+
+
+def opened(number: int, **identity: Any) -> OpenedWorker:
+    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity})
+
+
+def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+    """A worker that does everything."""
+    if method == "open":
+        return opened(number)
+    return FinishedGroup(f"result of {arguments[1]}", number, 1) if method == "work" else (number, -1, 0, 0)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
+    def start(behave: Behave, workers: int = 3, seed: int = 0) -> WorkerPool:
+        monkeypatch.setitem(sys.modules, "ray", FakeRay(behave, seed))  # type: ignore[arg-type]
+        pool = WorkerPool(None, workers, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
+        pool.open(lambda: None, lambda line: None)
+        return pool
+
+    return start
+
+
+def groups(count: int, taken: list[int] | None = None) -> Iterator[WorkGroup]:
+    for number in range(count):
+        if taken is not None:
+            taken.append(number)
+        yield WorkGroup(f"group {number}", 0 if number % 7 == 3 else 2, 2 * number, 2 * number + 1)
+
+
+def summary(results: Iterator[GroupResult]) -> list[tuple[int, Any]]:
+    return [(result.group.first // 2, result.lost or result.value) for result in results]
+
+
+def expected(count: int) -> list[tuple[int, Any]]:
+    return [(number, None if number % 7 == 3 else f"result of group {number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, started: Callable[..., WorkerPool]) -> None:
+    pool, taken, given = started(well, seed=seed), list[int](), list[GroupResult]()
+    for result in pool.results(groups(60, taken), lambda: False):
+        given.append(result)
+        assert all(len(worker.assignments) <= pools.IN_FLIGHT for worker in pool.workers)
+        assert len(taken) - len(given) <= pools.HELD * len(pool.workers) + 1
+    assert summary(iter(given)) == expected(60)
+    pool = started(well, seed=seed)
+    unordered = summary(pool.results(groups(60), lambda: False, ordered=False))
+    assert unordered != expected(60)
+    assert sorted(unordered) == expected(60)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
+    tries = Counter[int]()
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "work":
+            tries[arguments[0]] += 1
+            beside = arguments[0] in (4, 6, 8) and tries[arguments[0]] == 1  # it was there when another killed
+            if arguments[0] == 5 or beside:
+                raise Died
+        return well(number, method, arguments)
+
+    results = summary(started(behave, seed=seed).results(groups(30), lambda: False))
+    lost = results.pop(5)
+    assert results == [one for one in expected(30) if one[0] != 5]
+    assert lost[1] in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
+    assert (tries[5], tries[4], tries[20]) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_of_a_worker_that_is_gone_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+    calls = Counter[str]()
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        calls[f"{method} {number}"] += 1
+        if number == 2 and (calls["work 2"] > 3 or (method == "open" and calls["open 2"] > 1)):
+            raise Died
+        return well(number, method, arguments)
+
+    pool = started(behave, seed=seed)
+    assert summary(pool.results(groups(60), lambda: False)) == expected(60)
+    assert [worker.gone for worker in pool.workers] == [False, True, False]
+
+
+def test_when_all_workers_are_gone_the_run_ends(started: Callable[..., WorkerPool]) -> None:
+    calls = Counter[str]()
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        calls[f"{method} {number}"] += 1
+        if method == "work" or calls[f"open {number}"] > 1:
+            raise Died
+        return well(number, method, arguments)
+
+    with pytest.raises(
+        ModelError, match="all workers are gone: each died 3 times while it loaded the checkpoint again"
+    ):
+        list(started(behave).results(groups(60), lambda: False))
+
+
+def test_workers_that_would_write_something_else_are_refused(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return opened(number, torch=str(number)) if method == "open" else well(number, method, arguments)
+
+    message = "torch: not the same on node [12] and node [12]: [12] and [12], so their results would differ"
+    with pytest.raises(ModelError, match=message):
+        list(started(behave, workers=2).results(groups(60), lambda: False))
+
+
+def test_a_worker_that_dies_while_it_loads_ends_the_run(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise Died
+
+    with pytest.raises(ModelError, match="worker 1 died 3 times while it loaded the checkpoint"):
+        started(behave, workers=1)
+
+
+def test_results_do_not_wait_for_groups_that_come_late(started: Callable[..., WorkerPool]) -> None:
+    given: list[GroupResult] = []
+
+    def late() -> Iterator[WorkGroup | None]:
+        yield from groups(2)
+        while len(given) < 2:
+            yield None
+        yield WorkGroup("group 2", 2, 4, 5)
+
+    for result in started(well).results(late(), lambda: False):
+        given.append(result)
+    assert summary(iter(given)) == expected(3)
+
+
+def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., WorkerPool]) -> None:
+    given: list[GroupResult] = []
+    for result in started(well).results(groups(60), lambda: len(given) == 2):
+        given.append(result)
+    assert len(given) == 2

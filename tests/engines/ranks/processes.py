@@ -1,0 +1,63 @@
+"""Start several ranks of the program as `torchrun` would, and wait for all of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+SECONDS = 90  # for a test's processes: they end by themselves in a few
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **more}
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+@contextmanager
+def ranks(*command: str, size: int = 2, **how: Any) -> Iterator[list[subprocess.Popen[str]]]:
+    """`size` processes of `python COMMAND`. None is left afterwards."""
+    started, port = [], free_port()
+    for rank in range(size):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *command],
+                env=environment(**place, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                **{"stdin": subprocess.DEVNULL, **how},
+            )
+        )
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def run(*arguments: str, size: int = 2) -> list[tuple[int, str, str]]:
+    """Status, standard output and standard error of each rank of `genctl ARGUMENTS`."""
+    with ranks("-m", "genctl", *arguments, size=size) as started:
+        ends = [process.communicate(timeout=SECONDS) for process in started]
+        return [(process.returncode, *end) for process, end in zip(started, ends, strict=True)]
+
+
+def alone(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """One process, started alone."""
+    return subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False, cwd=ROOT
+    )

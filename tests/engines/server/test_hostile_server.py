@@ -1,0 +1,601 @@
+"""A server that means harm: it drips, bombs, lies about its answers, or sends numbers that cannot be true."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from genctl.engines.server import client, reading, retry
+from genctl.engines.server.address import key_of, read
+from genctl.engines.server.client import Client
+from genctl.engines.server.failure import Trouble
+from genctl.engines.server.reading import Body, Lines, message_of, object_of
+from genctl.engines.server.retry import asked_s
+from tests.cli.tool import Done, genctl
+from tests.engines.server.stand_in import Body as Request
+from tests.engines.server.stand_in import Failure, Fault, StandIn, running
+
+TEXT = " one two three four five six"
+Write = Callable[[bytes], object]
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "FIRST_S", 0.001)
+
+
+def dripping(before: bytes, drop: bytes) -> Failure:
+    def write(send: Write) -> None:
+        send(before)
+        for _ in range(400):
+            send(drop)
+            time.sleep(0.05)
+
+    return Failure(raw=write)
+
+
+def for_rows(failure: Failure, prompt: str = "bad") -> Fault:
+    """The failure for the row `prompt`; all other requests are answered."""
+    return lambda server, body: failure if body.get("stream") and body.get("prompt") == prompt else None
+
+
+def run(server: StandIn, *arguments: str) -> Done:
+    return genctl("run", "--backend", server.url, "--format", "jsonl", *arguments)
+
+
+def answer(**choice: object) -> bytes:
+    return json.dumps({"choices": [{"index": 0, "text": " a b", "finish_reason": "stop", **choice}]}).encode()
+
+
+def scored(*logprobs: object) -> dict[str, object]:
+    texts = [f" {letter}" for letter in "abcdef"[: len(logprobs)]]
+    return {"text": "".join(texts), "logprobs": {"tokens": texts, "token_logprobs": list(logprobs)}}
+
+
+# -- time --------------------------------------------------------------------------------------------------------------
+
+DRIPS = {
+    "headers": dripping(b"HTTP/1.1 200 OK\r\n", b"X-A: b\r\n"),
+    "a header without its end": dripping(b"HTTP/1.1 200 OK\r\nX-A: ", b"a"),
+    "a status line": dripping(b"HTTP/1.1 200 ", b"O"),
+    "interim answers": dripping(b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+    "a body": dripping(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9999\r\n\r\n{", b" "),
+    "the body of an error": dripping(b"HTTP/1.1 500 Oh\r\nContent-Length: 9999\r\n\r\n", b"x"),
+    "a line of the stream": dripping(HEAD + b"data: ", b"x"),
+    "comments": dripping(HEAD, b": wait\n\n"),
+    "chunks": dripping(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+}
+
+
+@pytest.mark.parametrize("place", DRIPS)
+def test_the_time_of_a_row_is_kept_wherever_a_server_drips(place: str) -> None:
+    limit = "--max-time" if place == "chunks" else "--row-timeout"
+    with running(fault=for_rows(DRIPS[place])) as server:
+        began = time.monotonic()
+        done = run(server, limit, "0.7", "bad", "Hi")
+        assert time.monotonic() - began < 8  # the server drips for 20 s
+        assert [record["finish_reason"] for record in done.records] == ["time", "eos"]
+
+
+@pytest.mark.parametrize("place", ["a body", "headers"])
+def test_the_time_of_a_scored_row_is_kept_too(place: str) -> None:
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        return DRIPS[place] if body.get("prompt") == "bad" else None
+
+    with running(fault=fault) as server:
+        began = time.monotonic()
+        words = ("score", "--backend", server.url, "--row-timeout", "0.7", "--format", "jsonl")
+        done = genctl(*words, "bad", "I drink tea")
+        assert time.monotonic() - began < 8  # the server drips for 20 s
+        assert (done.status, done.records[1]["nll"]) == (1, 3.0)
+        message = f"{server.url}: no score within row_timeout = 0.7 s"
+        assert done.records[0]["error"] == {"code": "backend", "message": message}
+
+
+def test_silence_is_the_time_without_an_answer_not_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENCE_S", 0.2)
+    monkeypatch.setattr(retry, "ATTEMPTS", 2)
+    with running(fault=for_rows(DRIPS["comments"])) as server:
+        done = run(server, "bad")
+        assert done.records[0]["error"]["message"].startswith(f"{server.url}: no answer within 0.2 s")
+
+
+def test_after_the_last_text_a_stream_that_stays_open_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "AFTER_S", 0.2)
+    open_end = dripping(HEAD + b"data: " + answer() + b"\n\n", b": more\n\n")
+    with running(fault=for_rows(open_end)) as server:
+        began = time.monotonic()
+        assert run(server, "bad").records[0]["text"] == " a b"
+        assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("path", ["models", "probe"])
+def test_the_probe_has_a_time_limit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genctl.engines.server.server.PROBE_S", 0.6)
+    drip = DRIPS["a body"]
+    wrong = {"wrong_models": drip} if path == "models" else {"fault": lambda server, body: drip}
+    with running(**wrong) as server:
+        began = time.monotonic()
+        done = genctl("run", "--backend", server.url, "Hi")
+        assert time.monotonic() - began < 8
+        assert (done.status, done.err) == (3, f"error: {server.url}: the probe got no answer within 0.6 s\n")
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("301", "429 (it asks to wait 301 s)"),
+        ("9" * 400, "429 (it asks to wait for years)"),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", "429 (it asks to wait for years)"),
+        ("inf", "429 (6 attempts)"),
+        ("1e400", "429 (6 attempts)"),
+        ("nan", "429 (6 attempts)"),
+        ("-5", "429 (6 attempts)"),
+        ("Fri, 31 Dec 99999999999999999999 23:59:59 GMT", "429 (6 attempts)"),
+        ("Fri, 31 Dec 2026 23:59:59 +9999999999", "429 (6 attempts)"),
+    ],
+)
+def test_a_pause_that_is_too_long_or_is_none_costs_no_time(header: str, words: str) -> None:
+    with running(fault=for_rows(Failure(429, headers={"Retry-After": header}))) as server:
+        began = time.monotonic()
+        done = run(server, "bad", "Hi")
+        assert time.monotonic() - began < 8
+        assert done.records[0]["error"]["message"] == f"{server.url}: {words}"
+        assert done.records[1]["text"] == TEXT
+
+
+def test_no_pause_goes_beyond_the_time_of_a_row() -> None:
+    with running(fault=for_rows(Failure(503, headers={"Retry-After": "100"}))) as server:
+        began = time.monotonic()
+        done = run(server, "--row-timeout", "5", "bad")
+        assert time.monotonic() - began < 5
+        assert done.records[0]["error"]["message"] == f"{server.url}: 503 (it asks to wait 100 s)"
+
+
+def test_all_pauses_of_a_request_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert asked_s("200") == 200.0
+    waits = iter([Trouble("busy", again=True, wait_s=200.0)] * 3)
+    slept: list[float] = []
+
+    async def ask() -> None:
+        raise next(waits)
+
+    import anyio
+
+    async def no_sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(anyio, "sleep", no_sleep)
+    with pytest.raises(Trouble, match=r"2 attempts; it asks to wait 200 s"):
+        anyio.run(lambda: retry.patiently(ask, seed=1))
+    assert slept == [200.0]
+
+
+def test_a_wait_of_more_than_a_second_is_reported_once_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retry, "SAID_S", 0.3)
+    left = [2]
+
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        if body.get("stream") and left[0] > 0:
+            left[0] -= 1
+            return Failure(429, b'{"error": "slow down"}', headers={"Retry-After": "0.6"})
+        return None
+
+    with running(fault=fault) as server:
+        done = run(server, "Hi", "You")
+        assert (done.status, done.err) == (0, f"note: {server.url}: 429 slow down: trying again in 1 s\n")
+        left[0] = 1
+        assert run(server, "-q", "Hi").err == ""
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_line_takes_time_in_proportion_to_its_length() -> None:
+    lines, piece = Lines(), b"x" * 4096
+    began = time.process_time()
+    for _ in range(8192):  # 32 MiB; a quadratic reader moves 128 GiB
+        assert list(lines.feed(piece)) == []
+    assert [len(line) for line in lines.feed(b"\ny")] == [8192 * 4096]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/event-stream"])
+@pytest.mark.parametrize("encoding", ["", "gzip", "deflate"])
+def test_an_answer_has_a_greatest_size_after_decoding(
+    kind: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "MOST_BYTES", 1 << 20)
+    content = b"data: " + b" " * (3 << 20)
+    packed = {"": content, "gzip": gzip.compress(content), "deflate": zlib.compress(content)}[encoding]
+    bomb = Failure(200, packed, kind, headers={"Content-Encoding": encoding} if encoding else {})
+    with running(fault=for_rows(bomb)) as server:
+        done = run(server, "bad", "Hi")
+        assert done.records[0]["error"]["message"] == f"{server.url}: the answer is larger than 1 MiB"
+        assert done.records[1]["text"] == TEXT
+        assert len(server.rows) == 2  # it is not sent again
+
+
+def test_a_bomb_is_decoded_in_small_pieces_and_never_beyond_the_limit() -> None:
+    assert reading.MOST_BYTES == 64 << 20
+    bomb = gzip.compress(bytes(8 << 20))
+    body, sizes = Body("gzip", 1 << 20), []
+    with pytest.raises(Trouble, match="larger than 1 MiB"):
+        sizes += [len(piece) for piece in body.pieces(bomb)]
+    whole = Body("gzip", 16 << 20)
+    sizes = [len(piece) for piece in whole.pieces(bomb)]
+    assert (sum(sizes), max(sizes)) == (8 << 20, 1 << 16)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "raw deflate", "two members", "identity"])
+def test_honest_encodings_are_read_in_any_pieces(encoding: str) -> None:
+    content = b'{"text": "abc"}' * 1000
+    bare = zlib.compressobj(wbits=-15)
+    packed = {
+        "gzip": gzip.compress(content),
+        "deflate": zlib.compress(content),
+        "raw deflate": bare.compress(content) + bare.flush(),
+        "two members": gzip.compress(content[:99]) + gzip.compress(content[99:]) + b"\0\0",
+        "identity": content,
+    }[encoding]
+    name = {"raw deflate": "deflate", "two members": "gzip"}.get(encoding, encoding)
+    for size in (1 << 20, 7):
+        body = Body(name, 1 << 20)
+        pieces = [piece for place in range(0, len(packed), size) for piece in body.pieces(packed[place : place + size])]
+        assert b"".join(pieces) == content
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("gzip", "the answer is not encoded as gzip, as it says"),
+        ("deflate", "the answer is not encoded as deflate, as it says"),
+        ("br", "the answer is encoded as br, which was not asked for"),
+        ("zstd, gzip", "the answer is encoded as zstd, gzip, which was not asked for"),
+    ],
+)
+def test_a_body_that_is_not_what_its_encoding_says_is_the_error_of_its_row(encoding: str, words: str) -> None:
+    lie = Failure(200, answer(), headers={"Content-Encoding": encoding})
+    with running(fault=for_rows(lie)) as server:
+        done = run(server, "bad", "Hi")
+        assert done.records[0]["error"]["message"] == f"{server.url}: {words} (6 attempts)"
+        assert done.records[1]["text"] == TEXT
+
+
+@pytest.mark.parametrize("charset", ["zip", "base64", "idna", "utf-16", "rot13", "undefined", "punycode", "\x7f"])
+def test_a_charset_changes_nothing(charset: str) -> None:
+    failure = Failure(400, b"no \xff way", f"text/plain; charset={charset}")
+    good = Failure(200, answer(), f"application/json; charset={charset}")
+    with running(fault=lambda server, body: {"bad": failure, "good": good}.get(str(body.get("prompt")))) as server:
+        done = run(server, "bad", "good")
+        assert done.records[0]["error"]["message"] == f"{server.url}: 400 no \ufffd way"
+        assert done.records[1]["text"] == " a b"
+
+
+def test_a_document_of_too_many_values_is_refused_before_it_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_VALUES", 1000)
+    with pytest.raises(Trouble, match="the answer holds more than 1,000 values"):
+        object_of('{"a": [' + "[]," * 1000 + "[]]}", "the answer")
+
+
+def test_deep_nesting_is_no_json() -> None:
+    with pytest.raises(Trouble, match="the answer is not JSON"):
+        object_of('{"a":' * 200_000, "the answer")
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+NO_LOGPROB = "a log-probability that is not a number up to 0 counts as unknown"
+NO_COUNT = "a number of tokens that is not a whole number from 0 counts as unknown"
+WRONG_LOGPROBS = {
+    "infinities": (float("inf"), float("-inf")),
+    "above 0": (0.5, -1.0),
+    "NaN": (float("nan"), -1.0),
+    "a boolean": (True, -1.0),
+    "a text": ("-0.5", -1.0),
+    "a huge integer": (-(10**400), -1.0),
+    "a sum beyond what a float holds": (-1.7e308, -1.7e308),
+    "a list": ([], -1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_LOGPROBS)
+def test_a_log_probability_that_cannot_be_true_is_null_with_a_note(name: str) -> None:
+    wrong = Failure(200, answer(**scored(*WRONG_LOGPROBS[name])))
+    with running(fault=for_rows(wrong)) as server:
+        done = run(server, "--top-logprobs", "2", "bad", "Hi")
+        bad, good = done.records
+        assert (done.status, done.err) == (0, f"note: {server.url}: {NO_LOGPROB}\n")
+        assert (bad["text"], bad["logprob"], bad["score"], bad["tokens"][0]["logprob"]) == (" a b", None, None, None)
+        assert good["logprob"] == -3.0
+
+
+@pytest.mark.parametrize("count", [10**400, -1, 1.5, True, "7", [], float("nan"), 2**60])
+def test_a_count_that_cannot_be_true_is_unknown_with_a_note(count: object) -> None:
+    body = {**json.loads(answer()), "usage": {"prompt_tokens": count, "completion_tokens": count}}
+    with running(fault=for_rows(Failure(200, json.dumps(body).encode()))) as server:
+        done = run(server, "bad", "Hi")
+        assert (done.status, done.err) == (0, f"note: {server.url}: {NO_COUNT}\n")
+        assert done.records[0]["usage"]["new_tokens"] == 1  # the pieces of the answer
+        assert done.records[1]["text"] == TEXT
+
+
+ODD = {
+    "no choices": {"choices": None},
+    "an empty list of choices": {"choices": []},
+    "a null choice": {"choices": [None]},
+    "an index below 0": {"choices": [{"index": -1, "text": "x", "finish_reason": "stop"}]},
+    "a boolean index": {"choices": [{"index": True, "text": "x", "finish_reason": "stop"}]},
+    "a huge index": {"choices": [{"index": 10**400, "text": "x", "finish_reason": "stop"}]},
+    "a text that is a number": {"choices": [{"text": 7, "finish_reason": "stop"}]},
+    "a delta that is a text": {"choices": [{"delta": "x", "finish_reason": "stop"}]},
+    "a reason that is a list": {"choices": [{"text": "x", "finish_reason": ["stop"]}]},
+    "a reason that is a number": {"choices": [{"text": "x", "finish_reason": 1e999}]},
+    "tokens that are numbers": {"choices": [{"text": "x", "logprobs": {"tokens": [1], "token_logprobs": [-1]}}]},
+    "alternatives in a list": {
+        "choices": [{"text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": [-1], "top_logprobs": [[1]]}}]
+    },
+    "fewer numbers than tokens": {"choices": [{"text": "x", "logprobs": {"tokens": ["x"], "token_logprobs": []}}]},
+    "content of numbers": {"choices": [{"message": {"content": "x"}, "logprobs": {"content": [1, 2]}}]},
+}
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("name", ODD)
+def test_an_answer_of_another_make_is_the_error_of_its_row(name: str, streams: bool) -> None:
+    data = json.dumps(ODD[name]).encode()
+    odd = (
+        Failure(200, b"data: " + data + b"\n\ndata: [DONE]\n\n", "text/event-stream") if streams else Failure(200, data)
+    )
+    with running(fault=for_rows(odd)) as server:
+        done = run(server, "bad", "Hi")
+        assert (done.status, done.err) == (1, "")
+        assert set(done.records[0]) == {"schema", "id", "error"}
+        assert done.records[1]["text"] == TEXT
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"token_ids": [True, 2]},
+        {"token_ids": [10**400]},
+        {"token_ids": "ab"},
+        {"logprobs": 7},
+        {"logprobs": {"content": None, "tokens": None}},
+        {"stop_reason": {"a": 1}},
+        {"stop_reason": 10**400},
+        {"finish_reason": "content_filter\x1b[31m" + "x" * 10_000},
+        {"text": "lone \ud800 surrogate \udfff and \ud83d\ude00"},
+    ],
+)
+def test_odd_fields_cost_no_row(choice: dict[str, object], tmp_path: Path) -> None:
+    with running(fault=for_rows(Failure(200, answer(**choice)))) as server:
+        output = tmp_path / "out.jsonl"
+        done = run(server, "-o", str(output), "bad", "Hi")
+        assert done.status == 0, done.err
+        text = output.read_text(encoding="utf-8")
+        assert "\x1b" not in text
+        assert len(text) < 5000
+        if "text" in choice:
+            assert json.loads(text.splitlines()[0])["text"] == "lone \ufffd surrogate \ufffd and \U0001f600"
+
+
+def test_a_row_that_nothing_foresaw_is_an_error_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genctl.engines.server import answer as answers
+
+    real = answers.ending_of
+
+    def fails(piece: answers.AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
+        if piece.finish == "broken":
+            raise ZeroDivisionError("nobody thought of this")
+        return real(piece, could_stop=could_stop)
+
+    monkeypatch.setattr("genctl.engines.server.lane.ending_of", fails)
+    with running(fault=for_rows(Failure(200, answer(finish_reason="broken")))) as server:
+        done = run(server, "bad", "Hi")
+        assert done.records[0]["error"]["message"].endswith("unexpected ZeroDivisionError: nobody thought of this")
+        assert done.records[1]["text"] == TEXT
+
+
+def test_resume_passes_a_row_that_cannot_be_read(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Hi\nbad\nYou\n")
+    wrong = Failure(200, answer(**scored(-1.7e308, -1.7e308)))
+    words = ("run", "-i", str(prompts), "-o", str(output), "--resume", "--seed", "1")
+    with running(fault=for_rows(wrong)) as server:
+        assert genctl(*words, "--backend", server.url).status == 0
+        assert [json.loads(line)["id"] for line in output.read_text().splitlines()] == ["0", "1", "2"]
+
+
+# -- more than was asked for -------------------------------------------------------------------------------------------
+
+
+def test_more_tokens_than_were_asked_for_are_cut_where_the_server_counts_them() -> None:
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        if not body.get("stream"):
+            return None
+        events = [{"choices": [{"index": 0, **scored(-0.5)}]} for _ in range(50)]
+        events.append({"choices": [{"index": 0, "text": "", "finish_reason": "stop"}]})
+        events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 50}})
+        data = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events)
+        return Failure(200, data + b"data: [DONE]\n\n", "text/event-stream")
+
+    with running(fault=fault) as server:
+        done = run(server, "-n", "8", "Hi")
+        (record,) = done.records
+        assert (record["text"], record["finish_reason"], record["logprob"]) == (" a" * 8, "length", -4.0)
+        assert record["usage"]["new_tokens"] == 8
+        assert done.err == f"note: {server.url}: a text has more than max_tokens = 8 tokens and is cut\n"
+
+
+def test_more_tokens_than_were_asked_for_are_reported_where_only_their_number_is_known() -> None:
+    body = {**json.loads(answer()), "usage": {"completion_tokens": 50}}
+    with running(logprobs=False, fault=for_rows(Failure(200, json.dumps(body).encode()))) as server:
+        done = run(server, "-n", "8", "bad")
+        assert done.records[0]["usage"]["new_tokens"] == 50
+        assert done.err == f"note: {server.url}: it counts 50 tokens for a request of at most 8\n"
+
+
+def test_a_stream_without_end_is_the_error_of_its_row() -> None:
+    def write(send: Write) -> None:
+        send(HEAD)
+        for _ in range(20_000):  # 64 parts for each of 8 tokens are 512
+            send(b'data: {"choices": [{"index": 0, "text": " a"}]}\n\n')
+
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        return Failure(raw=write) if body.get("stream") and body["prompt"] == "bad" else None
+
+    with running(fault=fault) as server:
+        done = run(server, "-n", "8", "bad", "Hi")
+        message = f"{server.url}: the stream does not end: it has 513 parts for at most 8 tokens"
+        assert done.records[0]["error"]["message"] == message
+        assert done.records[1]["text"] == TEXT
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"detail": [{"loc": 7, "msg": "too long"}]}, "7: too long"),
+        ({"detail": [{"loc": ["body", 3, None], "msg": "too long"}]}, "body.3.None: too long"),
+        ({"detail": [{"loc": {"a": 1}, "msg": ["x"]}]}, "{'a': 1}: ['x']"),
+        ({"detail": [{"msg": 5}]}, "5"),
+        ({"detail": [[1]]}, ""),
+        ({"error": {"message": 7}}, ""),
+        ({"error": None, "message": "no"}, "no"),
+        ([1, 2], ""),
+        ("text", ""),
+    ],
+)
+def test_the_message_of_a_refusal_is_found_in_any_form(body: object, words: str) -> None:
+    assert message_of(json.dumps(body).encode(), "application/json") == words
+    with running(fault=for_rows(Failure(400, json.dumps(body).encode()))) as server:
+        assert run(server, "bad").records[0]["error"]["message"] == f"{server.url}: 400 {words}".rstrip()
+
+
+@pytest.mark.parametrize(
+    ("proxy", "words", "hint"),
+    [
+        ("socks5://127.0.0.1:9", "the proxy of ALL_PROXY is a SOCKS proxy, which needs the package socksio", "socksio"),
+        ("http://[::1", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
+        ("ftp://127.0.0.1", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
+        ("://", "the proxy of ALL_PROXY cannot be used", "http://host:port"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_one_line_that_names_its_variable(
+    proxy: str, words: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    done = genctl("run", "--backend", "openai:http://192.0.2.1", "Hi")
+    error, advice = done.err.splitlines()
+    assert done.status == 3
+    assert error.startswith(f"error: openai:http://192.0.2.1: {words}")
+    assert hint in advice
+
+
+def test_a_wrong_proxy_port_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:999999")
+    done = genctl("run", "--backend", "openai:http://192.0.2.1", "Hi")
+    assert (done.status, done.err.count("\n"), "bug" in done.err) == (3, 1, False)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("GENCTL_API_KEY", "OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("url", "goes"),
+    [
+        ("https://api.openai.com/v1", True),
+        ("https://eu.api.openai.com", True),
+        ("https://API.OPENAI.COM:443", True),
+        ("http://api.openai.com", False),
+        ("https://api.openai.com.evil.example", False),
+        ("https://evilapi.openai.com", False),
+        ("https://openai.com", False),
+        ("http://127.0.0.1:8000", False),
+    ],
+)
+def test_openais_key_goes_to_openai_alone(url: str, goes: bool, keys: pytest.MonkeyPatch) -> None:
+    keys.setenv("OPENAI_API_KEY", "sesame")
+    (address,) = read(f"openai:{url}")
+    assert key_of(address)[0] == ("sesame" if goes else "")
+    keys.setenv("GENCTL_API_KEY", "mine")
+    assert key_of(address)[0] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "noted"),
+    [
+        ("http://192.0.2.1:8000", "sesame", True),
+        ("http://192.0.2.1:8000", "", False),
+        ("https://192.0.2.1", "sesame", False),
+        ("http://127.0.0.1:8000", "sesame", False),
+        ("http://localhost:8000", "sesame", False),
+    ],
+)
+def test_a_key_that_others_can_read_on_its_way_is_noted(
+    url: str, key: str, noted: bool, keys: pytest.MonkeyPatch
+) -> None:
+    keys.setenv("GENCTL_API_KEY", key)
+    lines: list[str] = []
+    client = Client(read(f"openai:{url}")[0], lines.append)
+    try:
+        client.hear()
+    finally:
+        client.close()
+    assert ["plain HTTP" in line for line in lines] == [True] * noted
+    assert "sesame" not in "".join(lines)
+
+
+def test_openais_key_goes_to_the_server_that_its_variable_names(keys: pytest.MonkeyPatch) -> None:
+    keys.setenv("OPENAI_API_KEY", "sesame")
+    with running(key="sesame") as server:
+        done = genctl("run", "--backend", server.url, "Hi")
+        assert (done.status, done.out) == (3, "")
+        assert done.err == (
+            f"error: {server.url}: 401 who are you? (a key is needed: set GENCTL_API_KEY; OPENAI_API_KEY is for "
+            "api.openai.com or the server of OPENAI_BASE_URL)\n"
+        )
+        keys.setenv("OPENAI_BASE_URL", server.url.removeprefix("openai:") + "/v1")
+        assert genctl("run", "--backend", server.url, "Hi").out == f"{TEXT}\n"
+        keys.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+        assert genctl("run", "--backend", server.url, "Hi").status == 3
+
+
+def test_a_server_stores_nothing_here() -> None:
+    seen: list[str] = []
+
+    def write(send: Write) -> None:
+        body = answer()
+        head = f"HTTP/1.1 200 OK\r\nSet-Cookie: a=b; Path=/\r\nContent-Length: {len(body)}\r\n\r\n"
+        send(head.encode() + body)
+
+    def fault(server: StandIn, body: Request) -> Failure | None:
+        return Failure(raw=write) if body.get("stream") else None
+
+    with running(fault=fault) as server:
+        server.on_headers = lambda headers: seen.append(headers.get("Cookie", ""))
+        assert run(server, "--batch-size", "1", "Hi", "You", "He").status == 0
+        assert len(seen) > 3
+        assert set(seen) == {""}

@@ -1,0 +1,367 @@
+"""An output with a journal: cut anywhere, it goes on; whatever changed is noticed; nobody else's file is touched."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.errors import InputError, OutputError, UsageError
+from genctl.io import journal, output, resumable
+from genctl.io.journal import KIND
+from genctl.io.resumable import Resumable
+from genctl.io.rows import BadRow, InputRow
+
+HEADER = {"seed": 7, "settings": {"temperature": 0.5}}
+SPAN = 4
+
+Write = tuple[str, bytes]  # which file, what
+
+
+def row(index: int, prompt: str = "") -> InputRow:
+    return InputRow(str(index), index, prompt=prompt or f"prompt {index}")
+
+
+ROWS: list[InputRow | BadRow] = [
+    BadRow("2", 2, "", "input", "line 3: empty prompt") if index == 2 else row(index) for index in range(7)
+]
+LINES = [[f"{index}.{part} {'x' * (3 * index)}\n".encode() for part in range(1 + index % 3)] for index in range(7)]
+WHOLE = b"".join(line for lines in LINES for line in lines)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+@pytest.fixture
+def beside(path: Path) -> Path:
+    return path.with_name("out.jsonl.journal")
+
+
+def write(file: Resumable, rows: Sequence[InputRow | BadRow] = ROWS, upto: int = 7) -> None:
+    """What a job does: each row is read, and its records are written unless they are there."""
+    start = file.mark.rows
+    for one in rows[:upto]:
+        file.consume(one)
+        if one.index >= start:
+            for line in LINES[one.index]:
+                file.write(line)
+            file.written(one.index + 1, {"failed": int(one.index >= 2)})
+    if upto == len(rows):
+        file.end_of_input(upto)
+
+
+def run(path: Path, *, upto: int = 7, rows: Sequence[InputRow | BadRow] = ROWS) -> None:
+    file = Resumable(path)
+    try:
+        file.start(HEADER, SPAN)
+        write(file, rows, upto)
+    except BaseException:
+        file.abandon()
+        raise
+    file.close(done=upto == 7)
+
+
+@pytest.fixture(params=["often", "seldom"])
+def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0 if request.param == "often" else 1e9)
+    return str(request.param)
+
+
+def test_a_run_in_one_go_and_one_in_pieces_write_the_same(path: Path, beside: Path, pace: str) -> None:
+    for upto in (0, 1, 3, 6, 7):
+        run(path, upto=upto)
+        assert path.read_bytes() == b"".join(line for lines in LINES[:upto] for line in lines)
+    file = Resumable(path)
+    assert file.mark.done
+    assert (file.mark.rows, file.mark.bytes, file.mark.tally) == (7, len(WHOLE), {"failed": 1})
+    file.release()
+    assert beside.stat().st_mode & 0o777 == 0o600
+    assert json.loads(beside.read_text().splitlines()[0])["journal"] == KIND
+    assert "prompt" not in beside.read_text()
+
+
+class Recorder:
+    """Remembers every write, so that the two files can be made as they were at any moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.writes: list[Write] = []
+        before = output.unbuffered
+        writes = self.writes
+
+        class Raw:
+            def __init__(self, descriptor: int) -> None:
+                self.raw: Any = before(descriptor)
+                self.name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+            def write(self, data: memoryview) -> int:
+                writes.append((self.name, bytes(data)))
+                return int(self.raw.write(data))
+
+            def close(self) -> None:
+                self.raw.close()
+
+        for module in (output, journal):
+            monkeypatch.setattr(module, "unbuffered", Raw)
+
+
+def moments(writes: Sequence[Write]) -> Iterator[dict[str, bytes]]:
+    """The files before, in the middle of, and after every write."""
+    state: dict[str, bytes] = {}
+    for name, data in writes:
+        for cut in sorted({0, 1, len(data) // 2, len(data) - 1}):
+            yield {**state, name: state.get(name, b"") + data[:cut]}
+        state[name] = state.get(name, b"") + data
+    yield state
+
+
+def test_killed_at_any_write_it_goes_on_to_the_same_bytes(
+    path: Path, beside: Path, pace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        recorder = Recorder(patch)
+        run(path)
+    assert path.read_bytes() == WHOLE
+    seen = 0
+    for state in moments(recorder.writes):
+        for file in (path, beside):
+            file.unlink(missing_ok=True)
+            if content := state.get(str(file)):
+                file.write_bytes(content)
+        if not beside.exists():
+            beside.touch()  # it is made before anything is written
+        before = path.read_bytes() if path.exists() else b""
+        run(path)
+        assert path.read_bytes() == WHOLE, before
+        seen += 1
+    assert seen > 40
+
+
+def failure_of(path: Path) -> str | None:
+    """What a run says if it cannot write."""
+    try:
+        run(path)
+    except OutputError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("partly", [False, True])
+def test_a_disk_that_fails_at_any_write_loses_nothing(
+    path: Path, beside: Path, pace: str, number: int, partly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = output.unbuffered
+    fatal = 0
+    while True:
+        fatal += 1
+        left = fatal
+
+        class Failing:
+            def __init__(self, descriptor: int) -> None:
+                self.raw: Any = before(descriptor)
+
+            def write(self, data: memoryview) -> int:
+                nonlocal left
+                left -= 1
+                if left == 0 and partly:
+                    return int(self.raw.write(data[:2]))
+                if left <= 0:
+                    raise OSError(number, os.strerror(number))
+                return int(self.raw.write(data))
+
+            def close(self) -> None:
+                self.raw.close()
+
+        for file in (path, beside):
+            file.unlink(missing_ok=True)
+        with monkeypatch.context() as patch:
+            for module in (output, journal):
+                patch.setattr(module, "unbuffered", Failing)
+            message = failure_of(path)
+        if message is None:
+            break
+        assert os.strerror(number) in message
+        assert str(path.parent) in message
+        made = path.read_bytes() if path.exists() else b""
+        assert WHOLE.startswith(made)
+        assert not made or made.endswith(b"\n")  # cut back to whole records at once
+        run(path)
+        assert path.read_bytes() == WHOLE
+    assert path.read_bytes() == WHOLE
+    assert fatal > 10
+
+
+def test_a_disk_that_cannot_make_things_last_is_an_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(OutputError, match="Input/output error"):
+            run(path)
+    run(path)
+    assert path.read_bytes() == WHOLE
+
+
+def test_marks_are_written_once_a_second_and_at_every_group(path: Path, beside: Path) -> None:
+    now = 0.0
+    file = Resumable(path, clock=lambda: now)
+    file.start(HEADER, SPAN)
+    for one in ROWS:
+        file.consume(one)
+        for line in LINES[one.index]:
+            file.write(line)
+        now += 0.4
+        file.written(one.index + 1, {})
+    file.release()
+    marks = [json.loads(line)["rows"] for line in beside.read_text().splitlines()[1:]]
+    assert marks == [0, 1, 4, 7]  # at once; the group of four; a second later
+
+
+def changed(index: int) -> list[InputRow | BadRow]:
+    return [row(index, "another prompt") if one.index == index else one for one in ROWS]
+
+
+@pytest.mark.parametrize("pace", ["often"], indirect=True)
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        (changed(0), "row 1 is not what was read"),
+        (changed(3), "row 4 is not what was read"),
+        ([*ROWS[:2], row(2), *ROWS[3:]], "row 3 is not what was read"),
+        (ROWS[:4], "it had at least 5 rows, now 4"),
+    ],
+)
+def test_a_changed_input_is_noticed_with_its_place(
+    path: Path, pace: str, rows: list[InputRow | BadRow], sentence: str
+) -> None:
+    run(path, upto=5)
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=f"cannot be resumed: the input has changed: {sentence}"):
+        run(path, rows=rows, upto=len(rows))
+    assert path.read_bytes() == before
+    run(path)
+    assert path.read_bytes() == WHOLE
+
+
+def test_where_marks_are_far_apart_the_row_is_told_all_the_same(
+    path: Path, beside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resumable, "EVERY_S", 1e9)
+    run(path, upto=6)
+    with pytest.raises(InputError, match="row 3 is not what was read"):
+        run(path, rows=changed(2))
+    lines = [json.loads(line) for line in beside.read_text().splitlines()]
+    beside.write_text(
+        "".join(
+            json.dumps({**line, "digests": ""}) + "\n" if "rows" in line else json.dumps(line) + "\n" for line in lines
+        )
+    )
+    with pytest.raises(InputError, match="rows 2 to 4 are not what was read"):
+        run(path, rows=changed(2))
+
+
+def test_a_finished_job_has_no_more_rows(path: Path) -> None:
+    run(path)
+    file = Resumable(path)
+    for one in ROWS:
+        file.consume(one)
+    file.end_of_input(7)
+    with pytest.raises(InputError, match="it had 7 rows, now 8"):
+        file.end_of_input(8)
+    file.release()
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (lambda path, beside: path.write_bytes(WHOLE[:5] + b"!" + WHOLE[6:]), "was changed since it was written"),
+        (lambda path, beside: path.write_bytes(WHOLE[:20]), "was changed since it was written"),
+        (lambda path, beside: path.unlink(), "is gone, but its journal"),
+        (lambda path, beside: beside.unlink(), "no journal says how it came about"),
+        (lambda path, beside: beside.write_bytes(b""), "no journal says how it came about"),
+        (lambda path, beside: beside.write_bytes(b"{}\n"), "is no journal of this version"),
+        (lambda path, beside: beside.write_bytes(b"[" * 5000 + b"\n"), "is no journal of this version"),
+        (lambda path, beside: beside.write_bytes(beside.read_bytes() + b"{}\n"), "is damaged at line"),
+        (lambda path, beside: beside.write_bytes(beside.read_bytes() + b"\xff\n"), "is damaged at line"),
+    ],
+)
+def test_what_was_tampered_with_is_refused_and_left_alone(
+    path: Path, beside: Path, harm: Callable[[Path, Path], object], sentence: str
+) -> None:
+    run(path, upto=5)
+    harm(path, beside)
+    before = {file: file.read_bytes() for file in path.parent.iterdir()}
+    with pytest.raises(UsageError, match=sentence) as caught:
+        Resumable(path)
+    assert caught.value.hint
+    assert {file: file.read_bytes() for file in path.parent.iterdir()} == before
+
+
+def test_an_output_of_somebody_else_is_never_taken_for_ours(path: Path, beside: Path) -> None:
+    path.write_bytes(b"precious\n")
+    with pytest.raises(UsageError, match="no journal says how it came about"):
+        Resumable(path)
+    assert path.read_bytes() == b"precious\n"
+    assert not beside.exists()
+
+
+def test_links_are_not_followed(path: Path, beside: Path) -> None:
+    victim = path.with_name("victim")
+    victim.write_bytes(b"")
+    beside.symlink_to(victim)
+    with pytest.raises(UsageError, match="is a link"):
+        Resumable(path)
+    beside.unlink()
+    path.symlink_to(path.with_name("nothing"))
+    with pytest.raises(UsageError, match="no journal says"):
+        Resumable(path)
+    path.unlink()
+    run(path, upto=4)
+    path.rename(victim)
+    path.symlink_to(victim)
+    with pytest.raises(OutputError, match="it is a link"):
+        Resumable(path)
+    assert victim.read_bytes() == b"".join(line for lines in LINES[:4] for line in lines)
+
+
+def test_a_pipe_or_a_folder_under_the_name_is_refused_at_once(path: Path, beside: Path) -> None:
+    os.mkfifo(beside)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        Resumable(path)
+    beside.unlink()
+    beside.mkdir()
+    with pytest.raises(OutputError, match="Is a directory"):
+        Resumable(path)
+    with pytest.raises(OutputError, match="there is no folder"):
+        Resumable(path.parent / "missing" / "out.jsonl")
+
+
+def test_two_runs_do_not_write_to_one_output(path: Path) -> None:
+    file = Resumable(path)
+    file.start(HEADER, SPAN)
+    with pytest.raises(UsageError, match="another run is at work"):
+        Resumable(path)
+    file.close()
+    run(path)
+    assert path.read_bytes() == WHOLE
+
+
+def test_a_job_that_never_began_leaves_nothing(path: Path) -> None:
+    Resumable(path).release()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_header_that_was_torn_is_written_again(path: Path, beside: Path) -> None:
+    run(path, upto=0)
+    path.unlink()
+    beside.write_bytes(beside.read_bytes()[:30])
+    run(path)
+    assert path.read_bytes() == WHOLE

@@ -1,0 +1,101 @@
+"""Where prompts come from: arguments, a file or a pipe, and what is said when there is none."""
+
+from __future__ import annotations
+
+import io
+import itertools
+from pathlib import Path
+
+import pytest
+
+from genctl.errors import InputError, UsageError
+from genctl.io.readers import Prompts, from_arguments, open_prompts
+from genctl.io.rows import BadRow, InputRow
+
+
+class Untouched(io.BytesIO):
+    def read1(self, size: int | None = -1, /) -> bytes:
+        raise AssertionError("stdin was read")
+
+
+def take(found: Prompts | None) -> list[str | None]:
+    assert found is not None
+    with found:
+        return [row.prompt for row in found if isinstance(row, InputRow)]
+
+
+def test_arguments_leave_stdin_alone() -> None:
+    assert take(open_prompts(["a", "b\nc"], None, Untouched(b"x"), stdin_is_terminal=False)) == ["a", "b\nc"]
+
+
+def test_a_file_leaves_stdin_alone(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt":"a"}\n')
+    assert take(open_prompts([], path, Untouched(b"x"), stdin_is_terminal=False)) == ["a"]
+
+
+@pytest.mark.parametrize("stdin", [io.BytesIO(b"a\nb\n"), io.TextIOWrapper(io.BytesIO(b"a\nb\n"), "ascii")])
+@pytest.mark.parametrize("path", [None, "-"])
+def test_stdin_is_read_when_piped(stdin: io.BytesIO, path: str | None) -> None:
+    stdin.seek(0)
+    assert take(open_prompts([], path, stdin, stdin_is_terminal=False)) == ["a", "b"]
+
+
+def test_a_terminal_is_read_only_when_asked_for() -> None:
+    assert open_prompts([], None, Untouched(), stdin_is_terminal=True) is None
+    assert take(open_prompts([], "-", io.BytesIO(b"a\n"), stdin_is_terminal=True)) == ["a"]
+    assert open_prompts([], None, None, stdin_is_terminal=False) is None
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    with pytest.raises(UsageError, match="as arguments and with --input x"):
+        open_prompts(["a"], "x", None, stdin_is_terminal=True)
+    with pytest.raises(UsageError, match="--input-format jsonl"):
+        open_prompts(["a"], None, None, stdin_is_terminal=True, format="jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("missing", "no such file: "),
+        ("", "is a folder"),
+        ("file/inside", "Not a directory: "),
+        ("a\0b", "not a file name: .*x00"),
+        ("\x1b[2J", r"no such file: .*\\x1b\[2J$"),
+        ("n" * 5000, "File name too long"),
+    ],
+)
+def test_a_file_that_cannot_be_opened_is_one_line(tmp_path: Path, name: str, wanted: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=wanted) as caught:
+        open_prompts([], f"{tmp_path}/{name}", None, stdin_is_terminal=True)
+    assert caught.value.message.startswith("the prompts could not be read: ")
+    assert caught.value.message.isprintable()
+
+
+def test_no_permission_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(InputError, match=r"^the prompts could not be read: Permission denied: x$"):
+        open_prompts([], "x", None, stdin_is_terminal=True)
+
+
+def test_the_file_is_closed_at_the_end_or_before(tmp_path: Path) -> None:
+    path = tmp_path / "prompts"
+    path.write_text("a\nb\n")
+    for taken in (0, 1, 3):
+        found = open_prompts([], path, None, stdin_is_terminal=True)
+        assert found is not None
+        list(itertools.islice(found, taken))
+        found.close()
+        del found  # an open file would warn here, and warnings are errors
+
+
+def test_arguments_that_are_no_prompts_are_bad_rows() -> None:
+    assert list(from_arguments(["a", "", "b\udcff"])) == [
+        InputRow("0", 0, prompt="a", where="argument 1"),
+        BadRow("1", 1, "argument 2", "input", "argument 2: empty prompt"),
+        BadRow("2", 2, "argument 3", "input", "argument 3: not UTF-8 at character 2"),
+    ]

@@ -1,0 +1,268 @@
+"""`--report` and `genctl report`: pages of real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.cli.tool import genctl
+from tests.pages.pages import Parts
+
+NUMBERS = ("-m", "builtin:numbers", "--color", "never")
+
+
+def facts_of(parts: Parts) -> str:
+    return " ".join("".join(parts.texts).split())
+
+
+def test_a_run_is_written_as_before_and_its_page_beside_it(tmp_path: Path) -> None:
+    page = tmp_path / "run.html"
+    plain = genctl("run", *NUMBERS, "twelve", "--do-sample", "--seed", "3")
+    done = genctl("run", *NUMBERS, "twelve", "--do-sample", "--seed", "3", "--report", str(page))
+    assert (done.status, done.out) == (0, plain.out)
+    parts = Parts(page.read_text())
+    (lane,) = parts.data["lanes"]
+    assert lane["sequences"][0]["text"] == plain.out.removesuffix("\n")
+    assert lane["tree"]["top"]  # alternatives, though nothing asked for them
+    said = facts_of(parts)
+    for fact in ("builtin:numbers", "sha256:", "native", "cpu", "tokens/s", "do_sample = true", "--seed 3"):
+        assert fact in said
+
+
+def test_the_command_to_repeat_it_has_the_seed_that_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "run.html"
+    words = ["run", *NUMBERS, "twelve", "--do-sample", "--report", str(page)]
+    monkeypatch.setattr("sys.argv", ["genctl", *words])
+    assert genctl(*words).status == 0
+    parts = Parts(page.read_text())
+    assert f"--do-sample --seed {parts.data['lanes'][0]['seed']}" in facts_of(parts)
+    assert str(page) not in facts_of(parts)  # nothing that the run wrote is in its way
+
+
+def test_the_command_has_short_prompts_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, stdin, expected in (
+        ("short", "it's\nnine\n", """printf '%s\\n' 'it'"'"'s' nine | genctl run"""),
+        ("long", "nine " * 50, "< PROMPTS  # standard input"),
+    ):
+        page = tmp_path / f"{name}.html"
+        words = ["run", *NUMBERS, "-n", "2", "-o", str(tmp_path / f"{name}.txt"), "--report", str(page)]
+        monkeypatch.setattr("sys.argv", ["genctl", *words])
+        assert genctl(*words, stdin=stdin).status == 0
+        command = re.search(r"<code>(.*?)</code>", page.read_text())
+        assert command is not None
+        shown = unescape(command[1])
+        assert expected in shown
+        assert str(tmp_path) not in shown
+
+
+@pytest.mark.parametrize("format", ["jsonl", "tsv", "json"])
+def test_records_are_the_same_with_and_without_a_page(tmp_path: Path, format: str) -> None:
+    words = ["run", *NUMBERS, "twelve", "nine", "--seed", "1", "--format", format]
+    words += ["--explain", "--repetition-penalty", "1.2"] if format == "jsonl" else []
+    plain = genctl(*words)
+    assert genctl(*words, "--report", str(tmp_path / "p.html")).out == plain.out
+
+
+def test_rows_that_fail_are_on_the_page(tmp_path: Path) -> None:
+    rows = '{"id": "a", "prompt": "twelve"}\n{"id": "b", "prompt": "nine", "params": {"top_p": 7}}\n{"id": "c"\n'
+    page = tmp_path / "p.html"
+    done = genctl("run", *NUMBERS, "--input-format", "jsonl", "--format", "jsonl", "--report", str(page), stdin=rows)
+    assert done.status == 1
+    lanes = {lane["lane"]: lane for lane in Parts(page.read_text()).data["lanes"]}
+    assert sum("error" in lane for lane in lanes.values()) == 2
+    assert "top_p" in lanes["b"]["error"]["message"]
+    assert lanes["a"]["sequences"]
+
+
+def test_a_search_has_its_tree(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    assert genctl("beam", *NUMBERS, "twelve", "--num-beams", "3", "--report", str(page)).status == 0
+    (lane,) = Parts(page.read_text()).data["lanes"]
+    assert "d" in lane["tree"]["state"]
+    assert lane["strategy"] == "beam"
+
+
+def test_runs_of_a_comparison_have_columns_and_intervals(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    words = ["compare", *NUMBERS, "-p", "greedy", "-p", "nucleus", "twelve", "nine", "--seed", "1"]
+    words += ["--baseline", "nucleus", "--format", "jsonl"]
+    plain = genctl(*words)
+    assert genctl(*words, "--report", str(page)).out == plain.out
+    shown = Parts(page.read_text()).data["comparison"]
+    assert (shown["runs"], shown["base"], len(shown["prompts"])) == (["greedy", "nucleus"], "nucleus", 2)
+    assert all(one["runs"]["greedy"][3] == 2 for one in shown["metrics"])
+
+
+def test_scored_texts_have_a_strip_and_figures(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    text = "Once upon a time there was a fox."
+    plain = genctl("score", text, "--format", "jsonl", "--scores")
+    done = genctl("score", text, "--format", "jsonl", "--scores", "--report", str(page))
+    assert (done.status, done.out) == (0, plain.out)
+    parts = Parts(page.read_text())
+    (lane,) = parts.data["lanes"]
+    record = json.loads(plain.out)
+    assert lane["tree"]["logprob"] == [round(one["logprob"] * 10_000) for one in record["scores"]]
+    assert lane["tree"]["rank"] == [one["rank"] for one in record["scores"]]
+    assert "perplexity" in lane["figures"][""]
+    shown = facts_of(parts)
+    assert "scored tokens9" in shown
+    assert "tokens/s" not in shown
+    assert "new tokens" not in shown
+
+
+def test_a_measured_cache_stands_beside_its_plan(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    done = genctl(
+        "inspect-cache", "Once upon a time", "--steps", "2", "--heatmap", "--format", "json", "--report", str(page)
+    )
+    cache, report = Parts(page.read_text()).data["cache"], json.loads(done.out)
+    assert cache["total_bytes"] == report["total_bytes"] == cache["planned"]["total_bytes"]
+    assert [one["step"] for one in cache["steps"]] == [0, 1, 2]
+    assert [layer["bytes"] for layer in cache["layers"]] == [layer["bytes"] for layer in report["layers"]]
+    assert len(cache["heatmap"]["layers"]) == len(report["heatmap"]["layers"])
+
+
+def test_a_recording_makes_the_page_later(tmp_path: Path) -> None:
+    events, page = tmp_path / "run.jsonl", tmp_path / "run.html"
+    genctl("beam", *NUMBERS, "twelve", "--trace", str(events), "--report", str(tmp_path / "live.html"))
+    done = genctl("report", str(events))
+    assert (done.status, done.out, done.err) == (0, "", f"wrote {page}\n")
+    live = Parts((tmp_path / "live.html").read_text()).data
+    assert Parts(page.read_text()).data["lanes"] == live["lanes"]
+    again = genctl("report", str(events))
+    assert again.status == 2
+    assert again.err.startswith(f"error: the output exists already: {page}")
+    assert genctl("report", str(events), "--force", "-q").err == ""
+    other = tmp_path / "other.html"
+    assert genctl("replay", str(events), "--report", str(other)).status == 0
+    assert Parts(other.read_text()).data["lanes"] == live["lanes"]
+
+
+def test_a_recording_on_standard_input_needs_a_name(tmp_path: Path) -> None:
+    done = genctl("report", "-", stdin="")
+    assert done.status == 2
+    assert "give the page one with --output FILE" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("run", "x", "--report", "-"), "--report -: a page is a file"),
+        (("run", "x", "--report", "p", "--output", "p"), "--output names the same file"),
+        (("run", "x", "--report", "p", "--events", "p"), "--report names the same file"),
+        (("run", "-i", "x", "-o", "y.jsonl", "--resume", "--report", "p"), "--report shows one run from its beginning"),
+        (("inspect-cache", "--plan", "--report", "p"), "--report belongs to a measurement"),
+    ],
+)
+def test_what_contradicts_a_page_is_refused(words: tuple[str, ...], sentence: str) -> None:
+    done = genctl(*words)
+    assert done.status == 2
+    assert sentence in done.err
+
+
+def test_a_run_that_fails_leaves_no_page(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    assert genctl("run", "-m", str(tmp_path / "nowhere"), "x", "--report", str(page)).status == 3
+    assert not page.exists()
+
+
+def test_a_page_appears_when_it_is_whole(tmp_path: Path) -> None:
+    from genctl.commands.page_file import PageFile
+
+    page = tmp_path / "p.html"
+    given_up = PageFile(str(page), force=False)
+    assert not page.exists()
+    given_up.__exit__(KeyboardInterrupt, None, None)
+    assert list(tmp_path.iterdir()) == []
+    with PageFile(str(page), force=False):
+        assert not page.exists()
+    assert page.read_text().endswith("</html>")
+    assert list(tmp_path.iterdir()) == [page]
+
+
+def test_an_existing_page_is_kept_without_force(tmp_path: Path) -> None:
+    page = tmp_path / "p.html"
+    page.write_text("mine")
+    assert genctl("run", *NUMBERS, "x", "--report", str(page)).status == 2
+    assert page.read_text() == "mine"
+    assert genctl("run", *NUMBERS, "x", "--report", str(page), "--force").status == 0
+    assert page.read_text().startswith("<!doctype html>")
+
+
+SCREENS = {
+    "run": (("run", *NUMBERS[:2], "twelve", "--do-sample", "--seed", "1"), "seed 1"),
+    "beam": (("beam", *NUMBERS[:2], "twelve"), "score = total / tokens ** length_penalty"),
+    "compare": (("compare", *NUMBERS[:2], "-p", "greedy", "-p", "nucleus", "twelve", "--seed", "1"), "forward passes"),
+    "score": (("score", "One day the fox.", "--format", "jsonl"), "perplexity"),
+    "inspect-cache": (("inspect-cache", "One day", "--steps", "2", "--format", "json", "--seed", "1"), "step  given"),
+}
+
+
+@pytest.mark.parametrize("command", SCREENS)
+def test_the_final_screen_is_drawn_and_results_stay_as_they_are(tmp_path: Path, command: str) -> None:
+    words, part = SCREENS[command]
+    drawn = tmp_path / "s.svg"
+    plain = genctl(*words)
+    done = genctl(*words, "--svg", str(drawn))
+    assert done.status == plain.status == 0
+    assert _timeless(done.out) == _timeless(plain.out)
+    source = drawn.read_text()
+    shown = unescape("".join(text for text in ElementTree.fromstring(source).itertext())).replace("\xa0", " ")
+    assert part in shown
+    assert "url(http" not in source.replace('"', "")
+
+
+def _timeless(text: str) -> str:
+    """Without the table of a comparison, which has seconds."""
+    return re.sub(r"\nrun .*", "", text, flags=re.DOTALL)
+
+
+def test_the_screen_of_a_recording_has_its_prompt_and_table(tmp_path: Path) -> None:
+    events, drawn = tmp_path / "e.jsonl", tmp_path / "s.svg"
+    genctl("beam", *NUMBERS, "twelve", "--trace", str(events))
+    assert genctl("replay", str(events), "--svg", str(drawn)).status == 0
+    shown = unescape("".join(ElementTree.parse(drawn).getroot().itertext())).replace("\xa0", " ")
+    assert "twelve" in shown
+    assert "★" in shown
+
+
+def test_a_picture_has_its_command_and_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = tmp_path / "s.svg"
+    words = [
+        "run",
+        "One day",
+        "--explain",
+        "--do-sample",
+        "--top-k",
+        "9",
+        "--seed",
+        "1",
+        "-n",
+        "120",
+        "--svg",
+        str(drawn),
+    ]
+    monkeypatch.setattr("sys.argv", ["genctl", *words])
+    assert genctl(*words).status == 0
+    root = ElementTree.parse(drawn).getroot()
+    shown = unescape("".join(root.itertext())).replace("\xa0", " ")
+    assert "$ genctl run 'One day' --explain --do-sample --top-k 9 --seed 1 -n 120" in shown
+    assert "--svg" not in shown
+    assert re.search(r"⋮ \d+ lines are left out of this picture", shown)
+    assert "120 tokens" in shown
+    assert float(root.attrib["viewBox"].split()[3]) < 6000
+
+
+def test_what_a_model_says_cannot_break_a_picture(tmp_path: Path) -> None:
+    drawn = tmp_path / "s.svg"
+    hostile = "</text><script>alert(1)</script>&\x1b[2J\x00"
+    assert genctl("run", hostile, "-n", "2", "--svg", str(drawn)).status == 0
+    root = ElementTree.parse(drawn).getroot()
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
+    assert "<script>alert(1)" in unescape("".join(root.itertext())).replace("\xa0", " ")

@@ -1,0 +1,74 @@
+"""Assisted sampling draws from the model's own distribution, however bad the drafts are: chi-square tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.strategies.assisted import Assisted, Schedule
+from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
+from tests.strategies.assisted.table import Table
+
+VOCABULARY, LENGTH, DRAWS = 3, 4, 600
+PROMPT = (0, 1, 2, 0, 1)
+
+TARGET = Table(torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(1)))
+OTHER = Table(2 * torch.randn(VOCABULARY, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(2)))
+
+
+def less_of_the_same(history: Tensor, scores: Tensor) -> Tensor:
+    """A processor that looks at the row: a token is less likely the more often it is there."""
+    counts = torch.nn.functional.one_hot(history, VOCABULARY).sum(1)
+    return scores / 0.7 - 0.4 * counts
+
+
+def draw(drafter: Drafter, schedule: Schedule, confidence: float) -> Counter[tuple[int, ...]]:
+    strategy = Assisted(drafter, True, 2, schedule, confidence)
+    fixed = {"processors": (less_of_the_same,), "use_cache": False}
+    lanes = (Lane(str(i), PROMPT, strategy, LENGTH, seed=i, **fixed) for i in range(DRAWS))
+    found = list(decode(TARGET, lanes))
+    assert not [event for event in found if isinstance(event, events.Failed)]
+    return Counter(event.hypotheses[0].tokens for event in found if isinstance(event, events.Finished))
+
+
+def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+    """Of Pearson's test; rare sequences (fewer than 5 expected) are counted together."""
+    pairs = [(counts[made], DRAWS * part) for made, part in expected.items()]
+    often = [pair for pair in pairs if pair[1] >= 5]
+    rare = [pair for pair in pairs if pair[1] < 5]
+    if rare:
+        often.append((sum(count for count, _ in rare), sum(part for _, part in rare)))
+    statistic = sum((count - part) ** 2 / part for count, part in often)
+    return float(torch.special.gammaincc(torch.tensor((len(often) - 1) / 2), torch.tensor(statistic / 2)))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "schedule", "confidence"),
+    [
+        (ModelDrafter(OTHER), "constant", 0.0),
+        (ModelDrafter(OTHER), "heuristic", 0.5),
+        (PromptLookup(2), "constant", 0.0),
+    ],
+    ids=["model", "model-stops-when-unsure", "prompt-lookup"],
+)
+def test_draws_follow_the_models_processed_distribution(
+    drafter: Drafter, schedule: Schedule, confidence: float
+) -> None:
+    counts = draw(drafter, schedule, confidence)
+    assert p_value(counts, TARGET.distribution(PROMPT, LENGTH, less_of_the_same)) > 0.01
+    # the same test notices the assistant's distribution, and missing processors
+    assert p_value(counts, OTHER.distribution(PROMPT, LENGTH, less_of_the_same)) < 1e-6
+    assert p_value(counts, TARGET.distribution(PROMPT, LENGTH)) < 1e-6
+
+
+def test_an_assistant_that_is_the_model_is_always_right() -> None:
+    lane = Lane("0", PROMPT, Assisted(ModelDrafter(TARGET), True, 4, "constant", 0.0), 31, seed=3, use_cache=False)
+    steps = [event for event in decode(TARGET, [lane]) if isinstance(event, events.Stepped)]
+    drafted = sum(step.drafted for step in steps)
+    assert (drafted, sum(step.accepted for step in steps)) == (24, 24)

@@ -1,0 +1,77 @@
+"""Numbers as they are shown: no negative zero, no exponents where digits fit, no seed that nothing used."""
+
+from __future__ import annotations
+
+import pytest
+
+from genctl.commands.inspect import cache_report
+from genctl.commands.run.beam_picture import from_word
+from genctl.commands.score import token_heat
+from genctl.comparing import formats
+from genctl.events import Began, Row
+from genctl.history import Path
+from genctl.plural import count
+from genctl.terminal import score_formula, widgets
+from genctl.terminal.run_history import RunHistory, fold
+from tests.terminal.streams import token
+
+
+def test_what_rounds_to_nothing_has_no_sign() -> None:
+    assert [widgets.rounded(value) for value in (-0.0, -0.0004, -0.0006, 0.0)] == ["0.000", "0.000", "-0.001", "0.000"]
+
+
+def test_a_large_perplexity_is_written_in_digits() -> None:
+    assert [token_heat.number(value) for value in (2.5, 2238.4, 2051000.0, 3e12)] == [
+        "2.5000",
+        "2,238",
+        "2,051,000",
+        "3.00e+12",
+    ]
+
+
+def test_only_runs_that_draw_have_a_seed_in_the_summary() -> None:
+    for strategy, seed in (("greedy", None), ("sample", 7)):
+        assert fold(RunHistory(), Began("0", "p", strategy, "m", 7)).totals.seed == seed
+
+
+def test_a_dead_row_shows_its_whole_word() -> None:
+    path = Path(Path(), Row("0", 0, (token(0, " was"), token(1, " P"), token(2, "ip")), -1.0, -1.0), 0)
+    assert from_word(path, 6) == "Pip"
+    assert from_word(path, 4) == "Pip"
+    assert from_word(path, 0) == "was Pip"
+
+
+def test_nouns_follow_their_numbers() -> None:
+    assert [count(1, "token"), count(2, "pass", "passes"), count(1204, "row")] == ["1 token", "2 passes", "1,204 rows"]
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown", "difference"),
+    [
+        (-0.0004, 3, "0.000", "0.000"),
+        (0.0004, 3, "0.000", "0.000"),
+        (-0.5, 3, "-0.500", "-0.500"),
+        (0.5, 0, "0", "0"),
+        (2_051_000.4, 2, "2,051,000", "+2,051,000"),
+        (2238.0, 2, "2,238.00", "+2,238.00"),
+        (None, 2, "–", "–"),
+    ],
+)
+def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, difference: str) -> None:
+    assert formats.number(value, digits) == shown
+    assert formats.signed(value, digits) == difference
+
+
+def test_a_score_is_written_in_digits() -> None:
+    values = (-11.8823, -0.0041, -0.0000021, -1e-12, 0.0)
+    shown = ["-11.882", "-0.004100", "-0.000002", "0.000", "0.000"]
+    assert [score_formula.number(value) for value in values] == shown
+
+
+def test_bytes_are_whole() -> None:
+    assert [cache_report.number(value) for value in (10240, 1365.33, 2048.0, None)] == [
+        "10,240",
+        "about 1,365",
+        "2,048",
+        "–",
+    ]

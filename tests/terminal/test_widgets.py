@@ -1,0 +1,224 @@
+"""Single lines: what they say at 80 columns, and text that tries to be more than text."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from genctl.events import Failed, Row, Stepped, Token, Trace
+from genctl.history import LaneHistory
+from genctl.terminal import theme, widgets
+from genctl.terminal.explain import explain_heading, explain_lines, explain_summary, no_room
+from genctl.terminal.message import print_message
+from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.summary import failure
+from tests.terminal.streams import STORY, check_screen, console, lane, token, written
+
+HOSTILE = [
+    ("\x1b[31mred\x1b[0m", "␛[31mred␛[0m"),
+    ("\x1b]0;title\x07", "␛]0;title␇"),
+    ("a\x00b", "a␀b"),
+    ("one\rtwo", "one␍two"),
+    ("back\x08", "back␈"),
+    ("\x7f", "␡"),
+    ("\x9b2J", "⟨U+009B⟩2J"),
+    ("\x85", "⟨U+0085⟩"),
+    ("\u202eevil\u202c", "⟨U+202E⟩evil⟨U+202C⟩"),
+    ("\u2066x\u2069", "⟨U+2066⟩x⟨U+2069⟩"),
+    ("\u200e\u200f\u061c", "⟨U+200E⟩⟨U+200F⟩⟨U+061C⟩"),
+    ("a\u2028b", "a⟨U+2028⟩b"),
+    ("\udc80", "⟨U+DC80⟩"),
+    ("keep\n\ttabs and 日本 👩‍👩‍👧 é", "keep\n\ttabs and 日本 👩‍👩‍👧 é"),
+]
+
+
+def drawn(width: int, *renderables: RenderableType) -> str:
+    out = console(width)
+    for one in renderables:
+        out.print(one, soft_wrap=False)
+    return written(out)
+
+
+@pytest.mark.parametrize(("text", "shown"), HOSTILE)
+def test_characters_that_a_terminal_would_obey_are_shown(text: str, shown: str) -> None:
+    assert widgets.visible(text) == shown
+
+
+@given(st.text(st.characters()))
+def test_no_text_leaves_a_control_character_and_showing_twice_is_showing_once(text: str) -> None:
+    shown = widgets.visible(text)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+    assert widgets.visible(shown) == shown
+
+
+@given(st.text(st.characters(), max_size=40), st.sampled_from([60, 80, 120]))
+def test_any_token_gives_lines_that_fit(text: str, width: int) -> None:
+    one = Token(7, -0.5, text, 3, 1.0, ((7, text, -0.5), (8, text * 9, -1.0)))
+    for line in (
+        widgets.score_heading(width),
+        widgets.score_line(1, one, width),
+        *widgets.alternative_lines(one, width, 5),
+        widgets.header(width, text, text),
+    ):
+        assert line.cell_len <= width
+        assert "\n" not in line.plain
+        assert widgets.visible(line.plain) == line.plain
+
+
+def test_markup_in_model_output_is_text() -> None:
+    one = token(1, "[bold red]x[/]:smile:")
+    assert "[bold·red]x[/]:…" in drawn(80, widgets.score_line(1, one))
+    assert "[bold·red]x[/]:smile:" in drawn(80, *widgets.alternative_lines(one, 80, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [(" fox", "·fox"), ("\n", "\\n"), ("\t", "\\t"), ("a\\n", "a\\\\n"), ("", "‹id 7›"), ("\x1b", "␛")],
+)
+def test_a_token_is_named_on_one_line(text: str, shown: str) -> None:
+    assert widgets.token_text(7, text) == shown
+
+
+@pytest.mark.parametrize(("name", "shown"), [("</s>", "</s>"), ("\ufffd", "‹id 2›"), ("", "‹id 2›")])
+def test_a_token_without_text_goes_by_what_the_alternatives_call_it(name: str, shown: str) -> None:
+    line = widgets.score_line(1, Token(2, -0.1, "", 1, 0.5, ((2, name, -0.1), (3, "x", -3.0)))).plain
+    assert line.split()[1:-5] == shown.split()
+
+
+def test_a_bar_is_as_long_as_its_probability_says() -> None:
+    assert [widgets.bar(p, 4).plain for p in (0.0, 1e-9, 0.5, 0.53125, 1.0, 2.0, math.nan)] == [
+        "    ",
+        "▏   ",
+        "██  ",
+        "██▏ ",
+        "████",
+        "████",
+        "    ",
+    ]
+
+
+def test_percentages_keep_their_width_and_never_call_something_nothing() -> None:
+    assert [widgets.percent(p) for p in (0.0, 0.0001, 0.0005, 0.752, 1.0)] == [
+        "  0.0%",
+        " <0.1%",
+        "  0.1%",
+        " 75.2%",
+        "100.0%",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_scores_are_readable(width: int) -> None:
+    tokens = [token(step, text) for step, text in enumerate(STORY[:6])]
+    tokens += [Token(2, -0.1), Token(9, -2.5, " 日本語の長い長い長い文字列", 12, 3.25), token(10, "\x1b[2J")]
+    lines = [widgets.score_heading()]
+    for step, one in enumerate(tokens, start=1):
+        lines += [widgets.score_line(step, one), *widgets.alternative_lines(one, width, 5)]
+    text = drawn(width, *lines)
+    assert max(Text(line).cell_len for line in text.split("\n")) <= width
+    check_screen(f"scores_{width}", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_processors_did_is_readable(width: int) -> None:
+    events = list(lane("0", [STORY[:6]], trace=True))
+    history = RunHistory()
+    for event in events:
+        history = fold(history, event)
+    lines: list[RenderableType] = [widgets.score_heading(), explain_heading(width)]
+    for step, text in enumerate(STORY[:6], start=0):
+        one = token(step, text, trace=True)
+        lines += [widgets.score_line(step + 1, one), *explain_lines(one, width)]
+    text = drawn(width, *lines, Text(), explain_summary(history))
+    assert max(Text(line).cell_len for line in text.split("\n")) <= width
+    check_screen(f"explain_{width}", text)
+
+
+def test_a_failure_is_one_line_that_obeys_nobody() -> None:
+    lane = LaneHistory("3\x1b", failed=Failed("3\x1b", "model", "no such\nfolder [red]/x[/red]"))
+    assert drawn(120, failure(lane)) == "error: prompt 3␛: no such folder [red]/x[/red]\n"
+    assert drawn(120, failure(lane, numbered=False)) == "error: no such folder [red]/x[/red]\n"
+
+
+def test_one_ramp_serves_terminal_and_page() -> None:
+    assert theme.ramp(-1.0) == theme.ramp(0.0) == theme.RAMP[0][1]
+    assert theme.ramp(9.0) == theme.RAMP[-1][1]
+    assert theme.hex_colour(0.5) == "#b08818"
+    triplet = theme.colour(0.5).color
+    assert triplet is not None
+    assert triplet.triplet == (0xB0, 0x88, 0x18)
+    assert len({theme.ramp(step / 20) for step in range(21)}) == 21
+
+
+def test_why_a_text_ended_is_said_in_words() -> None:
+    assert theme.ended("eos") == "ended by itself"
+    assert theme.ended("eos", many=True) == "ended by themselves"
+    assert theme.ended("length") == "cut at max_new_tokens"
+    assert theme.ended("stop", "“END”") == "stopped by “END”"
+    assert theme.ended("a reason of tomorrow") == "a reason of tomorrow"
+
+
+def test_narrow_lines_of_processors_keep_their_names_and_say_what_is_missing() -> None:
+    trace = Trace("repetition_penalty", 1516, 0.25, True, 0.5, 0.75)
+    explained = Token(1, -1.0, " a", trace=(trace,))
+    for width, missing in ((60, ["the bar of the mass moved", "removed"]), (70, ["removed"]), (80, [])):
+        (line,) = explain_lines(explained, width)
+        assert "repetition_penalty" in line.plain
+        assert line.plain.endswith("50.0% →  75.0%  new winner")
+        assert line.cell_len <= width
+        assert explain_heading(width).cell_len <= width
+        assert no_room(width) == missing
+
+
+@pytest.mark.parametrize(("width", "missing"), [(60, "time, winners changed"), (66, "time"), (80, "")])
+def test_a_narrow_summary_of_processors_breaks_no_name(width: int, missing: str) -> None:
+    trace = Trace("repetition_penalty", 1516, 0.25, True, 0.5, 0.75, 0.001)
+    step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
+    lines = drawn(width, explain_summary(fold(RunHistory(), step), width)).splitlines()
+    assert any(line.startswith("repetition_penalty ") for line in lines)
+    assert all(cell_len(line) <= width for line in lines[:-2])
+    assert (f"no room for {missing}" in " ".join(lines)) == bool(missing)
+
+
+@pytest.mark.parametrize("width", range(56, 72))
+def test_a_narrow_summary_of_a_short_name_cuts_no_number(width: int) -> None:
+    trace = Trace("top_p", 151669, 0.021, False, 0.5, 0.75, 0.0014)
+    step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
+    assert "…" not in drawn(width, explain_summary(fold(RunHistory(), step), width))
+
+
+def test_an_error_has_its_colour_only_where_colours_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("genctl.terminal.message._columns", lambda: 80)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    shown = []
+    for line, color, variable in (
+        ("error: no such file", "auto", ""),
+        ("error: no such file " + "word " * 30, "auto", ""),
+        ("note: fine", "always", ""),
+        ("error: no", "never", ""),
+        ("error: no", "auto", "NO_COLOR"),
+    ):
+        if variable:
+            monkeypatch.setenv(variable, "1")
+        print_message(line, color=color)
+        shown.append(capsys.readouterr().err)
+    assert all(text.startswith("\x1b[1;31merror:\x1b[0m no") for text in shown[:2])
+    assert not any("\x1b" in text for text in shown[2:])
+
+
+def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:
+    same = Trace("top_k", 3, 0.5, False, 0.9999, 1.0)
+    line = explain_lines(Token(1, -0.1, "a", trace=(same,)))[0]
+    assert "100.0% → 100.0%" in line.plain
+    assert not any(str(span.style) in ("green", "red") for span in line.spans)
