@@ -15,7 +15,6 @@ from torch.nn import functional
 from transformers import cache_utils
 from transformers.cache_utils import (
     CacheLayerMixin,
-    DummyLayer,
     DynamicCache,
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -26,6 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from genctl import compat
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import FULL, RECURRENT, SLIDING, CacheLayer, attention_entry, entry, shape_in_memory
@@ -36,10 +36,10 @@ DynamicLayer.register(GrowingLayer)
 _KINDS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    DummyLayer,
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    *compat.layers_that_keep_nothing(),
 )
 _STATES = ("conv", "recurrent")
 
