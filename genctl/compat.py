@@ -183,9 +183,7 @@ def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor,
 # -- transformers: what its versions have, from 5.17 on ----------------------------------------------------------------
 
 
-def layers_that_keep_nothing() -> tuple[type, ...]:
-    """The classes of cache layers without keys and values. Older versions leave such layers out of a cache."""
-    from transformers import cache_utils
-
-    kind = getattr(cache_utils, "DummyLayer", None)
+def layers_that_keep_nothing(library: Any) -> tuple[type, ...]:
+    """The classes of `transformers.cache_utils` without keys and values. Older versions have no such layers."""
+    kind = getattr(library, "DummyLayer", None)
     return () if kind is None else (kind,)

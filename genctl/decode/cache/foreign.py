@@ -39,7 +39,7 @@ _KINDS = (
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
-    *compat.layers_that_keep_nothing(),
+    *compat.layers_that_keep_nothing(cache_utils),
 )
 _STATES = ("conv", "recurrent")
 
