@@ -76,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
     "engines.ranks": {"config", "engines", "engines.local", "ranks", *_EARLIER},
     "ranks": {"params"},
     "config": {"params"},
-    "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
+    "strategies": {"config.search_conflicts", "decode", "params", "sequences", "transfer"},
     "models": {
         "collection",
         "compat",
@@ -90,7 +90,7 @@ ALLOWED: dict[str, set[str]] = {
         "ranks",
         "threads",
     },
-    "transformers": {"compat", "decode", "models.architectures"},
+    "transformers": {"compat", "decode", "models.architectures", "transfer"},
     "native": {"compat", "config.generation_fields", "decode"},
     "decode": {
         "compat",
@@ -103,6 +103,7 @@ ALLOWED: dict[str, set[str]] = {
         "native.products",
         "params",
         "sequences",
+        "transfer",
     },
     "results": {"events", "history"},
     "history": {"events"},
@@ -122,6 +123,7 @@ HEAVY = {
         "ranks",
         "strategies",
         "threads",
+        "transfer",
         "transformers",
     },
     "transformers": {"commands.inspect", "decode", "models", "ranks", "transformers"},

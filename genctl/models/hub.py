@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import collection
-from genctl.compat import untested_torch
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
     adapter,
@@ -68,6 +67,8 @@ class LoadedModel:
     @property
     def verbose_notes(self) -> tuple[str, ...]:
         """Notes for --verbose."""
+        from genctl.compat import untested_torch  # with torch
+
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
         torch_note = (untested,) if (untested := untested_torch()) else ()
         return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products, *torch_note)

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from genctl import events
+from genctl import events, transfer
 from genctl.decode import choose as choosing
-from genctl.decode import loop, transfer
+from genctl.decode import loop
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
