@@ -7,6 +7,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -194,7 +195,8 @@ def folder_of(path: Path) -> str:
     return ".".join(parts[:-1]) or parts[0]
 
 
-def test_no_folder_leads_back_to_itself() -> None:
+@pytest.mark.parametrize("place_of", [folder_of, str], ids=["folders", "files"])
+def test_no_import_leads_back(place_of: Callable[[Path], str]) -> None:
     """Imports in functions and for types count too."""
     paths = {".".join(("genctl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     leads: dict[str, set[str]] = {}
@@ -203,8 +205,8 @@ def test_no_folder_leads_back_to_itself() -> None:
         for node in (node for node in tree if isinstance(node, ast.ImportFrom)):
             for alias in node.names:
                 found = paths.get(f"{node.module}.{alias.name}") or paths.get(f"{node.module}")
-                if found is not None and folder_of(found) != folder_of(path):
-                    leads.setdefault(folder_of(path), set()).add(folder_of(found))
+                if found is not None and place_of(found) != place_of(path):
+                    leads.setdefault(place_of(path), set()).add(place_of(found))
     assert len(leads) > 20
     TopologicalSorter(leads).prepare()  # raises CycleError, which names the circle
 
