@@ -198,8 +198,8 @@ class LaneHistory:
     def between(self) -> str:
         """What separates the prompt from the text on a screen: a line end if the text answers it or has a structure."""
         began = self.began
-        apart = began is not None and (began.encoder_decoder or began.shown or began.settings.get("structure"))
-        return "\n" if apart else ""
+        own_line = began is not None and (began.encoder_decoder or began.shown or began.settings.get("structure"))
+        return "\n" if own_line else ""
 
     @property
     def name(self) -> str:

@@ -119,7 +119,7 @@ def best_path(lane: LaneHistory) -> Path:
 def names(lane: LaneHistory, look: Look, *, settled: bool = False) -> tuple[str, str]:
     """The name of a lane on screen: its place or id, where there are several, and the first words of its prompt.
 
-    Of several prompts, each stands in full above its text once that is `settled`; the heading need not show it.
+    A `settled` text has its full prompt above it, so the heading leaves the prompt out.
     """
     name = lane.name if lane.began and lane.began.place else lane.lane
     words = "" if settled and look.numbered and look.echoes(lane) else widgets.first_words(lane.prompt, 44)

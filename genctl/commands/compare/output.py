@@ -47,7 +47,7 @@ class ComparedRuns:
 class ComparisonOutput:
     """Writes each finished prompt, in input order, and at the end tables over all prompts.
 
-    A `picture` shows on its console what is said elsewhere, too.
+    With `picture`, errors are drawn on the console instead of printed on standard error.
     """
 
     def __init__(

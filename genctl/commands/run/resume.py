@@ -34,8 +34,8 @@ def identity(
 
     `checkpoints`: fingerprints by name. `input`: what the input file holds.
     """
-    apart = (*APART, "batch_size") if "numbers" in batch else APART  # a row has its bytes in any batch
-    settings = {key: value for key, value in settings_of(resolved).items() if key not in apart}
+    ignored = (*APART, "batch_size") if "numbers" in batch else APART  # a row has its bytes in any batch
+    settings = {key: value for key, value in settings_of(resolved).items() if key not in ignored}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
             settings[key] = listed

@@ -321,8 +321,8 @@ class Session:
             flow.on_shortage(at_once, fewer)
             at_once = fewer
 
-        apart = flow.span is not None and not flow.continuous
-        groups = grouped(requests, flow.span or 1) if apart else iter([_requests_of(requests)])
+        in_groups = flow.span is not None and not flow.continuous
+        groups = grouped(requests, flow.span or 1) if in_groups else iter([_requests_of(requests)])
         for group in groups:
             yield from self._decoded(group, report or Report(), flow, at_once, shortage)
             if flow.interrupted():

@@ -286,7 +286,7 @@ def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -
     engine = PoolEngine()
     try:
         engine.start(setup, address, workers)
-    except BaseException:
+    except BaseException:  # workers must not outlive a start that failed or was interrupted
         hurried = bool(setup.interrupted())
         engine.close(hurried=hurried, failed=not hurried)
         raise
