@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,14 +10,13 @@ from typing import Any, TypeVar
 
 from genctl import params
 from genctl.config import presets, settings
-from genctl.config.check import known
+from genctl.config.inline import read_knobs
 from genctl.config.layers import Layer, Resolved, flags_layer, resolve
 from genctl.errors import GenctlError, UsageError, joined
 from genctl.params import Runtime
 
 T = TypeVar("T")
 NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
-_OPEN, _CLOSE = "[{(", "]})"
 
 # The settings that decide how a checkpoint is loaded: runs with equal ones share it.
 LOADING = tuple(
@@ -150,58 +148,9 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
         )
     if not NAME.fullmatch(name) or "/" in name:
         raise UsageError(f"--strategy {text!r}: a name has letters, digits, spaces and . : @ + - _, at most 60")
-    values: dict[str, Any] = {}
-    extended: tuple[str, ...] = ()
-    for part in split_pairs(rest, place) if separator else []:
-        key, equals, value = part.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise UsageError(f"{place}: {part.strip()!r} is not knob=value")
-        if key not in known() and (folded := key.replace("-", "_")) in known():
-            key = folded
-        if key in values or (key == "extends" and extended):
-            raise UsageError(f"{place}: {key} is said twice")
-        if key == "extends":
-            extended = _extended(parse_value(key, value.strip()), place)
-        else:
-            values[key] = parse_value(key, value.strip())
+    values = read_knobs(rest, place, ("extends",)) if separator else {}
+    extended = _extended(values.pop("extends"), place) if "extends" in values else ()
     return name, extended, Layer(place, values, said="user", typed=True)
-
-
-def split_pairs(text: str, place: str) -> list[str]:
-    """The parts between commas outside quotes and brackets. Raises UsageError if one is not closed."""
-    parts, begin, depth, quote, skip = [], 0, 0, "", False
-    for at, letter in enumerate(text):
-        if skip:
-            skip = False
-        elif quote:
-            skip = letter == "\\" and quote == '"'
-            quote = "" if letter == quote else quote
-        elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
-            quote = letter  # an apostrophe inside a word is no quote
-        elif letter in _OPEN:
-            depth += 1
-        elif letter in _CLOSE:
-            depth -= 1
-        elif letter == "," and depth <= 0:
-            parts.append(text[begin:at])
-            begin = at + 1
-    if quote or depth > 0:
-        raise UsageError(f"{place}: a {'quote' if quote else 'bracket'} is not closed in {text!r}")
-    parts.append(text[begin:])
-    if not "".join(parts).strip():
-        return []
-    return parts
-
-
-def parse_value(key: str, text: str) -> Any:
-    """A value as JSON if it is JSON (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
-    if text == "null" or text[:1] in ("{", "["):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            pass
-    return presets.parse_value(key, text)
 
 
 def recorded_layer(name: str, values: Mapping[str, Any]) -> Layer:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from rich.cells import cell_len, chop_cells
-from rich.style import Style
+from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Token
 from genctl.plural import count
 from genctl.terminal import departures, theme, widgets
+from genctl.terminal.marked_text import MarkedPiece, MarkedText
 from genctl.terminal.text_width import first_cells, hanging, last_cells, one_line
 
 CONTEXT = 3  # lines of context shown before the text
@@ -39,28 +39,18 @@ class RankedToken:
     figures: Figures
 
 
-@dataclass(frozen=True)
-class _Group:
-    """The text of one or more tokens that became whole characters together, and its style."""
-
-    text: str
-    style: Style
-    mark: str  # one cell
-
-
 def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
     """The text in lines of at most `width` cells, under each a line of digits: the tenths of each token's probability.
 
     A digit stands under the first letter of its token. Tokens that share a character count as one, with the product of
     their probabilities. `context` and `lead` have no score; they come first, dimmed and without digits.
     """
-    page = _Page(width)
+    page = MarkedText(width)
     if context:
-        page.put([_Group(last_cells(context, CONTEXT * width), theme.PROMPT, " ")])
+        page.put([MarkedPiece(last_cells(context, CONTEXT * width), theme.PROMPT, " ")])
     if lead:
-        page.put([_Group(lead, theme.PROMPT, " ")])
-    for word in _words(_groups(tokens)):
-        page.put(word)
+        page.put([MarkedPiece(lead, theme.PROMPT, " ")])
+    page.fill(_groups(tokens))
     return page.finish()
 
 
@@ -146,7 +136,7 @@ def _taken(columns: Mapping[str, int]) -> int:
     return 4 + sum(1 + cells for cells in columns.values()) + 2
 
 
-def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
+def _groups(tokens: Iterable[Token]) -> Iterable[MarkedPiece]:
     open_logprob, open_ids = 0.0, list[int]()
     for token in tokens:
         open_logprob += token.logprob
@@ -158,75 +148,6 @@ def _groups(tokens: Iterable[Token]) -> Iterable[_Group]:
         yield _group("".join(widgets.token_text(id, "") for id in open_ids), open_logprob)
 
 
-def _group(text: str, logprob: float) -> _Group:
+def _group(text: str, logprob: float) -> MarkedPiece:
     probability = math.exp(min(logprob, 0.0))
-    return _Group(text, theme.colour(probability), str(min(int(probability * 10), 9)))
-
-
-def _words(groups: Iterable[_Group]) -> Iterable[list[_Group]]:
-    """Groups of tokens without white space between them, which stay on one line if possible."""
-    word: list[_Group] = []
-    for group in groups:
-        if word and group.text[0].isspace():
-            yield word
-            word = []
-        word.append(group)
-    if word:
-        yield word
-
-
-@dataclass
-class _Page:
-    """Pairs of lines, filled from left to right."""
-
-    width: int
-    lines: list[Text] = field(default_factory=list)
-    text: Text = field(default_factory=lambda: Text(no_wrap=True))
-    marks: Text = field(default_factory=lambda: Text(no_wrap=True))
-    used: int = 0
-
-    def put(self, word: Sequence[_Group]) -> None:
-        size = cell_len(one_line("".join(group.text for group in word).split("\n")[0].rstrip()))
-        if self.used and self.used + size > self.width:
-            self._break()
-            word = [replace(word[0], text=word[0].text.lstrip(" ") or " "), *word[1:]]
-        for group in word:
-            *whole, last = group.text.split("\n")
-            mark = group.mark
-            for part in whole:
-                self._write(one_line(part) + "↵", group.style, mark)
-                self._break()
-                mark = " "
-            if last:
-                self._write(one_line(last), group.style, mark)
-
-    def finish(self) -> list[Text]:
-        if self.text.plain:
-            self._break()
-        return self.lines
-
-    def _write(self, shown: str, style: Style, mark: str) -> None:
-        while shown:
-            room = self.width - self.used
-            piece = shown if cell_len(shown) <= room else chop_cells(shown, room)[0] if room > 1 else ""
-            if not piece:
-                self._break()
-                continue
-            shown = shown[len(piece) :]
-            cells = cell_len(piece)
-            self.text.append(piece, style=style)
-            indent = 0
-            if mark != " " and piece.strip():
-                indent = cells - cell_len(piece.lstrip())
-            self.marks.append((" " * indent + mark).ljust(cells)[:cells], style=style)
-            self.used += cells
-            mark = " "
-            if shown:
-                self._break()
-
-    def _break(self) -> None:
-        self.lines.append(self.text)
-        if self.marks.plain.strip():
-            self.marks.rstrip()
-            self.lines.append(self.marks)
-        self.text, self.marks, self.used = Text(no_wrap=True), Text(no_wrap=True), 0
+    return MarkedPiece(text, theme.colour(probability), str(min(int(probability * 10), 9)))
