@@ -1,0 +1,159 @@
+"""A side that runs here: reads given texts and writes its own, in its own way of running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.config.layers import Resolved
+from genctl.decode.encoder_inputs import Sources
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow, never
+from genctl.engines.requests import Report, Request
+from genctl.errors import GenctlError
+from genctl.parity.forced import Forced
+from genctl.parity.values import Text
+from genctl.results import Collector
+
+ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
+LARGEST = 2**24  # most logits of a pass that reads a whole text, 64 MiB
+
+
+class LocalSide:
+    """A session with the settings of a side.
+
+    `width` texts are read at once. `whole` reads each text in one pass, which is faster but leaves out the steps.
+    """
+
+    def __init__(self, name: str, session: Session, resolved: Resolved, *, width: int = 1, whole: bool = False) -> None:
+        self.name, self.session, self.resolved = name, session, resolved
+        self.width, self.whole = width, whole
+
+    @property
+    def vocabulary(self) -> int:
+        """Entries of a distribution."""
+        return self.session.forward.vocab_size
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that are on trial at a time, if the side speculates; else 0."""
+        generation = self.resolved.generation
+        if generation.prompt_lookup_num_tokens:
+            return int(generation.prompt_lookup_num_tokens)
+        if generation.assistant_model or generation.assistant_early_exit:
+            return int(generation.num_assistant_tokens)
+        return 0
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def read(
+        self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Callable[[], str] = never
+    ) -> dict[str, str]:
+        """Hand out the logits before every token of every text, in any order. Returns the texts that it cannot read."""
+        self._use_threads()
+        if self.whole:
+            return self._read_whole(texts, receive, interrupted)
+        failed: dict[str, str] = {}
+        lanes = self._lanes(texts, receive, failed)
+        session = self.session
+        for event in decode(session.forward, lanes, width=self.width, interrupted=interrupted, saved=session.saved):
+            if isinstance(event, events.Failed):
+                failed[texts[int(event.lane)].id] = event.message
+        return failed
+
+    def _lanes(self, texts: Sequence[Text], receive: ReceiveLogits, failed: dict[str, str]) -> Iterator[Lane]:
+        for place, text in enumerate(texts):
+            if not text.token_ids:
+                continue
+
+            def observe(index: int, logits: Tensor, place: int = place) -> None:
+                receive(place, index, logits)
+
+            try:
+                lane = self._lane(text)
+            except GenctlError as error:
+                failed[text.id] = error.message
+                continue
+            forced = Forced(text.token_ids, observe, self.drafted)
+            yield replace(lane, name=str(place), strategy=forced, max_new_tokens=len(text.token_ids))
+
+    def _lane(self, text: Text) -> Lane:
+        """The lane of a text's prompt: with its cache, and with no token that ends it."""
+        lane = self.session.planner.plan(Request(text.id, self.resolved, 0, prompt_ids=text.prompt_ids), Report()).lane
+        lane = replace(lane, processors=(), criteria=(), eos=(), returned=1)
+        return replace(lane, tokens=text.prompt_ids) if lane.source is None else replace(lane, source=text.prompt_ids)
+
+    def _read_whole(
+        self, texts: Sequence[Text], receive: ReceiveLogits, interrupted: Callable[[], str]
+    ) -> dict[str, str]:
+        failed: dict[str, str] = {}
+        for place, text in enumerate(texts):
+            if interrupted():
+                break
+            try:
+                for index, logits in self.whole_text(text):
+                    receive(place, index, logits)
+            except GenctlError as error:
+                failed[text.id] = error.message
+        return failed
+
+    def whole_text(self, text: Text) -> Iterator[tuple[int, Tensor]]:
+        """Index and logits before each token of a text, read in one pass, or in pieces if that is too large."""
+        from genctl.engines.local.score_passes import Passes
+
+        forward = self.session.forward
+        lane = self._lane(text)
+        ids = [*lane.tokens, *text.token_ids[:-1]]
+        feed = torch.tensor([ids], device=forward.device)
+        first = len(lane.tokens) - 1  # the position whose logits are those of the first token
+        sources = None
+        if lane.source is not None:
+            sources = Sources(forward.encode(lane.source).states, None, None)
+        step = max(LARGEST // forward.vocab_size, 1)
+        if len(ids) - first > step and sources is None and Passes(forward, batch_size=1).continues:
+            cache = forward.new_cache(room=len(ids))
+            for at in range(0, len(ids), step):
+                logits = forward(feed[:, at : at + step], cache, first=at == 0).logits[0]
+                for place in range(max(first - at, 0), len(logits)):
+                    yield at + place - first, logits[place]
+            return
+        logits = forward(feed, None, sources=sources, first=True, keep=len(ids) - first).logits[0]
+        yield from enumerate(logits)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def write(
+        self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
+    ) -> tuple[list[Text], dict[str, str]]:
+        """The texts that the side writes on its own, the first sequence of each; and why others are missing, by id."""
+        self._use_threads()
+        collector, texts, failed = Collector(), {}, dict[str, str]()
+        wanted = {request.id: request for request in requests}
+        planned: dict[str, tuple[int, ...]] = {}
+        for request in requests:
+            try:
+                planned[request.id] = self.session.planner.read(request).ids
+            except GenctlError as error:
+                failed[request.id] = error.message
+        rows = [request for request in requests if request.id in planned]
+        for event in self.session.stream(rows, Report(), Flow(self.width, interrupted=interrupted)):
+            result = collector.feed(event)
+            if result is None:
+                continue
+            if result.error is not None:
+                failed[result.lane] = result.error.message
+            elif result.sequences:
+                request = wanted[result.lane]
+                tokens = tuple(result.sequences[0].token_ids)
+                texts[result.lane] = Text(result.lane, planned[result.lane], tokens, request.prompt or "")
+        return [texts[request.id] for request in requests if request.id in texts], failed
+
+    def _use_threads(self) -> None:
+        self.session.use_threads([self.resolved], self.width)

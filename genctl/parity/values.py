@@ -1,0 +1,206 @@
+"""What a comparison of two sides finds, as values. Imports no torch.
+
+The first side is the reference, the second the other. Logarithms are natural; lengths are in tokens; indices are from 0
+and count the compared tokens of a text, not its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Verdict: TypeAlias = Literal["tie", "drift", "defect"]
+SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "defect": 2}
+
+
+def worst(*verdicts: Verdict) -> Verdict:
+    """The most severe of verdicts; "tie" for none."""
+    return max(verdicts, key=SEVERITY.__getitem__, default="tie")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text that both sides read."""
+
+    id: str  # of its request
+    prompt_ids: tuple[int, ...]  # the encoder's source for an encoder-decoder
+    token_ids: tuple[int, ...]  # the compared tokens
+    prompt: str = ""  # as it was written, "" for ids
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token with its log-probability on both sides; None where a server does not report it."""
+
+    token: int
+    reference: float | None
+    other: float | None
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Both ends of a figure that is not known exactly; `high` may be infinite."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Position:
+    """The distributions of both sides before one token of a text that both read."""
+
+    text: str  # the id of the text
+    index: int  # of the token
+    token: int  # that follows in the text
+    kl: float  # KL(reference ‖ other) in nats; the lower bound if `kl_bounds` is set
+    same: bool  # whether both sides have the same first choice
+    regret: float  # nats that the reference loses by the other's first choice, at least 0
+    first_reference: int  # the reference's first choice
+    first_other: int  # the other's first choice
+    rank_in_reference: int  # rank, from 1, of the other's first choice in the reference
+    rank_in_other: int  # rank, from 1, of the reference's first choice in the other
+    logprob_reference: float  # of `token`
+    logprob_other: float  # of `token`; NaN where a server does not report it
+    shift: float  # root mean square over the vocabulary of the difference of logits, its mean removed, in nats
+    margin: float  # nats between the reference's first and second choice
+    kl_bounds: Bounds | None = None  # where a side reports only its best tokens: then KL is only bounded
+
+    @property
+    def difference(self) -> float:
+        """|Δ log-probability| of the token of the text."""
+        return abs(self.logprob_other - self.logprob_reference)
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where the texts that both sides write on their own part."""
+
+    text: str  # the id of the text
+    index: int  # of the first token that differs
+    token_reference: int | None  # None: the reference's text had ended
+    token_other: int | None  # None: the other's text had ended
+    logprobs_reference: tuple[float, float]  # of both tokens by the reference; NaN where a token is None
+    logprobs_other: tuple[float, float]  # of both tokens by the other; NaN where it is not known
+    margin: float  # nats by which the reference prefers its own token
+    verdict: Verdict
+    reason: str  # one sentence
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """The distribution of a figure over all positions. All are NaN where there are no positions."""
+
+    mean: float
+    median: float
+    q90: float
+    q95: float
+    q99: float
+    q999: float
+    max: float
+    min: float
+    uncertainty: float  # standard error of the mean, positions taken as independent
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its standard error; positions are taken as independent, as llama-perplexity does."""
+
+    value: float
+    uncertainty: float
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """About 95 percent: two standard errors to both sides."""
+        return self.value - 2 * self.uncertainty, self.value + 2 * self.uncertainty
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All positions of a pair of sides."""
+
+    positions: int
+    kl: Quantiles  # of the lower bounds where KL is bounded
+    regret: Quantiles
+    difference: Quantiles  # |Δ log-probability| of the tokens of the texts
+    agreement: Estimate  # share of positions with the same first choice
+    perplexity_reference: Estimate
+    perplexity_other: Estimate
+    log_ratio: Estimate  # ln(PPL_other / PPL_reference)
+    ratio: Estimate  # PPL_other / PPL_reference
+    perplexity_difference: Estimate  # PPL_other - PPL_reference
+    correlation: float  # of the log-probabilities of both sides; NaN where either is constant
+    probability_change: Quantiles  # Δp of the tokens of the texts, from -1 to 1
+    probability_rms: Estimate  # root mean square of Δp
+    kl_high: Quantiles | None = None  # of the upper bounds, where KL is bounded
+    perplexity_positions: int | None = None  # where fewer positions have log-probabilities of their tokens
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One way in which the reference was read again, and how far its logits moved."""
+
+    name: str  # "alone", "one thread", "float64", "bfloat16 rounding", …
+    shift: Quantiles  # `Position.shift` between both readings
+    equal: bool  # whether every logit was equal
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How far apart sides may be without a difference in what they compute; every number of it is measured."""
+
+    positions: int  # on which it was measured
+    variations: tuple[Variation, ...]
+    margin: float  # nats: a margin up to this is a tie
+    reference: float  # the median `Position.shift` that the reference's own rounding makes
+    explained: float  # the median `Position.shift` that weights and rounding of the other side explain
+    residual: float  # the median `Position.shift` that remains once the effect of the weights is taken away
+    allowed: float  # the largest ratio of remainder to rounding that rounding itself reaches
+    typical_ratio: float  # the median ratio of remainder to rounding on the other side
+    largest_ratio: float  # the largest ratio of a position
+    how: str  # one sentence: what was measured, and how
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """One point of the curve by layer: the output of a sublayer on both sides."""
+
+    layer: int | None  # None: before the first layer, or after the last
+    sublayer: str  # embedding, norm, attention, mlp, layer, head
+    name: str  # the part's own name: "model.layers.3.self_attn"
+    size: float  # norm of the difference over the norm of the output, the largest of all positions
+    noise: float  # the same for the reference's own rounding
+    position: int  # where the difference is largest
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first sublayer whose output parts by more than rounding does."""
+
+    text: str  # the id of the text that was read
+    layer: int | None  # None: before the first layer, after the last, or outside of the layers
+    sublayer: str  # as in `LayerDifference`; "cache" if a reading in one pass agrees, and only steps part
+    name: str
+    position: int  # the first that parts, from the beginning of the prompt
+    size: float  # at that position, as `LayerDifference.size`
+    reason: str  # one sentence
+    curve: tuple[LayerDifference, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that is found about a pair of sides."""
+
+    reference: str  # the name of the side
+    other: str
+    texts: tuple[Text, ...]
+    positions: tuple[Position, ...]  # in the order of the texts
+    partings: tuple[Parting, ...]
+    summary: Summary
+    noise: Noise
+    verdict: Verdict  # of the side: the worst of what positions and partings show
+    reason: str  # one sentence
+    fault: Fault | None = None  # looked for if the verdict is a defect, or if the curve is wanted
+    curve: tuple[LayerDifference, ...] = ()
+    notes: tuple[str, ...] = ()  # sentences for the user, such as "the server changes its answers"
+    failed: Mapping[str, str] = field(default_factory=dict)  # id of a text -> why a side could not read it

@@ -1,0 +1,1 @@
+"""Tests of the measuring core of `genctl parity`."""
