@@ -14,7 +14,7 @@ from genctl.parity.figures import Pairs
 from genctl.parity.sides import LocalSide
 from genctl.parity.spool import Spool
 from genctl.parity.statistics import quantiles, summary
-from genctl.parity.values import Comparison, Noise, Position, Text
+from genctl.parity.values import Parity, Noise, Position, Text
 
 SPOOLED = 2**31  # bytes of logits in the temporary file, unless a block of texts has more
 
@@ -99,7 +99,7 @@ def measure(
     on_position: Callable[[Position], object] = lambda position: None,
     on_stage: Callable[[str], object] = lambda stage: None,
     interrupted: Callable[[], str] = never,
-) -> Comparison:
+) -> Parity:
     """Compare a side with the reference on given `texts`, or on those that the reference writes for `requests`.
 
     `on_position` receives each position as it is compared, `on_stage` a few words on what begins: "writing", "reading",
@@ -122,7 +122,7 @@ def measure(
     figures = summary(positions)
     nothing = quantiles([])
     noise = Noise(0, (), 0.0, 0.0, 0.0, nothing.median, 0.0, 0.0, 0.0, "not measured")
-    return Comparison(
+    return Parity(
         reference.name,
         other.name,
         tuple(texts),

@@ -30,15 +30,6 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A token with its log-probability on both sides; None where a server does not report it."""
-
-    token: int
-    reference: float | None
-    other: float | None
-
-
-@dataclass(frozen=True)
 class Bounds:
     """Both ends of a figure that is not known exactly; `high` may be infinite."""
 
@@ -73,7 +64,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Parting:
+class TextParting:
     """Where the texts that both sides write on their own part."""
 
     text: str  # the id of the text
@@ -188,14 +179,14 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Parity:
     """All that is found about a pair of sides."""
 
     reference: str  # the name of the side
     other: str
     texts: tuple[Text, ...]
     positions: tuple[Position, ...]  # in the order of the texts
-    partings: tuple[Parting, ...]
+    partings: tuple[TextParting, ...]
     summary: Summary
     noise: Noise
     verdict: Verdict  # of the side: the worst of what positions and partings show
