@@ -14,13 +14,13 @@ from genctl.parity.figures import Pairs
 from genctl.parity.sides import LocalSide
 from genctl.parity.spool import Spool
 from genctl.parity.statistics import quantiles, summary
-from genctl.parity.values import Parity, Noise, Position, Text
+from genctl.parity.values import Noise, Parity, Position, Text
 
 SPOOLED = 2**31  # bytes of logits in the temporary file, unless a block of texts has more
 
 
 @dataclass(frozen=True)
-class Options:
+class ParityOptions:
     """What is compared."""
 
     free: bool = True  # both sides also write their own texts, unless texts are given
@@ -94,7 +94,7 @@ def measure(
     other: LocalSide,
     requests: Sequence[Request] = (),
     texts: Sequence[Text] = (),
-    options: Options | None = None,
+    options: ParityOptions | None = None,
     *,
     on_position: Callable[[Position], object] = lambda position: None,
     on_stage: Callable[[str], object] = lambda stage: None,
@@ -105,7 +105,7 @@ def measure(
     `on_position` receives each position as it is compared, `on_stage` a few words on what begins: "writing", "reading",
     "noise", "layers". Raises ModelError, UsageError and InputError.
     """
-    options = options or Options()
+    options = options or ParityOptions()
     failed: dict[str, str] = {}
     if requests:
         on_stage("writing")
