@@ -10,7 +10,6 @@ import dataclasses
 import json
 import math
 import types
-import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -279,24 +278,26 @@ def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tup
     return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
 
 
-def to_json(event: Event) -> dict[str, Any]:
-    """The event as a JSON object; `"event"` names its kind. Fields at their default are left out.
+def to_json(event: Any) -> dict[str, Any]:
+    """The event (or another value of this schema) as a JSON object; `"event"` names its kind.
+
+    Fields at their default are left out.
 
     A number that is not known (NaN) is null.
     """
     return {"event": type(event).__name__.lower(), **_plain(event)}
 
 
-def from_json(data: dict[str, Any]) -> Event:
+def from_json(data: dict[str, Any], kinds: Mapping[str, type] = KINDS) -> Any:
     """The inverse of `to_json`. Raises ValueError for an unknown kind or a field that does not fit."""
     fields = dict(data)
     kind = fields.pop("event", None)
     if not isinstance(kind, str):
         raise ValueError(f'"event": expected the name of an event such as "began", got {_kind_of(kind)}')
-    if kind not in KINDS:
-        near = nearest(kind, KINDS)
+    if kind not in kinds:
+        near = nearest(kind, kinds)
         raise ValueError(f"unknown event {kind!r:.60}" + (f"; did you mean {near}?" if near else ""))
-    return typing.cast(Event, _build(KINDS[kind], fields))
+    return _build(kinds[kind], fields)
 
 
 def _plain(value: Any) -> Any:

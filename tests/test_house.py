@@ -32,6 +32,18 @@ _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
     "cli": {"config", "io.printable", "models.hub", "models.listing", "params", "terminal"},
+    "tree": {
+        "config",
+        "decode",
+        "engines",
+        "engines.local",
+        "events",
+        "identity",
+        "io",
+        "models",
+        "native.products",
+        "params",
+    },
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks"},
     "commands.run": {*_SLICE, "decode", "pages", "transformers"},
     "commands.compare": {*_SLICE, "comparing"},
@@ -141,6 +153,7 @@ HEAVY = {
         "threads",
         "transfer",
         "transformers",
+        "tree",
     },
     "transformers": {"commands.inspect", "decode", "models", "ranks", "transformers"},
     "rich": {

@@ -73,9 +73,10 @@ def _event(line: bytes, place: str) -> events.Event | None:
     if not isinstance(data, dict):
         raise InputError(f"{place}: an event is a JSON object, this is not")
     try:
-        return events.from_json(data)
+        event: events.Event = events.from_json(data)
     except ValueError as error:
         raise InputError(f"{place}: {error}") from error
+    return event
 
 
 def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:

@@ -22,6 +22,7 @@ from genctl.params import Generation, Runtime
 from genctl.threads import TEXT, Threads
 
 if TYPE_CHECKING:
+    from genctl.decode.prefix_cache import Prompt
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.types import Lane, Prefix
     from genctl.engines.local.lane_text import LaneText
@@ -56,6 +57,7 @@ class Session:
         self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
         self.saved = self._saved(runtime.prompt_cache)
+        self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.prompt_cache = runtime.prompt_cache
@@ -369,6 +371,7 @@ class Session:
             width=width,
             interrupted=flow.interrupted,
             watch=flow.watch,
+            prefixes=self.prefixes,
             saved=self.saved,
             on_shortage=on_shortage,
             ahead=flow.ahead,

@@ -1,0 +1,195 @@
+"""The model beside a tree: the scores after every node, and the caches of branches.
+
+A branch is read once. What branches share is in the cache once (`columns.Columns`), so going back to another one reads
+nothing; under the bound of memory, branches leave the oldest first and are read again when they are visited. Where a
+cache cannot be cut (recurrent states), the states after some nodes are kept instead; without a cache a branch is read
+again each time. The numbers are the same.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from genctl.decode.types import Prefix
+from genctl.engines.local.session import Session
+from genctl.errors import ModelError
+from genctl.tree.columns import Columns
+from genctl.tree.nodes import ROOT, Tree
+
+if TYPE_CHECKING:
+    from genctl.decode.cache.cache import Cache
+
+AT_ONCE = 2**24  # most logits of a pass; a longer text is read in several passes
+LOGITS = 0.25  # of the memory is for scores, the rest for the cache
+
+
+class Branches:
+    """What the model made of the nodes of one tree. `memory` bounds the bytes that are kept."""
+
+    def __init__(self, session: Session, tree: Tree, memory: int) -> None:
+        self.session, self.tree, self.forward = session, tree, session.forward
+        if self.forward.is_encoder_decoder:
+            raise ModelError(
+                f"{session.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
+                hint="genctl run and genctl beam show how it writes",
+            )
+        self.memory = memory
+        self.columns = Columns(len(tree.opened.prompt_ids), int(memory * (1 - LOGITS)))
+        self.read_tokens = 0  # that went through the model, to see what is read again
+        self._scores: OrderedDict[int, Tensor] = OrderedDict()  # f32 [V] on the CPU, the newest last
+        self._states: OrderedDict[int, Prefix] = OrderedDict()  # where the cache cannot be cut
+        empty = self.forward.new_cache(whole=True) if self.forward.supports_cache and self.forward.savable else None
+        self._keeps_columns = empty is not None and not empty.is_recurrent and self.forward.together
+        self._keeps_states = empty is not None and not self._keeps_columns
+
+    def scores(self, node: int) -> Tensor:
+        """The model's logits after a node, f32 [V], on the CPU. Not to be written to."""
+        found = self._scores.get(node)
+        if found is None:
+            found = self._read(node)
+        else:
+            self._scores.move_to_end(node)
+        return found
+
+    def prefix(self, node: int) -> Prefix | None:
+        """The branch down to `node`, read, for the decode loop; None where the loop has to read it itself."""
+        if not self._keeps_columns or self._beyond(node):
+            return None
+        logits = self.scores(node)
+        path = self._path(node)
+        if self.columns.held(path) < self.tree.length(node):  # more than the memory holds
+            return None
+        cache = self._cache(path, self.tree.length(node))
+        cache.narrow(self.forward.new_cache())
+        self.forward.prepare(cache)
+        return Prefix(self._tokens(node), cache, logits[None].to(self.forward.device))
+
+    def shared(self, node: int) -> tuple[int, int]:
+        """How many columns of the branch down to `node` other branches have too, and how many it has alone."""
+        return self.columns.shared(self._path(node))
+
+    def forget(self) -> None:
+        """Drop everything that was read."""
+        self.columns.drop()
+        self._scores.clear()
+        self._states.clear()
+
+    def continuations(self, node: int, endings: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """The logits after each ending (none empty, all equally long) of the branch down to `node`, f32 [V] each.
+
+        Endings are read in one pass where rows may share one.
+        """
+        count = len(endings[0])
+        if not self._keeps_columns or self._beyond(node, count) or not self._held(node):
+            return [self._alone((*self.tree.ids(node), *ending)) for ending in endings]
+        cache = self._cache(self._path(node), self.tree.length(node))
+        rows = torch.zeros(len(endings), dtype=torch.long, device=self.forward.device)
+        forked = cache.select(rows, room=count)
+        feed = torch.tensor(endings, dtype=torch.long, device=self.forward.device)
+        self.read_tokens += feed.numel()
+        output = None
+        for part in [feed] if self.forward.reads_several(True) else torch.split(feed, 1, 1):
+            output = self.forward(part, forked, keep=1)
+            assert output.cache is not None
+            forked = output.cache
+        assert output is not None
+        return list(output.logits[:, -1].cpu())
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _path(self, node: int) -> list[int]:
+        return [ROOT, *self.tree.path(node)]
+
+    def _tokens(self, node: int) -> Tensor:
+        return torch.tensor([list(self.tree.ids(node))], dtype=torch.long, device=self.forward.device)
+
+    def _beyond(self, node: int, more: int = 0) -> bool:
+        """Whether the numbers of so long a text depend on where it is cut."""
+        return self.tree.length(node) + more > self.forward.bound
+
+    def _held(self, node: int) -> bool:
+        """Whether the whole branch is in the cache now."""
+        if self.columns.held(self._path(node)) < self.tree.length(node):
+            self._read(node)
+        return self.columns.held(self._path(node)) == self.tree.length(node)
+
+    def _cache(self, path: Sequence[int], columns: int) -> Cache:
+        cache = self.forward.new_cache(whole=True)
+        if columns:
+            cache.load_state_dict(self.columns.states(path, columns), columns)
+        return cache
+
+    def _read(self, node: int) -> Tensor:
+        if self._keeps_columns and not self._beyond(node):
+            return self._read_on(node)
+        if self._keeps_states and not self._beyond(node):
+            return self._read_states(node)
+        return self._keep(node, self._alone(self.tree.ids(node)))
+
+    def _read_on(self, node: int) -> Tensor:
+        """Read what is not in the cache yet; keep the columns, and the scores after every node on the way."""
+        path, tokens, prompt = self._path(node), self._tokens(node), self.columns.prompt
+        length = tokens.shape[1]
+        at = min(self.columns.held(path), length - 1)
+        cache = self._cache(path, at)
+        several = self.forward.reads_several(True)
+        size = max(AT_ONCE // self.forward.vocab_size, 1) if several else 1
+        while at < length:
+            if at < prompt:  # of the prompt only the last scores are needed
+                end, keep = prompt if several else at + 1, 1
+            else:
+                end = min(at + size, length)
+                keep = end - at
+            history = tokens[:, :end] if self.forward.wants_history(at) else None
+            output = self.forward(tokens[:, at:end], cache, first=at == 0, keep=keep, history=history)
+            assert output.cache is not None
+            cache = output.cache
+            self.read_tokens += end - at
+            for place in range(end - keep, end):
+                if place >= prompt - 1:
+                    self._keep(path[place - prompt + 1], output.logits[0, place - end].float().cpu().clone())
+            at = end
+        self.columns.keep(path, cache.state_dict())
+        found = self._scores.get(node)
+        assert found is not None
+        return found
+
+    def _read_states(self, node: int) -> Tensor:
+        """Continue the state after the nearest node above, which a recurrent model reads token by token."""
+        ids = self.tree.ids(node)
+        above = next((each for each in reversed(self._path(node)[:-1]) if each in self._states), None)
+        prefix: Prefix | None = None
+        reused = 0
+        if above is not None:
+            prefix, reused = self.forward.resume(self._states[above], ids, None)
+        if prefix is None:
+            prefix, reused = self.forward.prefill(ids, None, whole=True), 0
+        self.read_tokens += len(ids) - reused
+        self._states[node] = prefix
+        self._states.move_to_end(node)
+        while len(self._states) > 1 and sum(map(_bytes, self._states.values())) > self.columns.most:
+            self._states.popitem(last=False)
+        return self._keep(node, prefix.logits[0].float().cpu().clone())
+
+    def _alone(self, ids: Sequence[int]) -> Tensor:
+        self.read_tokens += len(ids)
+        prefix = self.forward.prefill(ids, None, use_cache=self.forward.supports_cache)
+        return prefix.logits[0].float().cpu().clone()
+
+    def _keep(self, node: int, logits: Tensor) -> Tensor:
+        """Keep scores while there is room: the newest ones, and at least these."""
+        self._scores[node] = logits
+        self._scores.move_to_end(node)
+        most = max(int(self.memory * LOGITS) // max(logits.nbytes, 1), 1)
+        while len(self._scores) > most:
+            self._scores.popitem(last=False)
+        return logits
+
+
+def _bytes(prefix: Prefix) -> int:
+    return 0 if prefix.cache is None else sum(int(part["bytes"]) for part in prefix.cache.describe())

@@ -1,0 +1,148 @@
+"""The distribution after a node over the whole vocabulary: the model's, and what each processor made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from genctl.decode.processors import trace
+from genctl.decode.processors.trace import Stage
+from genctl.events import Trace
+from genctl.native.products.ops import log_softmax
+
+TOP = 20  # alternatives that are listed where nobody says how many
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One token that may follow a node."""
+
+    id: int
+    text: str  # of the token alone
+    rank: int  # by the model, from 1
+    logprob: float  # the model's, in nats
+    processed: float  # after the processors; -inf: removed
+    removed_by: str = ""  # the processor that removed it
+    node: int | None = None  # where the tree has it
+
+    @property
+    def probability(self) -> float:
+        """By the model."""
+        return float(np.exp(self.logprob))
+
+    @property
+    def chance(self) -> float:
+        """After the processors: with it a draw takes the token."""
+        return float(np.exp(self.processed))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one processor did to the distribution."""
+
+    processor: str
+    removed: int  # tokens that lost all their probability here
+    moved: float  # total variation between the distribution before and after, in [0, 1]
+
+
+class Distribution:
+    """The distribution of the token after a node, over V tokens."""
+
+    def __init__(
+        self,
+        node: int,
+        logits: torch.Tensor,  # f32 [V], the model's
+        scores: torch.Tensor,  # f32 [1, V], after the processors
+        stages: Sequence[Stage],
+        piece: Callable[[int], str],
+        settings: int = 0,
+    ) -> None:
+        self.node, self.settings = node, settings
+        self._stages, self._piece = stages, piece
+        self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
+        self.processed: NDArray[np.float32] = self.logprobs
+        if stages:
+            alive = scores[0] > torch.finfo(scores.dtype).min
+            kept = scores[0].double().masked_fill(~alive, -torch.inf)
+            self.processed = kept.log_softmax(-1).float().cpu().numpy()
+
+    def __len__(self) -> int:
+        """V."""
+        return len(self.logprobs)
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """The ids by the model's probability, the most probable first; equal ones by id."""
+        return np.argsort(-self.logprobs, kind="stable")
+
+    @cached_property
+    def _ranks(self) -> NDArray[np.int64]:
+        ranks = np.empty(len(self), np.int64)
+        ranks[self.order] = np.arange(1, len(self) + 1)
+        return ranks
+
+    @cached_property
+    def entropy(self) -> float:
+        """Of the model's distribution, in nats."""
+        return _entropy(self.logprobs)
+
+    @cached_property
+    def processed_entropy(self) -> float:
+        """After the processors."""
+        return _entropy(self.processed)
+
+    def mass(self, count: int) -> float:
+        """The model's probability of the `count` most probable tokens together."""
+        return float(np.exp(self.logprobs[self.order[:count]].astype(np.float64)).sum())
+
+    def rank(self, id: int) -> int:
+        """The place of a token by the model's probability, from 1."""
+        return int(self._ranks[id])
+
+    def of(self, id: int) -> Alternative:
+        """One token."""
+        return Alternative(
+            id, self._piece(id), self.rank(id), float(self.logprobs[id]), float(self.processed[id]), self._remover(id)
+        )
+
+    def at(self, rank: int) -> Alternative:
+        """The token of a rank, from 1 to V."""
+        return self.of(int(self.order[rank - 1]))
+
+    def top(self, count: int = TOP, begin: int = 0) -> list[Alternative]:
+        """`count` tokens from rank `begin` + 1 on."""
+        return [self.of(int(id)) for id in self.order[begin : begin + count]]
+
+    def containing(self, text: str) -> Iterator[Alternative]:
+        """The tokens whose text has `text` in it, the most probable first."""
+        wanted = text.casefold()
+        return (self.of(int(id)) for id in self.order if wanted in self._piece(int(id)).casefold())
+
+    @cached_property
+    def effects(self) -> tuple[Effect, ...]:
+        """What each processor did, in their order."""
+        return tuple(Effect(one.processor, one.removed, one.moved) for one in self.why(int(self.order[0])))
+
+    def why(self, id: int) -> tuple[Trace, ...]:
+        """What each processor did to one token, in their order."""
+        row = torch.zeros(1, dtype=torch.long)
+        stages = [Stage(one.name, one.before.cpu(), one.after.cpu()) for one in self._stages]
+        return trace.traces(stages, row, torch.tensor([id]))[0]
+
+    def _remover(self, id: int) -> str:
+        if self.processed[id] > -np.inf:
+            return ""
+        for stage in self._stages:
+            if not float(stage.after[0, id]) > torch.finfo(stage.after.dtype).min:
+                return stage.name
+        return ""
+
+
+def _entropy(logprobs: NDArray[np.float32]) -> float:
+    kept = logprobs[logprobs > -np.inf].astype(np.float64)
+    return float(-(np.exp(kept) * kept).sum()) + 0.0

@@ -1,0 +1,181 @@
+"""The file of a tree: one change a line, appended as it happens, so that a killed process loses one token at most.
+
+Each line is written whole, by one unbuffered write. A half-written last line is cut off when the file is opened again,
+and the lines that follow are those that an uninterrupted process writes. The file is readable by its owner only, is
+never a link, and is locked while it is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from genctl import events
+from genctl.errors import InputError, OutputError, reason_of
+from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
+from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
+from genctl.io.printable import printable
+from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
+from genctl.tree.nodes import Tree
+
+LONGEST = 64 * 2**20  # bytes in one line
+_HINT = "the lines before it are whole: a copy that ends there can be opened"
+
+
+def sessions_folder() -> Path:
+    """Where trees are saved: `$XDG_STATE_HOME/genctl/sessions`, `~/.local/state/genctl/sessions` by default."""
+    home = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The XDG specification says to ignore a relative path.
+    base = home if home.is_absolute() else Path("~/.local/state").expanduser()
+    return base / "genctl" / "sessions"
+
+
+def new_file(kind: str, prompt: str) -> Path:
+    """A new name in the folder of sessions, which is made: the time, the command and the prompt's first words.
+
+    Raises OutputError.
+    """
+    folder = sessions_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise unwritable(error, folder) from None
+    words = "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:32].strip("-")
+    name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), kind, words) if part)
+    path = folder / f"{name}.jsonl"
+    number = 2
+    while os.path.lexists(path):
+        path = folder / f"{name}-{number}.jsonl"
+        number += 1
+    return path
+
+
+class TreeFile:
+    """An open file, locked. Make one with `create` or `reopen`."""
+
+    def __init__(self, path: Path, sink: Sink, unfinished: Sequence[Change] = ()) -> None:
+        self.path = path
+        self.unfinished = unfinished  # the changes of a command that was cut short, when the file was opened
+        self._sink = sink
+
+    @classmethod
+    def create(cls, path: Path, opened: Opened) -> TreeFile:
+        """A new file with its first line. Raises OutputError, if it exists or cannot be written, and UsageError."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600)
+        except FileExistsError:
+            name = printable(str(path))
+            raise OutputError(f"{name} exists already", hint=f"--open {name} continues the tree in it") from None
+        except (OSError, ValueError) as error:
+            raise unwritable(error, path) from None
+        lock(descriptor, path)
+        journal = cls(path, Sink(unbuffered(descriptor), printable(str(path)), owned=descriptor, path=path))
+        journal.write(opened)
+        sync_folder(path)
+        return journal
+
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[TreeFile, Tree]:
+        """The file of a tree, to be continued, and the tree.
+
+        Raises InputError if the file is not a tree or is damaged, OutputError if it cannot be written, UsageError if
+        another process has it open.
+        """
+        descriptor = _open(path, os.O_RDWR)
+        lock(descriptor, path)
+        try:
+            with open(descriptor, "rb", closefd=False) as file:
+                tree, whole, unfinished = _read(file, printable(str(path)))
+            sink = Sink(unbuffered(descriptor), printable(str(path)), owned=descriptor, path=path, whole=whole)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+            raise
+        sink.cut_back()
+        return cls(path, sink, unfinished), tree
+
+    def write(self, change: Change) -> None:
+        """Append a change. Raises OutputError."""
+        self._sink.write(
+            json.dumps(events.to_json(change), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
+        )
+
+    def close(self) -> None:
+        """Flush the file to the disk and close it."""
+        with contextlib.suppress(OutputError):
+            self._sink.sync()
+        self._sink.leave()
+
+
+def read_tree(path: Path) -> Tree:
+    """The tree in a file, to look at: another process may be writing it. Raises InputError."""
+    with open(_open(path, os.O_RDONLY), "rb") as file:
+        return _read(file, printable(str(path)))[0]
+
+
+def begins_tree(line: bytes) -> bool:
+    """Whether this is the first line of a tree's file."""
+    return line.startswith(b'{"event": "opened", "schema": "genctl-tree/')
+
+
+def _open(path: Path, flags: int) -> int:
+    name = printable(str(path))
+    try:
+        # opening a pipe under this name must not block
+        descriptor = os.open(path, flags | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EMLINK):
+            raise InputError(f"{name} is a link, and links are not followed") from None
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"there is no file {name}") from None
+        raise InputError(f"cannot open {name}: {reason_of(error)}") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{name} is not a regular file")
+    return descriptor
+
+
+def _read(file: BinaryIO, name: str) -> tuple[Tree, int, list[Change]]:
+    """The tree of the whole lines, their bytes, and the changes of the command that was cut short."""
+    whole = 0
+    unfinished: list[Change] = []
+    tree: Tree | None = None
+    for number, line in enumerate(_lines(file), 1):
+        try:
+            change = events.from_json(json.loads(line.decode("utf-8", "surrogatepass")), KINDS)
+            if tree is not None:
+                unfinished = [] if isinstance(change, Begun) else unfinished
+                tree.apply(change)
+                unfinished.append(change)
+            elif isinstance(change, Opened):
+                if change.schema != SCHEMA:
+                    raise InputError(f"{name} is a tree of another version of genctl: {change.schema!r:.40}")
+                tree = Tree(change)
+            else:
+                raise ValueError("a tree begins with another line")
+        except InputError as error:
+            if tree is None:
+                raise
+            raise InputError(f"{name} is damaged at line {number}: {error.message}", hint=_HINT) from None
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            if tree is None:
+                raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one") from None
+            raise InputError(f"{name} is damaged at line {number}: {error}", hint=_HINT) from None
+        whole += len(line)
+    if tree is None:
+        raise InputError(f"{name} is not the file of a tree: it has no whole line")
+    return tree, whole, [] if tree.command is None else unfinished
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The whole lines."""
+    while (line := file.readline(LONGEST)).endswith(b"\n"):
+        yield line

@@ -1,0 +1,153 @@
+"""What commands yield, as frozen values of the schema of `genctl.events` (`events.to_json` writes each)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from genctl.events import Stepped, Trace
+from genctl.tree.changes import Grown
+from genctl.tree.distribution import Alternative, Effect
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWritten:
+    """A token was written to the end of a branch."""
+
+    token: Grown
+    known: bool = False  # the tree had it before
+
+
+@dataclass(frozen=True, slots=True)
+class Searching:
+    """A step of a search whose rows compete. Its results become nodes when it is done."""
+
+    step: Stepped
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A continuation is done."""
+
+    node: int  # its end
+    start: int
+    reason: str  # eos, length, stop, time, interrupted
+    text: str
+    logprob: float  # of its tokens, the model's own
+    seed: int | None = None
+    score: float | None = None  # of a search
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where the cursor is when a command is done."""
+
+    cursor: int
+    tip: int
+    note: str = ""  # why nothing moved
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings, above those that the tree began with."""
+
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The distribution of the next token."""
+
+    node: int
+    entropy: float
+    mass: float  # of the listed alternatives, by the model
+    alternatives: tuple[Alternative, ...]
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """What each processor did to a token."""
+
+    token: Alternative
+    trace: tuple[Trace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtLayer:
+    """What the model would say after one of its layers."""
+
+    layer: int  # from 1; the last is the model itself
+    alternatives: tuple[tuple[int, str, float], ...]  # id, text, log-probability; the most probable
+    entropy: float
+    logprob: float | None = None  # of the token under the cursor
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Two branches: where they part, and each from there on."""
+
+    fork: int
+    shared_text: str
+    nodes: tuple[int, int]
+    texts: tuple[str, str]
+    logprobs: tuple[float, float]
+    lengths: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmarked:
+    """A node has a name."""
+
+    name: str
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class BranchText:
+    """The text of a branch."""
+
+    node: int
+    text: str
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Command lines for a shell, one for each generation of the branch; none for tokens that were chosen by hand."""
+
+    node: int
+    commands: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """One of all continuations, in the order of their joint probability."""
+
+    node: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprob: float  # the model's own, in nats
+    total: float  # by the distribution that was expanded: after the processors
+    mass: float  # probability of this and all continuations before it
+    ended: bool = False  # with EOS; else it has the depth
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """An expansion is done."""
+
+    mass: float
+    continuations: int
+    nodes: int  # whose distributions were computed
+    complete: bool  # the mass, or everything, is reached
+    reason: str = field(default="")  # why not
+
+
+Result: TypeAlias = (
+    TokenWritten | Searching | Wrote | At | Settings | Shown | Why | AtLayer | Compared | Bookmarked | BranchText
+    | Repeat | Continuation | Covered
+)  # fmt: skip

@@ -1,0 +1,290 @@
+"""A tree with its checkpoint and its file: every change goes through here."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from genctl.config.layers import Layer, Resolved, overlay
+from genctl.config.listed import LISTS
+from genctl.engines.local.session import Session
+from genctl.engines.requests import Report, Request
+from genctl.errors import InputError
+from genctl.events import Token
+from genctl.identity import brief
+from genctl.io.seeds import row_seed
+from genctl.params import Generation, knobs
+from genctl.tree.branches import Branches
+from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
+from genctl.tree.distribution import Distribution
+from genctl.tree.journal import TreeFile
+from genctl.tree.nodes import ROOT, Tree
+from genctl.tree.results import At, TokenWritten
+
+if TYPE_CHECKING:
+    from genctl.models.text import Words
+
+MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
+_DISTRIBUTIONS = 8  # kept
+_WORDS = 64  # detokenizers kept, each after a node
+
+
+class Differs(InputError):
+    """A command that is done again has another effect: another machine, or other versions."""
+
+
+def opened_of(
+    session: Session, prompt: str, prompt_ids: Sequence[int], seed: int, layers: Sequence[Layer], *, shown: str = ""
+) -> Opened:
+    """The beginning of a tree. Of `layers` the knobs of generation are kept. Raises ModelError."""
+    kept = {*knobs(Generation), *LISTS}
+    settings = tuple(
+        {
+            "origin": layer.origin,
+            "said": layer.kind,
+            "typed": layer.typed,
+            "values": {key: value for key, value in layer.values.items() if key in kept},
+        }
+        for layer in layers
+        if kept & layer.values.keys()
+    )
+    return Opened(SCHEMA, session.name, session.loaded.fingerprint(), prompt, tuple(prompt_ids), seed, settings, shown)
+
+
+class Workspace:
+    """A tree, the checkpoint that continues it, and its file, if there is one.
+
+    Raises InputError if the tree was made with another checkpoint; UsageError or PresetError for its settings.
+    """
+
+    def __init__(self, session: Session, tree: Tree, journal: TreeFile | None = None, memory: int = MEMORY) -> None:
+        opened = tree.opened
+        if opened.checkpoint != session.loaded.fingerprint():
+            name = "the tree" if journal is None else str(journal.path)
+            raise InputError(
+                f"{name} was made with {opened.model} ({brief(opened.checkpoint)}), and {session.name} is another "
+                f"checkpoint ({brief(session.loaded.fingerprint())})",
+                hint=f"--model {opened.model}, if its files have not changed since",
+            )
+        self.session, self.tree, self.journal = session, tree, journal
+        self.branches = Branches(session, tree, memory)
+        self.lock = threading.RLock()  # held while the tree changes
+        self.base = session.resolve([_layer(each) for each in opened.layers])
+        self._resolved: dict[int, Resolved] = {}
+        self._distributions: OrderedDict[tuple[int, int], Distribution] = OrderedDict()
+        self._words: OrderedDict[int, Words] = OrderedDict()
+        self._expected: deque[Change] = deque()  # changes that the file has already, while they happen again
+        self._repeated: list[Change] = []
+        self._differs = False
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def change(self, change: Change) -> None:
+        """Let a change happen, and append it to the file. Raises OutputError."""
+        with self.lock:
+            if self._expected:
+                if _without_figures(self._expected[0]) != _without_figures(change):
+                    self._differs = True
+                    raise Differs("what was interrupted does not come out the same here")
+                change = self._expected.popleft()
+                self._repeated.append(change)
+                self.tree.apply(change)
+                return
+            self.tree.apply(change)
+            if self.journal is not None:
+                self.journal.write(change)
+
+    @contextmanager
+    def again(self) -> Iterator[str]:
+        """Do the command again that was cut short, whose line this gives: what the file has is not written twice.
+
+        Raises Differs if it comes out otherwise; the tree is then what the file has.
+        """
+        assert self.journal is not None
+        changes, self.journal.unfinished = self.journal.unfinished, ()
+        first = changes[0]
+        assert isinstance(first, Begun)
+        self.tree.take_back(changes)
+        self._expected, self._repeated = deque(changes), []
+        try:
+            yield first.line
+        except Differs:
+            self._expected.clear()
+            self._differs = False
+            if self.tree.command is not None:
+                self.tree.take_back(self._repeated)
+            for change in changes:
+                self.tree.apply(change)
+            raise
+        finally:
+            self._expected.clear()
+
+    @contextmanager
+    def step(self, line: str, run: int = 0) -> Iterator[None]:
+        """A command that changes the tree and can be undone. However it ends, what was written stays."""
+        self.change(Begun(line, True, run))
+        try:
+            yield
+        finally:
+            if self.tree.command is not None and not self._differs:
+                self.change(Settled())
+
+    def settle(self, **changed: Any) -> At:
+        """End a command, or move: the fields of `Settled` that differ from now. Returns where the cursor is."""
+        view = self.tree.view
+        differ = {name: value for name, value in changed.items() if value != getattr(view, name)}
+        if differ or self.tree.command is not None:
+            self.change(Settled(**differ))
+        return At(self.tree.cursor, self.tree.tip)
+
+    def write(self, parent: int, token: Token, by: By, settings: int, seed: int | None, start: int) -> TokenWritten:
+        """Write a token after a node."""
+        known = self.tree.find(parent, token.id)
+        if known is not None:
+            self.change(Reached(known))
+            return TokenWritten(self.tree.nodes[known], True)
+        text = self.words(parent).fork().push(token.id)
+        number, figures = len(self.tree.nodes), (token.logprob, text, token.rank, token.entropy)
+        node = Grown(number, parent, token.id, *figures, settings, seed, start, by)
+        self.change(node)
+        return TokenWritten(node)
+
+    def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
+        """Write tokens that are given, with what the model says of each."""
+        start = parent
+        for id in ids:
+            known = self.tree.find(parent, id)
+            token = Token(id, 0.0)
+            if known is None:
+                found = self.plain(parent)
+                token = Token(id, float(found.logprobs[id]), rank=found.rank(id), entropy=found.entropy)
+            written = self.write(parent, token, by, self.tree.view.settings, None, start)
+            parent = written.token.node
+            yield written
+
+    def seed(self, run: int) -> int:
+        """The seed of a generation: the tree's own for the first."""
+        return row_seed(self.tree.opened.seed, str(run), run - 1)
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def resolved(self, settings: int | None = None) -> Resolved:
+        """The settings of an entry of the table; of the current one. Raises PresetError."""
+        place = self.tree.view.settings if settings is None else settings
+        if place not in self._resolved:
+            self._resolved[place] = self.overlaid(self.tree.settings[place])
+        return self._resolved[place]
+
+    def overlaid(self, values: Mapping[str, Any], base: Resolved | None = None) -> Resolved:
+        """Settings with others above them. Raises PresetError."""
+        where = {key: f"set {key}" for key in values}
+        return overlay(base or self.base, Layer("set", dict(values), where, said="row", typed=True))
+
+    def entry(self, values: Mapping[str, Any]) -> int:
+        """The place of knobs in the table of settings; a new entry where they are not in it."""
+        values = dict(values)
+        if values in self.tree.settings:
+            return self.tree.settings.index(values)
+        self.overlaid(values)
+        self.change(Knobs(values))
+        return len(self.tree.settings) - 1
+
+    # -- what the model says -------------------------------------------------------------------------------------------
+
+    def distribution(self, node: int, settings: int | None = None) -> Distribution:
+        """The distribution of the token after a node: the model's, and after the processors of the settings.
+
+        It is the one from which a generation that begins at the node takes its first token. Only the first look at a
+        node runs the model. Raises GenctlError, for instance where the processors leave no token.
+        """
+        place = self.tree.view.settings if settings is None else settings
+        found = self._distributions.get((node, place))
+        if found is None:
+            found = self._processed(node, place)
+            self._distributions[node, place] = found
+            while len(self._distributions) > _DISTRIBUTIONS:
+                self._distributions.popitem(last=False)
+        else:
+            self._distributions.move_to_end((node, place))
+        return found
+
+    def plain(self, node: int) -> Distribution:
+        """The model's distribution alone."""
+        return Distribution(node, self.branches.scores(node), self.branches.scores(node)[None], (), self.piece)
+
+    def _processed(self, node: int, settings: int) -> Distribution:
+        import torch
+
+        from genctl.decode.processors import trace
+
+        logits = self.branches.scores(node)
+        ids = self.tree.ids(node)
+        resolved = self.overlaid({"token_healing": False}, self.resolved(settings))
+        lane = self.session.planner.plan(
+            Request("", resolved, self.seed(self.tree.runs + 1), prompt_ids=ids), Report()
+        ).lane
+        device = self.session.forward.device
+        history = torch.tensor([list(ids)], dtype=torch.long, device=device)
+        scores = logits[None].to(device)
+        if lane.strategy.space == "logprobs":
+            scores = scores.log_softmax(-1)
+        scores, stages = trace.apply(lane.processors, history, scores, timing=False)
+        return Distribution(node, logits, scores, stages, self.piece, settings)
+
+    # -- text ----------------------------------------------------------------------------------------------------------
+
+    def words(self, node: int) -> Words:
+        """The detokenizer after a node. Not to be written to: `fork` it."""
+        from genctl.models.text import detokenizer
+
+        way = []
+        here = node
+        while here not in self._words and here != ROOT:
+            way.append(here)
+            here = self.tree.nodes[here].parent
+        words = self._words.get(here)
+        if words is None:
+            words = detokenizer(self.session.loaded.tokenizer)
+            for id in self.tree.opened.prompt_ids:
+                words.push(id)
+        words = words.fork()
+        for each in reversed(way):
+            words.push(self.tree.nodes[each].id)
+        self._words[node] = words
+        self._words.move_to_end(node)
+        while len(self._words) > _WORDS:
+            self._words.popitem(last=False)
+        return words
+
+    def text(self, node: int, above: int = ROOT) -> str:
+        """The text from `above` down to `node`, whole characters: without the prompt's."""
+        pieces = [self.tree.nodes[each].text for each in self.tree.path(node, above)]
+        return "".join(pieces) + self.words(node).fork().flush()
+
+    def piece(self, id: int) -> str:
+        """The text of one token alone."""
+        from genctl.models.text import detokenizer
+
+        return detokenizer(self.session.loaded.tokenizer).piece(id)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.journal is not None:
+            self.journal.close()
+
+
+def _layer(saved: Mapping[str, Any]) -> Layer:
+    try:
+        return Layer(saved["origin"], saved["values"], said=saved["said"], typed=saved["typed"])
+    except (KeyError, TypeError):
+        raise InputError("the settings of the tree are damaged") from None
+
+
+def _without_figures(change: Change) -> object:
+    """A change without numbers whose last digits may depend on how a branch was read."""
+    if isinstance(change, Grown):
+        return change.node, change.parent, change.id, change.text, change.settings, change.seed, change.start, change.by
+    return change

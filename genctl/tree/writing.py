@@ -1,0 +1,228 @@
+"""The commands that write: the decode loop continues a branch, with what the cache has of it.
+
+The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from genctl.config.layers import Resolved
+from genctl.engines.protocol import Flow
+from genctl.engines.requests import Report, Request
+from genctl.errors import GenctlError, InputError, ModelError, UsageError
+from genctl.events import Began, Ended, Failed, Finished, Hypothesis, Row, Stepped, Token, advance
+from genctl.params import knobs
+from genctl.tree.nodes import ROOT
+from genctl.tree.results import Result, Searching, TokenWritten, Wrote
+from genctl.tree.workspace import Workspace
+
+_ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation: where it begins, its number in the tree, and its settings."""
+
+    number: int
+    start: int
+    settings: int
+    resolved: Resolved
+    seed: int
+
+
+def generate(
+    space: Workspace, line: str, start: int, most: int | None, interrupted: Callable[[], str]
+) -> Iterator[Result]:
+    """Continue a branch with the current settings."""
+    values = dict(space.tree.knobs)
+    yield from _write(space, line, start, [_with(values, max_new_tokens=most)], interrupted)
+
+
+def take(
+    space: Workspace, line: str, start: int, id: int, most: int | None, interrupted: Callable[[], str]
+) -> Iterator[Result]:
+    """A token that is chosen by hand, and what follows it: `most` tokens, none if that is 0."""
+    stops = most == 0 or id in space.session.forward.eos
+    values = _with(dict(space.tree.knobs), max_new_tokens=most, token_healing=False)
+    if not space.resolved().generation.token_healing:
+        del values["token_healing"]
+    yield from _write(space, line, start, [] if stops else [values], interrupted, (id,))
+
+
+def sample(
+    space: Workspace, line: str, start: int, count: int, most: int | None, interrupted: Callable[[], str]
+) -> Iterator[Result]:
+    """`count` continuations, drawn together, each with its own seed."""
+    values = _with(dict(space.tree.knobs), max_new_tokens=most)
+    if not space.overlaid(values).generation.do_sample:
+        values["do_sample"] = True
+    yield from _write(space, line, start, [values] * count, interrupted)
+
+
+def beams(
+    space: Workspace, line: str, start: int, count: int, most: int | None, interrupted: Callable[[], str]
+) -> Iterator[Result]:
+    """The `count` best continuations of a beam search, the best first."""
+    own = {key: value for key, value in space.tree.knobs.items() if not _samples(key)}
+    found = _with(own, max_new_tokens=most, num_beams=count, num_return_sequences=count, do_sample=False)
+    if not space.base.generation.do_sample:
+        del found["do_sample"]
+    yield from _write(space, line, start, [found], interrupted)
+
+
+def _samples(key: str) -> bool:
+    """Whether a knob is for drawing tokens alone."""
+    return key == "do_sample" or (key in knobs() and bool(knobs()[key].metadata["sampling"]))
+
+
+def _with(values: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return values | {key: value for key, value in more.items() if value is not None}
+
+
+def _write(
+    space: Workspace,
+    line: str,
+    start: int,
+    entries: Sequence[dict[str, Any]],
+    interrupted: Callable[[], str],
+    given: tuple[int, ...] = (),
+) -> Iterator[Result]:
+    """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
+    resolved = [space.overlaid(values) for values in entries]
+    if len(entries) > 1 and any(one.generation.num_beams > 1 for one in resolved):
+        raise UsageError("sample draws plain samples, and num_beams is set", hint="set num_beams=1, or beams")
+    if resolved and not given:
+        start, resolved = _healed(space, start, resolved)
+    first = space.tree.runs + 1
+    ids = (*space.tree.ids(start), *given)
+    requests = [
+        Request(str(first + place), one, space.seed(first + place), prompt_ids=ids)
+        for place, one in enumerate(resolved)
+    ]
+    for request in requests[:1]:
+        space.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
+    before = space.tree.cursor
+    ends: list[int] = []
+    with space.step(line, first + len(requests) - 1 if requests else 0):
+        for written in space.write_given(start, given, "take"):
+            start = written.token.node
+            yield written
+        if not requests or interrupted():
+            return
+        runs = {
+            request.id: Run(first + place, start, space.entry(values), request.resolved, request.seed)
+            for place, (request, values) in enumerate(zip(requests, entries, strict=True))
+        }
+        for result in _streamed(space, requests, runs, interrupted):
+            if isinstance(result, Wrote):
+                ends.append(result.node)
+            yield result
+        if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
+            space.settle(cursor=start, tip=ends[0])
+        elif not ends:
+            space.settle(cursor=before)
+
+
+def _healed(space: Workspace, start: int, resolved: list[Resolved]) -> tuple[int, list[Resolved]]:
+    """Where a generation begins whose settings heal tokens: before the last ones, where it forks."""
+    if not resolved[0].generation.token_healing:
+        return start, resolved
+    request = Request("", resolved[0], 0, prompt_ids=space.tree.ids(start))
+    length = len(space.session.planner.plan(request, Report()).lane.tokens)
+    root = space.tree.length(ROOT)
+    if length < root:  # the prompt itself cannot change here
+        return start, [space.overlaid({"token_healing": False}, one) for one in resolved]
+    while space.tree.length(start) > length:
+        start = space.tree.nodes[start].parent
+    return start, resolved
+
+
+def _streamed(
+    space: Workspace, requests: Sequence[Request], runs: dict[str, Run], interrupted: Callable[[], str]
+) -> Iterator[Result]:
+    session = space.session
+    generation = requests[0].resolved.generation
+    start = runs[requests[0].id].start
+    if generation.use_cache and generation.cache_implementation == "dynamic" and not generation.token_healing:
+        prefix = space.branches.prefix(start)
+        if prefix is not None:
+            session.prefixes = {(space.tree.ids(start), None): prefix}
+    lanes = {request.id: _Lane(space, runs[request.id]) for request in requests}
+    flow = Flow(len(requests), interrupted=interrupted)
+    try:
+        with closing(session.stream(iter(requests), Report(scores=True), flow)) as stream:
+            for event in stream:
+                if isinstance(event, Failed):
+                    raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
+                if isinstance(event, (Began, Stepped, Finished)):
+                    yield from lanes[event.lane].take(event)
+    finally:
+        session.prefixes = {}
+
+
+class _Lane:
+    """The rows of one generation as nodes of the tree.
+
+    Rows that do not compete are written as they come. Of a search the results are, when it is done.
+    """
+
+    def __init__(self, space: Workspace, run: Run) -> None:
+        self.space, self.run = space, run
+        self.seed: int | None = None
+        self.rows: list[tuple[int, tuple[Token, ...]]] = [(run.start, ())]  # the node, and tokens not written yet
+        self.found: dict[tuple[int, ...], tuple[Token, ...]] = {}
+        self.written: list[TokenWritten] = []
+
+    def take(self, event: Began | Stepped | Finished) -> Iterator[Result]:
+        if isinstance(event, Began):
+            self.seed = event.seed
+        elif isinstance(event, Stepped):
+            self.rows, _ = advance(self.rows, event, self._grow)
+            competing = any(row.slot is None for row in event.rows) or any(
+                ended.hypothesis.slot is None for ended in event.ended
+            )
+            if competing:
+                yield Searching(event, self.run.start)
+            yield from self.written
+            self.written = []
+        else:
+            for hypothesis in event.hypotheses:
+                yield from self._result(hypothesis)
+
+    def _grow(self, row: tuple[int, tuple[Token, ...]], after: Row | Ended) -> tuple[int, tuple[Token, ...]]:
+        slot = after.hypothesis.slot if isinstance(after, Ended) else after.slot
+        node, waiting = row
+        if slot is None:
+            waiting = (*waiting, *after.written)
+        else:
+            for token in after.written:
+                node = self._write(node, token)
+        if isinstance(after, Ended):
+            self.found[after.hypothesis.tokens] = waiting
+        return node, waiting
+
+    def _write(self, node: int, token: Token) -> int:
+        run = self.run
+        self.written.append(self.space.write(node, token, "generate", run.settings, self.seed, run.start))
+        return self.written[-1].token.node
+
+    def _result(self, hypothesis: Hypothesis) -> Iterator[Result]:
+        """The nodes of a result, of which those of a search are written now."""
+        node = self.run.start
+        for token in self.found.get(hypothesis.tokens, ()):
+            node = self._write(node, token)
+        yield from self.written
+        self.written = []
+        node = self.run.start
+        for id in hypothesis.tokens:
+            child = self.space.tree.child(node, id)
+            if child is None:
+                break
+            node = child
+        score = hypothesis.score if hypothesis.slot is None else None
+        text = self.space.text(node, self.run.start)
+        yield Wrote(node, self.run.start, hypothesis.reason, text, hypothesis.logprob, self.seed, score)

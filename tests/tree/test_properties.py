@@ -1,0 +1,119 @@
+"""Any sequence of commands: the file gives the tree back, and what is kept of the model changes no number."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from genctl.errors import GenctlError
+from genctl.tree.explorer import Explorer
+from genctl.tree.journal import read_tree
+from genctl.tree.nodes import ROOT, Tree
+from tests.tree.trees import explorer, stories
+
+MOVES = [
+    "left",
+    "left 3",
+    "right",
+    "right 2",
+    "up",
+    "down",
+    "start",
+    "end",
+    "next",
+    "previous 0.5",
+    "goto 1",
+    "goto m1",
+]
+STEPS = [
+    "generate 3", "take 1 0", "take 2 0", "take 3 2", "take id:14 0", "sample 2 2", "beams 2 2", "edit  cat", "edit s",
+    "set temperature=0.7", "set top_k=3", "set repetition_penalty=1.3", "reset", "bookmark", "bookmark here",
+    "expand mass=0.4,depth=2",
+]  # fmt: skip
+BACK = ["undo", "redo"]
+LINES = st.lists(st.sampled_from([*MOVES, *STEPS, *STEPS, *BACK]), max_size=9)
+
+
+def do(made: Explorer, lines: list[str]) -> None:
+    for line in lines:
+        try:
+            made.all(line)
+        except GenctlError:  # such as `goto m1` before there is one
+            continue
+
+
+@settings(max_examples=25)
+@given(LINES)
+def test_the_file_gives_the_tree_back_and_goes_on_with_equal_bytes(lines: list[str]) -> None:
+    half = len(lines) // 2
+    with tempfile.TemporaryDirectory() as folder:
+        whole, parts = Path(folder) / "whole", Path(folder) / "parts"
+        made = explorer(whole)
+        do(made, lines)
+        made.close()
+        assert read_tree(whole) == made.tree
+        first = explorer(parts)
+        do(first, lines[:half])
+        first.close()
+        again = Explorer.reopen(stories(), parts)
+        assert again.tree == first.tree
+        do(again, lines[half:])
+        again.close()
+        assert again.tree == made.tree
+        assert parts.read_bytes() == whole.read_bytes()
+
+
+@settings(max_examples=15)
+@given(LINES)
+def test_a_small_memory_changes_no_number(lines: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("much", "little", "nothing")]
+        for path, memory in zip(files, (2**30, 60_000, 1), strict=True):
+            made = explorer(path, memory=memory)
+            do(made, lines)
+            made.close()
+        assert len({path.read_bytes() for path in files}) == 1
+
+
+@settings(max_examples=40)
+@given(LINES, st.integers(1, 6))
+def test_undo_and_redo_are_inverse(lines: list[str], times: int) -> None:
+    made = explorer()
+    do(made, lines)
+    states = [seen(made.tree)]
+    for _ in range(times):
+        if made.tree.steps:
+            made.all("undo")
+            states.append(seen(made.tree))
+    for state in reversed(states[:-1]):
+        made.all("redo")
+        assert seen(made.tree) == state
+    while made.tree.steps:
+        made.all("undo")
+    assert seen(made.tree)[1:] == ([ROOT], {ROOT})
+    assert (made.tree.cursor, made.tree.tip, len(made.tree)) == (ROOT, ROOT, 0)
+
+
+def seen(tree: Tree) -> tuple[object, list[int], set[int]]:
+    """All that a person sees of a tree."""
+    return tree.view, sorted(tree.subtree()), set(tree.leaves)
+
+
+@settings(max_examples=15)
+@given(LINES)
+def test_leaves_joints_and_depths_are_those_of_a_walk(lines: list[str]) -> None:
+    made = explorer()
+    do(made, lines)
+    tree = made.tree
+    shown = list(tree.subtree())
+    assert len(shown) == len(tree) + 1
+    assert set(tree.leaves) == {node for node in shown if not tree.children(node)}
+    for node in shown:
+        path = tree.path(node)
+        assert tree.depths[node] == len(path)
+        assert tree.joints[node] == pytest.approx(sum(tree.nodes[each].logprob for each in path))
+    assert tree.cursor in (ROOT, *tree.branch())
