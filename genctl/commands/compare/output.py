@@ -17,7 +17,7 @@ from genctl.comparing.tables import Table, tables
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.plural import count
-from genctl.terminal import widgets
+from genctl.terminal import number_table, widgets
 from genctl.terminal.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ class ComparisonOutput:
         else:
             room = self.width or shown.UNBROKEN
             title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
-            yield [*title, *shown.table_lines(table.headings, table.rows, self.width)]
+            yield [*title, *number_table.table_lines(table.headings, table.rows, self.width)]
 
 
 def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:
