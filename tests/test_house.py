@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.run": {*_SLICE, "decode", "pages", "transformers"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
+    "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native", "pages", "transformers"},
     "commands.replay": {*_SLICE, "collection", "commands.run", "pages"},
     "commands.batch": {*_SLICE, "engines.server"},
@@ -139,6 +140,7 @@ ALLOWED: dict[str, set[str]] = {
 HEAVY = {
     "torch": {
         "commands.inspect",
+        "commands.parity",
         "commands.run",
         "compat",
         "decode",
@@ -161,6 +163,7 @@ HEAVY = {
         "commands",
         "commands.compare",
         "commands.inspect",
+        "commands.parity",
         "commands.replay",
         "commands.run",
         "commands.score",

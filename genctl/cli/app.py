@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.compare.options:COMPARE",
         "Continue the same prompts in several ways, and see the difference.",
     ),
+    "parity": (
+        "genctl.commands.parity.options:PARITY",
+        "Check whether two ways of running a model agree, token by token.",
+    ),
     "inspect-cache": (
         "genctl.commands.inspect.options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",

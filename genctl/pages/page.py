@@ -43,7 +43,7 @@ _STAGES: tuple[tuple[TreeDetail, bool, str], ...] = (
 
 def page(data: PageData) -> bytes:
     """The page in UTF-8. Details are left out until it has at most LARGEST bytes, alternatives first; it says which."""
-    style, script = (_file(name) for name in ("page.css", "page.js"))
+    style, script = (file_text(name) for name in ("page.css", "page.js"))
     text = ""
     for document, left_out in _documents(data):
         text = _filled(data, document, style, script, left_out)
@@ -77,14 +77,9 @@ def digest(text: str) -> str:
 
 
 def _filled(data: PageData, document: Mapping[str, Any], style: str, script: str, left_out: str) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    template = environment.from_string(_file("page.html.jinja"))
     unlisted = f"{data.unlisted:,} more prompts are not listed" if data.unlisted else ""
-    return template.render(
+    return filled(
+        "page.html.jinja",
         title=data.title,
         command=_visible(data.command),
         facts=[(label, _visible(value)) for label, value in data.facts],
@@ -102,11 +97,22 @@ def _filled(data: PageData, document: Mapping[str, Any], style: str, script: str
     )
 
 
+def filled(template: str, **values: Any) -> str:
+    """A template of this package with its values, which it escapes."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.from_string(file_text(template)).render(**values)
+
+
 def _visible(text: str) -> str:
     from genctl.terminal.widgets import visible
 
     return visible(text)
 
 
-def _file(name: str) -> str:
+def file_text(name: str) -> str:
+    """A file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,104 @@
+"""`--by-text`: sides with different tokenizers, compared by the bits that they need for each byte of the same texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text as Line
+
+from genctl.comparing.statistics import Interval, bootstrap
+from genctl.engines.protocol import Flow
+from genctl.engines.requests import Report
+from genctl.engines.scored_text import Options, Scored, TextToScore
+from genctl.errors import GenctlError, InputError
+from genctl.io.records import SCHEMA, finite
+from genctl.plural import count
+from genctl.results import Collector
+from genctl.terminal.number_table import table_lines
+from genctl.terminal.text_width import hanging
+
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Engine
+    from genctl.engines.requests import Request
+
+Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
+
+
+@dataclass(frozen=True)
+class TextParity:
+    """Both sides on the same texts. `texts` of them were scored by both; `bytes` are those of the reference."""
+
+    reference: str
+    other: str
+    texts: int
+    bytes: int
+    bpb_reference: float  # bits per byte of UTF-8
+    bpb_other: float
+    difference: Interval  # other - reference, in bits per byte; texts are drawn again with replacement
+
+
+def score(
+    engine: Engine, texts: Sequence[tuple[str, TextToScore]], width: int, interrupted: Callable[[], str]
+) -> Outcomes:
+    """The score of each text, or why there is none."""
+    outcomes: Outcomes = {}
+    for id, outcome in engine.score(iter(texts), Options(batch_size=width, captions=False), interrupted=interrupted):
+        outcomes[id] = outcome if isinstance(outcome, GenctlError) else outcome[0]
+    return outcomes
+
+
+def written(
+    engine: Engine, requests: Sequence[Request], width: int, interrupted: Callable[[], str]
+) -> Iterator[tuple[str, TextToScore | GenctlError]]:
+    """The text that the reference writes after each prompt, with the prompt as its context."""
+    collector, wanted = Collector(), {request.id: request for request in requests}
+    for event in engine.stream(iter(requests), Report(), Flow(width, interrupted=interrupted)):
+        result = collector.feed(event)
+        if result is None:
+            continue
+        prompt = wanted[result.lane].prompt or ""
+        if result.error is not None:
+            yield result.lane, InputError(result.error.message)
+        elif not prompt or not result.sequences or not result.sequences[0].text:
+            yield result.lane, InputError("bits per byte are those of a text after a text, and there is none")
+        elif engine.is_encoder_decoder:
+            yield result.lane, TextToScore(prompt, target=result.sequences[0].text)
+        else:
+            yield result.lane, TextToScore(result.sequences[0].text, context=prompt)
+
+
+def compared(names: tuple[str, str], reference: Outcomes, other: Outcomes) -> TextParity:
+    """Both sides. Raises InputError where no text has a score by both."""
+    pairs = [(one, other[id]) for id, one in reference.items()]
+    scored = [(a, b) for a, b in pairs if isinstance(a, Scored) and isinstance(b, Scored) and a.bytes and b.bytes]
+    if not scored:
+        raise InputError(f"no text has a score by both {names[0]} and {names[1]}")
+    size, other_size = (sum(pair[place].bytes for pair in scored) for place in (0, 1))
+    # a first token without a score may be longer on one side: bits are compared for each side's own bytes
+    rates = [(a.bits / size, b.bits / other_size) for a, b in scored]
+    changes = bootstrap([(theirs - mine) * len(rates) for mine, theirs in rates])
+    mine, theirs = (math.fsum(rate[place] for rate in rates) for place in (0, 1))
+    return TextParity(*names, len(scored), size, mine, theirs, changes)
+
+
+def record(one: TextParity) -> dict[str, Any]:
+    """The record of a pair."""
+    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": "texts", **asdict(one)})
+    return plain
+
+
+def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:
+    """A table of all sides, the reference first."""
+    rows = [[found[0].reference, f"{found[0].bpb_reference:.4f}", "", ""]]
+    for one in found:
+        change = one.difference
+        rows.append(
+            [one.other, f"{one.bpb_other:.4f}", f"{change.mean:+.4f}", f"{change.low:+.4f} to {change.high:+.4f}"]
+        )
+    words = (
+        f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; the interval is that of the texts drawn again"
+    )
+    return [*table_lines(("side", "bits/byte", "difference", "95%"), rows, width), *hanging("", words, width)]

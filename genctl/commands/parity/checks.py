@@ -1,0 +1,24 @@
+"""Checks of a pair of sides: limits of the command line, and defects."""
+
+from __future__ import annotations
+
+from genctl.commands.parity.options import ParityCommandOptions
+from genctl.parity.values import Parity
+
+
+def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
+    """A sentence for each check that a pair fails. A limit that cannot be shown to hold fails."""
+    figures, failed = one.summary, []
+    kl, limit = figures.kl_high or figures.kl, options.max_kl
+    if limit is not None and not kl.mean <= limit:
+        low = f"between {figures.kl.mean:.3g} and " if figures.kl_high is not None else ""
+        failed.append(f"--max-kl {limit:g}: the mean KL of {one.other} is {low}{kl.mean:.3g} nats")
+    limit = options.max_regret
+    if limit is not None and not figures.regret.max <= limit:
+        failed.append(f"--max-regret {limit:g}: the largest regret of {one.other} is {figures.regret.max:.3g} nats")
+    limit, share = options.min_agreement, figures.agreement.value
+    if limit is not None and not share >= limit:
+        failed.append(f"--min-agreement {limit:g}: {share:.4g} of the first choices of {one.other} agree")
+    if one.verdict == "defect" and not options.allow_defect:
+        failed.append(f"{one.other}: defect: {one.reason}")
+    return failed

@@ -1,0 +1,278 @@
+"""`genctl parity` at work: sides are loaded, compared pair by pair, shown and written."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, TypeGuard
+
+from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.job import Job, request_of
+from genctl.commands.parity.checks import failed_checks
+from genctl.commands.parity.options import ParityCommandOptions, sides_of
+from genctl.commands.parity.sides import Side, each, unused
+from genctl.config.layers import Resolved
+from genctl.errors import CheckError, GenctlError, InputError, ModelError, UsageError
+from genctl.io import readers, scored
+from genctl.io.rows import BadRow, InputRow
+from genctl.terminal.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from genctl.commands.parity.loading import LoadedSides
+    from genctl.commands.parity.naming import Naming
+    from genctl.commands.parity.report import ParityPage
+    from genctl.engines.protocol import Engine, EngineSetup
+    from genctl.engines.requests import Request
+    from genctl.engines.scored_text import TextToScore
+    from genctl.parity.sides import LocalSide
+    from genctl.parity.values import Parity, Text
+
+
+class ParityJob(Job[ParityCommandOptions]):
+    """One comparison: the reference, and one after another the sides that are compared with it."""
+
+    def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.page: ParityPage | None = None
+        self.checks: list[str] = []  # sentences of checks that failed
+
+    def prepare(self) -> int | None:
+        """The sides, without the settings of their checkpoints."""
+        self.sides = sides_of(self.options)
+        self.earlies = each(self.sides, Side.early)
+        for side, early in zip(self.sides, self.earlies, strict=True):
+            self.check_early(early)
+            if early.runtime.backend is not None and not self.options.by_text:
+                raise UsageError(
+                    f"{side.place}: the logits of a server are not compared yet",
+                    hint="--by-text compares bits per byte of texts",
+                )
+        return None
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read all prompts, or texts."""
+        options = self.options
+        if options.texts is not None:
+            rows = readers.open_prompts(
+                (), options.texts, None, stdin_is_terminal=True, format=options.input_format, fields=scored.fields
+            )
+            assert rows is not None
+            self.input = iter(stack.enter_context(rows))
+        elif not super().read(stack):
+            return False
+        self.rows = [row for row in self.input if self._is_usable(row)]
+        if not self.rows:
+            raise InputError("there is nothing to compare the sides on")
+        return True
+
+    def _is_usable(self, row: InputRow | BadRow) -> TypeGuard[InputRow]:
+        """Whether a row can be compared; says why it cannot."""
+        if isinstance(row, BadRow):
+            self.fail(row, row.code, row.message)
+            return False
+        more = sorted({*row.params, *row.extra} - {"reference", "context", "target"})
+        if more:
+            message = f"{row.where}: settings belong to a side, so a row has no {', '.join(more)}"
+            self.fail(row, "input", message)
+        return not more
+
+    def open_watchers(self, stack: ExitStack) -> None:
+        """Begin the page of --report and the picture of --svg."""
+        options = self.options
+        if options.svg is not None:
+            from genctl.commands.screen_file import ScreenFile
+
+            self.watchers.append(stack.enter_context(ScreenFile(options.svg, force=options.force)))
+        if options.report is not None:
+            from genctl.commands.parity.report import ParityPage
+
+            self.page = stack.enter_context(ParityPage(options.report, force=options.force))
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the outputs and the view."""
+        from genctl.commands.parity.live import LivePairs
+        from genctl.commands.parity.output import ParityOutput
+
+        options = self.options
+        self.open_consoles()
+        sink = None
+        if options.format != "text" or options.to_file:
+            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+        self.results = ParityOutput(options.format, self.out, sink, positions=options.positions)
+        self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet)
+        stack.callback(self.view.hide)
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Compare each side with the reference; write what is found."""
+        with self.interrupt.rescued_by(stack.close):
+            self._compare(stack)
+        self.hide()
+        for watcher in self.watchers:
+            watcher.draw(self.results.draw)
+        self.results.finish()
+
+    def _compare(self, stack: ExitStack) -> None:
+        from genctl.commands.parity.loading import LoadedSides
+
+        loaded = LoadedSides(self._setup)
+        stack.callback(loaded.close)
+        if self.options.by_text:
+            self._compare_texts(loaded)
+        else:
+            self._compare_tokens(loaded)
+
+    def _compare_tokens(self, loaded: LoadedSides) -> None:
+        from genctl.commands.parity.vocabularies import check_same
+        from genctl.parity.measure import ParityOptions, measure
+
+        ids = [row.id for row in self.rows]
+        prompts = [row.prompt for row in self.rows if row.prompt]
+        reference = loaded.load(self.sides[0], self.earlies[0], ids)
+        self._describe(self.sides[0], reference.session, reference.resolved)
+        naming = self.results.naming = _naming(reference, self.rows)
+        if self.page is not None:
+            self.page.naming, self.page.facts = naming, list(reference.session.facts)
+        requests, texts = self._work(reference)
+        for side, early in list(zip(self.sides, self.earlies, strict=True))[1:]:
+            loaded.keep(self.earlies[0], early)
+            other = loaded.load(side, early, ids)
+            self._describe(side, other.session, other.resolved)
+            check_same(reference.session.loaded, other.session.loaded, prompts)
+            self.view.begin(side.name)
+            one = measure(
+                reference,
+                other,
+                requests,
+                texts,
+                ParityOptions(layers=self.options.show_layers),
+                on_position=self.view.position,
+                on_stage=self.view.stage,
+                interrupted=self.interrupt,
+            )
+            self._end_if_interrupted()
+            self._take(one, reference, other)
+
+    def _compare_texts(self, loaded: LoadedSides) -> None:
+        """With --by-text: every side scores the given texts, or those that the reference writes."""
+        from genctl.commands.parity import by_text
+        from genctl.commands.parity.loading import WIDTH
+
+        texts: list[tuple[str, TextToScore]] = []
+        outcomes: list[by_text.Outcomes] = []
+        answers = False
+        for side, early in zip(self.sides, self.earlies, strict=True):
+            loaded.keep(early)
+            engine, resolved = loaded.engine(side, early)
+            self._describe(side, engine, resolved)
+            self.view.begin(side.name)
+            width = engine.width(resolved, WIDTH)
+            if outcomes and engine.is_encoder_decoder is not answers:
+                kinds = ["a causal model", "an encoder-decoder"]
+                raise ModelError(
+                    f"{self.sides[0].name} is {kinds[answers]}, and {side.name} is {kinds[not answers]}: "
+                    "one continues texts, the other answers them"
+                )
+            if not outcomes:
+                answers = engine.is_encoder_decoder
+                self.view.stage("writing")
+                texts = self._texts_by(engine, resolved, width)
+            self.view.stage("scoring")
+            outcomes.append(by_text.score(engine, texts, width, self.interrupt))
+            self._end_if_interrupted()
+            for id, error in outcomes[-1].items():
+                if isinstance(error, GenctlError):
+                    self._fail_text(side, id, error)
+            if outcomes[1:]:
+                names = self.sides[0].name, side.name
+                self.results.texts(by_text.compared(names, outcomes[0], outcomes[-1]))
+
+    def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
+        from genctl.commands.parity import by_text
+        from genctl.engines.scored_text import TextToScore
+
+        if self.options.texts is not None:
+            return [
+                (row.id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
+                for row in self.rows
+            ]
+        requests = [request_of(row, resolved, 0) for row in self.rows]
+        texts = []
+        for id, text in by_text.written(engine, requests, width, self.interrupt):
+            if isinstance(text, GenctlError):
+                self._fail_text(self.sides[0], id, text)
+            else:
+                texts.append((id, text))
+        self._end_if_interrupted()
+        order = {row.id: place for place, row in enumerate(self.rows)}
+        return sorted(texts, key=lambda text: order[text[0]])
+
+    def _fail_text(self, side: Side, id: str, error: GenctlError) -> None:
+        row = next(row for row in self.rows if row.id == id)
+        self.fail(row, error.code, f"{side.place}: {error.message}")
+
+    def _end_if_interrupted(self) -> None:
+        """What is found so far is not all: nothing is written."""
+        if self.interrupt.status:
+            raise SystemExit(self.interrupt.status)
+
+    def _setup(self, side: Side, early: Resolved) -> EngineSetup:
+        from genctl.engines.protocol import EngineSetup
+
+        return EngineSetup(
+            early.runtime,
+            side.layers,
+            need_tokenizer=self.options.are_texts or self.options.texts is not None,
+            allow_pickle=self.options.allow_pickle,
+            trust_remote_code=self.options.trust_remote_code,
+            allow_plugins=self.options.allow_plugins,
+            note=self.note,
+            remark=self.remark,
+            interrupted=self.interrupt,
+        )
+
+    def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
+        """Notes on a side, and on settings that a comparison does not use."""
+        self.hide()
+        self.detail(*(f"{side.place}: {line}" for line in engine.notes))
+        lines = [*unused(engine.resolve(side.layers)), *engine.remarks(resolved)]
+        self.note(*(f"{side.place}: {line}" for line in lines))
+
+    def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:
+        """What the sides read: prompts, which the reference continues, or texts."""
+        if self.options.texts is None:
+            seed = reference.resolved.runtime.seed or 0
+            return [request_of(row, reference.resolved, seed) for row in self.rows], []
+        from genctl.commands.parity.given_texts import GivenTexts
+
+        encode = GivenTexts(reference).encode
+        return [], [text for _, text in self.usable(iter(self.rows), encode)]
+
+    def _take(self, one: Parity, reference: LocalSide, other: LocalSide) -> None:
+        """A pair is compared: check and write it."""
+        if self.page is not None:
+            from genctl.commands.parity.distributions import worst_positions
+
+            worst = worst_positions(one, reference, other, self.interrupt)
+            self._end_if_interrupted()
+            self.page.pair(one, worst)
+        self.view.end(one)
+        failed = failed_checks(self.options, one)
+        self.checks += failed
+        self.failed += len(one.failed)
+        self.results.pair(one, failed)
+
+    def status(self) -> int:
+        """The exit status. Raises CheckError for checks that failed."""
+        if self.checks and not self.interrupt.status:
+            hint = "--allow-defect passes it" if any(": defect: " in line for line in self.checks) else ""
+            raise CheckError("; ".join(self.checks), hint=hint)
+        return super().status()
+
+
+def _naming(side: LocalSide, rows: Sequence[InputRow]) -> Naming:
+    from genctl.commands.parity.naming import Naming
+    from genctl.models.text import detokenizer
+
+    return Naming(detokenizer(side.session.loaded.tokenizer).piece, {row.id: row.name for row in rows})

@@ -1,0 +1,126 @@
+"""`genctl parity`: its table, and what its flags alone can get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genctl import params
+from genctl.cli.table import (
+    Command,
+    Conflict,
+    OptionGroup,
+    argument,
+    because,
+    flag_of,
+    given,
+    needless_force,
+)
+from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
+from genctl.commands.parity.sides import DECODING, Side, is_prompt, read_sides
+from genctl.config import settings
+from genctl.config.layers import Layer
+from genctl.errors import UsageError
+from genctl.io.writers import Format
+
+COMPARED = OptionGroup("What is compared")
+FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that have a flag here
+LIMITS = ("max_kl", "max_regret", "min_agreement")
+
+
+@dataclass(frozen=True)
+class ParityCommandOptions(ModelOptions):
+    """The command line of `genctl parity`. `arguments` are the prompts among the arguments, the others are sides."""
+
+    arguments: tuple[str, ...] = argument(
+        "sides, the reference first: MODEL[@knob=value,…] or openai:URL; arguments with a space are prompts", "SIDE"
+    )
+    presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
+    format: Format = FORMAT
+    force: bool = IN_OUT.switch("replace existing files of --output, --report and --svg")
+    texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
+    by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")
+    show_layers: bool = COMPARED.switch("show layer by layer how far two sides are apart", "--layers")
+    max_kl: float | None = CHECKS.option("exit with 4 where the mean KL divergence is more, in nats", "X", least=0)
+    max_regret: float | None = CHECKS.option("exit with 4 where the largest regret is more, in nats", "X", least=0)
+    min_agreement: float | None = CHECKS.option("exit with 4 where fewer first choices agree, 0 to 1", "X", least=0)
+    allow_defect: bool = CHECKS.option(
+        "a defect fails no check (default: exit with 4)", None, "--allow-defect/--no-defect", default=False
+    )
+    positions: bool = SHOWN.switch("add a record for each position")
+    allow_plugins: bool = PLUGINS
+    sides: tuple[str, ...] = ()  # as they are typed
+
+    def __post_init__(self) -> None:
+        """Sort the arguments into sides and prompts. Raises UsageError."""
+        if not self.sides:
+            object.__setattr__(self, "sides", tuple(text for text in self.arguments if not is_prompt(text)))
+            object.__setattr__(self, "arguments", tuple(filter(is_prompt, self.arguments)))
+        super().__post_init__()
+
+    def layers(self) -> list[Layer]:
+        """The settings of all sides, lowest first."""
+        return [*settings.standing_layers(self.presets), *self.flags]
+
+    @property
+    def to_read(self) -> str | None:
+        """The file of prompts or texts."""
+        return self.texts if self.texts is not None else self.input
+
+
+def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
+    """The sides. Raises UsageError and PresetError: all mistakes in them, or too few of them."""
+    sides = read_sides(options.sides, options.layers())
+    if len(sides) < 2:
+        have = f"there is only {sides[0].name}" if sides else "there is none"
+        raise UsageError(
+            f"genctl parity needs a reference and another side, but {have}",
+            hint="such as genctl parity ./model ./model@dtype=bfloat16; an argument with a space is a prompt",
+        )
+    names = [side.name for side in sides]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None and len(names) > 2:
+        raise UsageError(f"the side {twice} is given twice")
+    return sides
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    *PAGE,
+    needless_force("output", also=PICTURES),
+    (lambda options: options.min_agreement is not None and options.min_agreement > 1,
+     "--min-agreement {min_agreement:g}: must be a share from 0 to 1"),
+    (given("texts", "input"), "--texts {texts} and --input {input}: texts are read as they are, without a prompt"),
+    (lambda options: options.texts is not None and options.arguments,
+     "--texts {texts}: texts are read as they are, so there can be no prompt"),
+    *because(
+        given("by_text"),
+        "--by-text compares bits per byte alone, and no tokens, so it has no ",
+        *((given(name), flag_of(name)) for name in (*LIMITS, "positions")),
+        (given("show_layers"), "--layers"),
+        (given("report"), "--report {report}"),
+    ),
+    (given("positions", format=["text", "tsv"]),
+     "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
+)  # fmt: skip
+
+PARITY = Command(
+    "parity",
+    ParityCommandOptions,
+    "genctl.commands.parity.job:ParityJob",
+    """A side is MODEL[@knob=value,…] or openai:URL[@knob=value,…]: the model ends at the first @ that a name and =
+    follow. The first side is the reference. All sides read its greedy texts, so that every position can be compared,
+    and each writes greedy texts of its own, whose first difference is a tie, a drift or a defect.""",
+    (
+        "genctl parity builtin:stories builtin:stories@quantize=int4 -i prompts.txt",
+        "genctl parity ./model ./model@runtime=transformers --max-kl 1e-6",
+    ),
+    {
+        COMPARED: ("texts", "by_text", "show_layers", "max_new_tokens"),
+        IN_OUT: ("input", "input_format", "output", "format"),
+        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect"),
+        SHOWN: ("report", "positions"),
+    },
+    CONFLICTS,
+    without=frozenset(params.knobs(params.Generation)) - FLAGS
+    | {"backend", "tensor_parallel", "fsdp", "row_timeout", "tokenizer"},
+)

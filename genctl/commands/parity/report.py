@@ -1,0 +1,176 @@
+"""`--report` of `genctl parity`: charts, the worst text, and the worst positions with both distributions."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from genctl.commands.file_at_end import FileAtEnd
+from genctl.commands.page_file import repeating
+from genctl.commands.parity import view
+from genctl.commands.parity.distributions import Top, WorstPosition
+from genctl.commands.parity.naming import Naming
+from genctl.errors import without_secrets
+from genctl.identity import versions
+from genctl.parity.values import Parity
+from genctl.plural import count
+from genctl.terminal.text_width import last_cells
+from genctl.terminal.widgets import visible
+
+FLOOR = 1e-12  # nats: smaller KL is drawn there
+EDGES = tuple(10.0**power for power in range(-10, 1))  # of the histogram, in nats
+LONGEST = 2000  # tokens of a text on the page
+PARTINGS = 200  # on the page
+
+
+class ParityPage(FileAtEnd):
+    """The page in the making."""
+
+    def __init__(self, path: str, *, force: bool) -> None:
+        super().__init__(path, force=force)
+        self.naming = Naming()
+        self.facts: list[tuple[str, str]] = []
+        self._pairs: list[tuple[Parity, list[WorstPosition]]] = []
+
+    def pair(self, one: Parity, worst: list[WorstPosition]) -> None:
+        """Take a pair that is compared."""
+        self._pairs.append((one, worst))
+
+    def content(self) -> bytes:
+        """The page."""
+        from genctl.pages.parity_page import parity_page
+
+        reference = self._pairs[0][0].reference
+        found = versions("torch", "transformers")
+        facts = [
+            ("reference", visible(reference)),
+            ("texts", f"{len(self._pairs[0][0].texts):,}"),
+            *((label, visible(value)) for label, value in self.facts),
+            ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
+        ]
+        pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
+        command = visible(without_secrets(repeating(sys.argv[1:])))
+        return parity_page(f"Parity with {visible(reference)}", command, facts, pairs)
+
+
+def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    from genctl.pages import charts
+
+    figures, fault = one.summary, one.fault
+    heads, rows = view.figure_rows(one)
+    facts = [*view.sentences(one), ("correlation of log-probabilities", f"{figures.correlation:.6f}")]
+    layers = ""
+    if one.curve:
+        lines = [("one", [layer.size for layer in one.curve]), ("two", [layer.noise for layer in one.curve])]
+        layers = charts.curve("Difference by layer", lines, FLOOR)
+    return {
+        "other": visible(one.other),
+        "heads": view.HEADS,
+        "row": [visible(cell) for cell in view.row_of(one)],
+        "verdict": one.verdict,
+        "reason": visible(one.reason),
+        "remarks": [visible(line) for line in (*([fault.reason] if fault else []), *one.notes, *_failed(one, naming))],
+        "positions": f"{count(figures.positions, 'position')} of {count(len(one.texts), 'text')}",
+        "figures": {"heads": heads, "rows": rows},
+        "facts": [(label.strip(), visible(value)) for label, value in facts],
+        "histogram": Markup(_histogram(one)),
+        "curve": Markup(_curve(one)),
+        "layers_chart": Markup(layers),
+        **_strip(one, naming),
+        "partings": _partings(one, naming),
+        "worst": [_worst(each, one, naming) for each in worst],
+    }
+
+
+def _failed(one: Parity, naming: Naming) -> list[str]:
+    return [f"text {naming.row(id)} could not be compared: {reason}" for id, reason in one.failed.items()]
+
+
+def _histogram(one: Parity) -> str:
+    from genctl.pages import charts
+
+    counts = [0] * (len(EDGES) + 1)
+    for position in one.positions:
+        counts[sum(position.kl >= edge for edge in EDGES)] += 1
+    labels = ["0", *(f"{edge:.0e}".replace("e+00", "").replace("e-0", "e-") for edge in EDGES)]
+    return charts.bars("Histogram of KL", labels, counts)
+
+
+def _curve(one: Parity) -> str:
+    from genctl.pages import charts
+
+    by_index: dict[int, list[float]] = {}
+    for position in one.positions:
+        by_index.setdefault(position.index, []).append(position.kl)
+    ordered = [by_index[index] for index in sorted(by_index)]
+    means = [math.fsum(values) / len(values) for values in ordered]
+    return charts.curve("KL by position", [("one", means), ("two", [max(values) for values in ordered])], FLOOR)
+
+
+def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
+    text = view.worst_of(one)
+    if text is None:
+        return {"strip": [], "strip_name": "", "strip_prompt": ""}
+    pieces = []
+    for each in (each for each in one.positions[:] if each.text == text.id):
+        about = f"token {each.index + 1}: KL {view.nats(each.kl)} nats"
+        if not each.same:
+            about += f"; {naming.token(each.first_reference)} or {naming.token(each.first_other)}"
+        shown = naming.text_of(each.token) or naming.token(each.token)
+        pieces.append({"text": visible(shown), "level": view.digit(each.kl), "other": not each.same, "about": about})
+    return {
+        "strip": pieces[:LONGEST],
+        "strip_name": naming.row(text.id),
+        "strip_prompt": visible(last_cells(text.prompt, 500)),
+    }
+
+
+def _partings(one: Parity, naming: Naming) -> list[dict[str, Any]]:
+    found = []
+    for parting in view.worst_first(one.partings)[:PARTINGS]:
+        ways = []
+        for place, token in enumerate((parting.token_reference, parting.token_other)):
+            chances = (parting.logprobs_reference[place], parting.logprobs_other[place])
+            ways.append(f"{naming.token(token)} {' → '.join(map(view.chance, chances))}")
+        found.append(
+            {
+                "row": naming.row(parting.text),
+                "verdict": parting.verdict,
+                "token": parting.index + 1,
+                "reference": ways[0],
+                "other": ways[1],
+                "margin": view.nats(parting.margin),
+                "reason": visible(parting.reason),
+            }
+        )
+    return found
+
+
+def _worst(worst: WorstPosition, one: Parity, naming: Naming) -> dict[str, Any]:
+    each = worst.position
+    text = next(text for text in one.texts if text.id == each.text)
+    before = text.prompt + "".join(naming.text_of(token) for token in text.token_ids[: each.index])
+    names = [("reference", worst.reference), (visible(one.other), worst.other)]
+    return {
+        "row": naming.row(each.text),
+        "token": each.index + 1,
+        "kl": view.nats(each.kl),
+        "regret": view.nats(each.regret),
+        "before": last_cells(before, 200),
+        "sides": [{"name": name, "tokens": _tokens(top, naming)} for name, top in names],
+    }
+
+
+def _tokens(top: Top, naming: Naming) -> list[dict[str, str]]:
+    return [
+        {
+            "text": naming.token(token),
+            "percent": view.chance(logprob),
+            "share": f"{100 * math.exp(min(logprob, 0.0)):.2f}",
+        }
+        for token, logprob in top
+    ]

@@ -1,0 +1,191 @@
+"""The sides of a comparison: `MODEL[@knob=value,…]` and `openai:URL[@knob=value,…]`, each with its own settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from genctl import params
+from genctl.config.check import did_you_mean, known, named
+from genctl.config.inline import read_knobs
+from genctl.config.layers import Layer, Resolved, resolve
+from genctl.errors import GenctlError, UsageError, joined
+from genctl.params import Generation, Runtime
+
+T = TypeVar("T")
+
+SERVER = "openai:"
+RESUME = "resume"  # no knob of a run: rows from here on are decoded by a run that continues another
+_KNOBS = re.compile(r"@(?=\s*[A-Za-z_][\w-]*\s*=)")
+
+# Knobs of decoding that must not change what the model computes: with or without them greedy texts should be equal.
+SPECULATION = (
+    "assistant_model",
+    "prompt_lookup_num_tokens",
+    "max_matching_ngram_size",
+    "assistant_early_exit",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
+    "target_lookbehind",
+)
+DECODING = (*SPECULATION, "use_cache", "cache_implementation")
+COMPUTING = (
+    "model", "revision", "tokenizer", "device", "dtype", "device_map", "max_memory", "offload_folder", "adapter",
+    "merge_adapter", "pack", "quantize", "compile", "runtime", "threads", "batch_size", "prompt_cache",
+)  # fmt: skip
+COMPARED = (*COMPUTING, *DECODING, RESUME)
+OF_SERVERS = ("model", "tokenizer", "batch_size")
+
+# Why the others cannot matter, by group; some have a reason of their own.
+_REASONS = {
+    "seed": "greedy texts are compared, so nothing draws",
+    "offline": "it decides where files come from, not what they compute; --offline holds for all sides",
+    "backend": "write a server as openai:URL",
+    "tensor_parallel": "a side is one process; compare the output of such a run with genctl compare",
+    "fsdp": "a side is one process; compare the output of such a run with genctl compare",
+    "row_timeout": "it ends rows and computes nothing",
+    "truncate": "all sides read the same prompts; --truncate holds for all sides",
+    "chat": "all sides read the same prompts; --chat holds for all sides",
+    "system": "all sides read the same prompts; --system holds for all sides",
+}
+_GROUP_REASONS = {
+    params.LENGTH: "all sides have the same length; --max-new-tokens holds for all sides",
+    params.SAMPLING: "greedy texts are compared, so nothing draws",
+    params.STOPPING: "texts of all sides end alike",
+}
+_CHOOSES = "it changes which token is chosen, not what the model computes; genctl compare shows such differences"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side: what was typed, and its layers, lowest first, without the checkpoint's generation_config."""
+
+    name: str
+    layers: tuple[Layer, ...]
+    resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return f"side {self.name}"
+
+    def early(self) -> Resolved:
+        """The settings without the checkpoint's own. Raises PresetError."""
+        return self.resolve(())
+
+    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
+        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
+        return resolve([*beneath, *self.layers], tentative=not beneath)
+
+
+def split_side(text: str) -> tuple[str, str]:
+    """The model and the knobs of a side, at the first @ with `name=` behind it; other @ belong to the model."""
+    found = _KNOBS.search(text)
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+
+
+def is_prompt(text: str) -> bool:
+    """Whether an argument is a prompt: it has white space, and neither knobs nor a file or folder of this name."""
+    if not any(letter.isspace() for letter in text) or split_side(text)[1]:
+        return False
+    try:
+        return not Path(text).exists()
+    except (OSError, ValueError):
+        return True
+
+
+def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ...]:
+    """The sides of the command line, above the layers of all sides. Raises UsageError or PresetError: all mistakes."""
+    sides: list[Side] = []
+    mistakes: list[GenctlError] = []
+    for text in texts:
+        try:
+            sides.append(read_side(text, beneath))
+        except GenctlError as error:
+            mistakes.append(error)
+    each(sides, Side.early, mistakes)
+    return tuple(sides)
+
+
+def read_side(text: str, beneath: Sequence[Layer]) -> Side:
+    """One side. Raises UsageError with all its mistakes."""
+    model, knobs = split_side(text)
+    model, place = model.strip(), f"side {text}"
+    values = read_knobs(knobs, place, (RESUME, "cache"))
+    if "cache" in values:  # the flag of this knob
+        values.setdefault("cache_implementation", values.pop("cache"))
+    wrong = [f"{place}: {sentence}" for key in values if (sentence := _refused(key))]
+    if not model and not knobs:
+        wrong.append(f"{place}: names neither a model nor a knob")
+    if model and "model" in values and not model.startswith(SERVER):
+        wrong.append(f"{place}: the model is said twice, as {model} and as model = {values['model']}")
+    if model.startswith(SERVER):
+        # what a server loads is not ours to choose
+        wrong += [
+            f"{place}: {key} is for a checkpoint here; a server has already loaded its own"
+            for key in values
+            if key in COMPARED and key not in OF_SERVERS
+        ]
+        values["backend"] = model
+    elif model:
+        values["model"] = model
+    resume = values.pop(RESUME, None)
+    if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 1):
+        wrong.append(f"{place}: resume = {resume}: must be a number of rows, at least 1")
+    if wrong:
+        raise UsageError("\n".join(wrong), hint=_hint(values))
+    layer = Layer(place, values, said="user", typed=True)
+    return Side(text, (*beneath, *([layer] if values else ())), resume)
+
+
+def _hint(values: Iterable[str]) -> str:
+    return "" if all(key in known() for key in values) else f"a side takes {', '.join(COMPARED)}"
+
+
+def _refused(key: str) -> str:
+    """Why a side takes no such knob, or an empty string."""
+    if key in COMPARED:
+        return ""
+    if key not in known():
+        near = did_you_mean(key, COMPARED) or did_you_mean(key, known())
+        return f"unknown knob {named(key)}" + (f"; did you mean {near}?" if near else "")
+    item = {**params.knobs(Generation), **params.knobs(Runtime)}[key]
+    reason = _REASONS.get(key) or _GROUP_REASONS.get(item.metadata["group"], _CHOOSES)
+    return f"{key} cannot matter to a comparison: {reason}"
+
+
+def each(sides: Iterable[Side], ask: Callable[[Side], T], errors: Sequence[GenctlError] = ()) -> list[T]:
+    """`ask` of every side. Raises `errors` and the mistakes of all sides as one error; the latter name their side."""
+    results, mistakes = [], list(errors)
+    for side in sides:
+        try:
+            results.append(ask(side))
+        except GenctlError as error:
+            lines = error.message.split("\n")
+            error.message = "\n".join(
+                line if line.startswith(side.place) else f"{side.place}: {line}" for line in lines
+            )
+            mistakes.append(error)
+    if mistakes:
+        raise joined(mistakes)
+    return results
+
+
+def unused(resolved: Resolved) -> list[str]:
+    """Notes on settings of files and variables that a comparison does not use: they only choose among tokens."""
+    used = {*COMPARED, "backend", "offline", "truncate", "chat", "system", "seed", "max_new_tokens"}
+    notes = []
+    for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
+        for key, item in params.knobs(kind).items():
+            value: Any = getattr(values, key)
+            setting = resolved.settings.get(key)
+            if key in used or setting is None or setting.kind == "model" or value in (item.default, None):
+                continue
+            if item.metadata["neutral"] is None or value != item.metadata["neutral"]:
+                notes.append(f"{key} ({setting.place}) is not used: it only chooses among the tokens, greedily here")
+    return notes

@@ -1,0 +1,260 @@
+"""What a comparison of sides looks like on a terminal: a table of all pairs, then each pair with its worst text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from rich.style import Style
+from rich.text import Text
+
+from genctl.commands.parity.naming import Naming
+from genctl.parity.values import SEVERITY, Estimate, Parity, Quantiles, TextParting, Verdict
+from genctl.parity.values import Text as TextRead
+from genctl.plural import count
+from genctl.terminal import theme, widgets
+from genctl.terminal.marked_text import MarkedPiece, MarkedText
+from genctl.terminal.number_table import table_lines
+from genctl.terminal.text_width import hanging, last_cells
+
+PARTINGS = 5  # shown of each pair
+CURVE = 40  # layers shown
+PLAIN_WIDTH = 80  # of headings where there is no terminal
+_VERDICTS: dict[Verdict, Style] = {"tie": theme.colour(1.0), "drift": theme.colour(0.5), "defect": theme.ERROR}
+
+
+def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> list[Text]:
+    """All pairs of sides. Without a `width`, lines are not broken."""
+    found = table_lines(HEADS, [row_of(one) for one in comparisons], width) if len(comparisons) > 1 else []
+    for one in comparisons:
+        found += [Text("")] if found else []
+        found += pair_lines(one, naming, width)
+    return found
+
+
+# -- all pairs ---------------------------------------------------------------------------------------------------------
+
+HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")
+
+
+def row_of(one: Parity) -> list[str]:
+    """A pair in the columns of HEADS."""
+    figures = one.summary
+    return [
+        one.other,
+        one.verdict,
+        nats(figures.kl.mean),
+        nats(figures.kl.max),
+        percent(figures.agreement.value),
+        nats(figures.regret.max),
+        plain(figures.perplexity_other.value),
+        signed(figures.perplexity_difference.value),
+    ]
+
+
+# -- one pair ----------------------------------------------------------------------------------------------------------
+
+
+def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
+    """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
+    found = [widgets.header(width or PLAIN_WIDTH, f"{one.other} against {one.reference}")]
+    found += _after(f"{one.verdict}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
+    if one.fault is not None:
+        found += hanging("fault  ", widgets.visible(one.fault.reason), width)
+    for note in one.notes:
+        found += hanging("note: ", widgets.visible(note), width)
+    for text, reason in one.failed.items():
+        found += hanging("failed ", widgets.visible(f"text {naming.row(text)}: {reason}"), width)
+    if one.summary.positions:
+        found += _figures(one, width)
+    found += _partings(one, naming, width)
+    found += _curve(one, width)
+    found += worst_text(one, naming, width)
+    return found
+
+
+def verdict_style(verdict: Verdict) -> Style:
+    """The colour of a verdict."""
+    return _VERDICTS[verdict]
+
+
+def _after(first: str, style: Style, words: str, width: int | None) -> list[Text]:
+    """Words behind a label that has a style of its own."""
+    found = hanging(first, widgets.visible(words), width)
+    found[0].stylize(Style(dim=False) + style, 0, len(first))
+    return found
+
+
+def _figures(one: Parity, width: int | None) -> list[Text]:
+    heads, rows = figure_rows(one)
+    found = table_lines(("nats", *heads[1:]), rows, width)
+    for label, words in sentences(one):
+        found += hanging(f"{label:<12}", widgets.visible(words), width)
+    return found
+
+
+def figure_rows(one: Parity) -> tuple[tuple[str, ...], list[list[str]]]:
+    """The heads and the rows of the table of figures."""
+    figures = one.summary
+    bounded = figures.kl_high is not None
+    rows = [["KL, at least" if bounded else "KL", *_quantiles(figures.kl)]]
+    if figures.kl_high is not None:
+        rows.append(["KL, at most", *_quantiles(figures.kl_high)])
+    rows += [["regret", *_quantiles(figures.regret)], ["|Δ logprob|", *_quantiles(figures.difference)]]
+    return ("figure", "mean", "median", "90%", "99%", "max"), rows
+
+
+def sentences(one: Parity) -> list[tuple[str, str]]:
+    """What is found in words, each with its label: first choices, perplexities, the noise."""
+    figures = one.summary
+    words = f"{percent(figures.agreement.value)}{_error(figures.agreement, percent)} of "
+    found = [("agreement", f"{words}{count(figures.positions, 'first choice')} agree")]
+    words = f"{plain(figures.perplexity_reference.value)} → {plain(figures.perplexity_other.value)}, "
+    words += f"difference {signed(figures.perplexity_difference.value)}{_error(figures.perplexity_difference, plain)}"
+    if figures.perplexity_positions is not None:
+        words += f" (over {count(figures.perplexity_positions, 'position')})"
+    found.append(("perplexity", words))
+    if one.noise.positions:
+        found.append(("noise", f"{one.noise.how} A margin up to {nats(one.noise.margin)} nats is a tie."))
+    return found
+
+
+def _quantiles(values: Quantiles) -> list[str]:
+    return [nats(value) for value in (values.mean, values.median, values.q90, values.q99, values.max)]
+
+
+def _error(value: Estimate, shown: Callable[[float], str]) -> str:
+    return "" if math.isnan(value.uncertainty) else f" ± {shown(2 * value.uncertainty)}"
+
+
+def _partings(one: Parity, naming: Naming, width: int | None) -> list[Text]:
+    if not one.partings:
+        return []
+    verdicts = [parting.verdict for parting in one.partings]
+    tally = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in _VERDICTS if kind in verdicts)
+    found = hanging("", f"{count(len(one.partings), 'text')} of {len(one.texts)} part on their own: {tally}", width)
+    for parting in worst_first(one.partings)[:PARTINGS]:
+        found += parting_lines(parting, naming, width)
+    left = len(one.partings) - PARTINGS
+    return found + ([Text(f"  {left} more: --format jsonl has them", style=theme.DIM)] if left > 0 else [])
+
+
+def worst_first(partings: Sequence[TextParting]) -> list[TextParting]:
+    """The most severe first, then the largest margin."""
+    return sorted(partings, key=lambda each: (SEVERITY[each.verdict], each.margin), reverse=True)
+
+
+def parting_lines(parting: TextParting, naming: Naming, width: int | None) -> list[Text]:
+    """Where a text parts: both tokens with their probabilities on both sides, and the verdict."""
+    ways = []
+    for place, token in enumerate((parting.token_reference, parting.token_other)):
+        chances = (parting.logprobs_reference[place], parting.logprobs_other[place])
+        ways.append(f"{naming.token(token)} {' → '.join(map(chance, chances))}")
+    sentence = f"text {naming.row(parting.text)}, token {parting.index + 1}: {' or '.join(ways)}"
+    sentence += f", margin {nats(parting.margin)} nats"
+    return _after(f"  {parting.verdict:<6} ", verdict_style(parting.verdict), sentence, width)
+
+
+def _curve(one: Parity, width: int | None) -> list[Text]:
+    if not one.curve:
+        return []
+    rows = [
+        [layer.name or layer.sublayer, nats(layer.size), nats(layer.noise), str(layer.position)]
+        for layer in one.curve[:CURVE]
+    ]
+    found = table_lines(("part of the model", "difference", "rounding", "position"), rows, width)
+    left = len(one.curve) - CURVE
+    return found + ([Text(f"  {left} more: --format jsonl has them", style=theme.DIM)] if left > 0 else [])
+
+
+# -- the text that differs most ----------------------------------------------------------------------------------------
+
+
+def worst_text(one: Parity, naming: Naming, width: int | None) -> list[Text]:
+    """The text with the largest KL: each token with its KL as a digit beneath, in half powers of ten."""
+    text = worst_of(one)
+    if text is None or width is None:
+        return []
+    page = MarkedText(width)
+    if text.prompt:
+        page.put([MarkedPiece(last_cells(text.prompt, width), theme.PROMPT, " ")])
+    own = [each for each in one.positions if each.text == text.id]
+    page.fill(
+        MarkedPiece(
+            naming.text_of(each.token) or f"‹id {each.token}›",
+            level_colour(each.kl) + Style(underline=not each.same),
+            digit(each.kl),
+        )
+        for each in own
+    )
+    return [Text(f"text {naming.row(text.id)} differs most", style=theme.DIM), *page.finish(), *legend(width)]
+
+
+def worst_of(one: Parity) -> TextRead | None:
+    """The text with the largest KL; None if no KL is large enough for a digit."""
+    worst = max(one.positions, key=lambda each: each.kl, default=None)
+    if worst is None or digit(worst.kl) == "0":
+        return None
+    return next(each for each in one.texts if each.id == worst.text)
+
+
+def legend(width: int) -> list[Text]:
+    """What the digits, colours and lines mean."""
+    line = Text("digits: KL, ", style=theme.DIM, no_wrap=True)
+    for level in range(10):
+        line.append(str(level), style=level_colour(_STEPS[level - 1] if level else 0.0))
+    line.append(" from 1e-4 to 1 nat", style=theme.DIM)
+    rest = Text("underlined: another first choice", style=theme.DIM, no_wrap=True)
+    return [line.append("; ").append_text(rest)] if line.cell_len + rest.cell_len + 2 <= width else [line, rest]
+
+
+_STEPS = tuple(10 ** (power / 2) for power in range(-8, 1))  # 1e-4, 3e-4, …, 1
+
+
+def digit(kl: float) -> str:
+    """The level of a KL: 0 below 1e-4 nats, 9 from 1 nat, two levels for each power of ten."""
+    return str(sum(kl >= step for step in _STEPS))
+
+
+def level_colour(kl: float) -> Style:
+    """The ramp of probabilities, from none of it to 1 nat and more."""
+    return theme.colour(1 - int(digit(kl)) / 9)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def nats(value: float) -> str:
+    """A size that may be of any power of ten, in a few characters."""
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞"
+    if value == 0:
+        return "0"
+    return f"{value:.4f}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def plain(value: float) -> str:
+    """A perplexity."""
+    if math.isnan(value) or math.isinf(value):
+        return nats(value)
+    return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
+
+
+def signed(value: float) -> str:
+    """A difference of perplexities."""
+    if math.isnan(value) or math.isinf(value):
+        return nats(value)
+    text = f"{value:+.4f}"
+    return "0" if not text.strip("+-0.") else text
+
+
+def percent(value: float) -> str:
+    """A share."""
+    return "–" if math.isnan(value) else f"{value:.2%}"
+
+
+def chance(logprob: float) -> str:
+    """The probability of a token, – where it is not known."""
+    return widgets.percent(math.exp(min(logprob, 0.0)) if not math.isnan(logprob) else math.nan).strip()

@@ -1,0 +1,231 @@
+"""`genctl parity` as a person or a pipe meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.tool import Done, genctl
+from tests.engines.server.stand_in import running
+from tests.tiny import checkpoint
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+INT4 = "builtin:stories@quantize=int4"
+PROMPTS = ("Once upon a time", "The dog ran")
+
+
+def parity(*words: str, n: int = 12, **how: str | bool) -> Done:
+    return genctl("parity", *words, "-n", str(n), **how)  # type: ignore[arg-type]
+
+
+def test_equal_sides_are_equal_and_the_status_is_0() -> None:
+    done = parity("builtin:stories", "builtin:stories@batch_size=1", *PROMPTS, "--format", "jsonl", "--max-kl", "0")
+    assert done.status == 0, done.err
+    (pair,) = done.records
+    assert (pair["kind"], pair["verdict"], pair["positions"], pair["texts"]) == ("pair", "tie", 24, 2)
+    assert pair["kl"]["max"] == 0.0
+    assert pair["agreement"]["value"] == 1.0
+    assert pair["reference"] == "builtin:stories"
+    assert pair["other"] == "builtin:stories@batch_size=1"
+    assert pair["perplexity_reference"]["value"] == pytest.approx(pair["perplexity_other"]["value"])
+
+
+def test_records_of_positions_come_with_a_flag() -> None:
+    done = parity("builtin:stories", INT4, *PROMPTS, "--format", "jsonl", "--positions")
+    assert done.status == 0, done.err
+    kinds = [record["kind"] for record in done.records]
+    assert kinds.count("pair") == 1
+    positions = [record for record in done.records if record["kind"] == "position"]
+    assert len(positions) == 24
+    assert {record["id"] for record in positions} == {"0", "1"}
+    pair = done.records[0]
+    assert max(record["kl"] for record in positions) == pair["kl"]["max"] > 0
+    assert all(record["schema"] == "genctl/1" for record in done.records)
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [
+        (("--max-kl", "1e-9"), r"--max-kl 1e-09: the mean KL of builtin:stories@quantize=int4 is 0\.\d+ nats"),
+        (("--max-regret", "0"), r"--max-regret 0: the largest regret of builtin:stories@quantize=int4 is \S+ nats"),
+        (("--min-agreement", "1"), r"--min-agreement 1: 0\.\d+ of the first choices of \S+ agree"),
+    ],
+)
+def test_beyond_a_limit_the_status_is_4(limit: tuple[str, ...], sentence: str) -> None:
+    texts = [*PROMPTS, "A little girl", "One day Tom"]
+    done = parity("builtin:stories", INT4, *texts, "--format", "jsonl", *limit, n=40)
+    assert done.status == 4
+    assert re.search(f"^error: {sentence}", done.err, re.MULTILINE)
+    assert re.search(sentence, done.records[0]["failed_checks"][0])
+
+
+def test_several_sides_have_a_table_of_all() -> None:
+    done = parity("builtin:stories", INT4, "builtin:stories@quantize=int8", *PROMPTS)
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0].split()[:3] == ["side", "verdict", "mean"]
+    assert [line.split()[0] for line in lines[1:3]] == [INT4, "builtin:stories@quantize=int8"]
+    assert sum("against builtin:stories" in line for line in lines) == 2
+    assert "\x1b" not in done.out
+
+
+def test_tsv_has_the_columns_of_its_head_in_every_line() -> None:
+    done = parity("builtin:stories", INT4, *PROMPTS, "--format", "tsv")
+    head, *lines = [line.split("\t") for line in done.out.splitlines()]
+    assert {len(line) for line in lines} == {len(head)}
+    row = dict(zip(head, lines[0], strict=True))
+    assert (row["kind"], row["reference"], row["other"], row["positions"]) == ("pair", "builtin:stories", INT4, "24")
+    assert float(row["kl_mean"]) > 0
+    assert float(row["agreement"]) <= 1
+
+
+def test_a_terminal_shows_the_text_that_differs_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = parity("builtin:stories", INT4, *PROMPTS, terminal=True, color="never", n=30)
+    assert "differs most" in done.out
+    assert "digits: KL, 0123456789" in done.out
+    for width in ("60", "140"):
+        monkeypatch.setenv("COLUMNS", width)
+        shown = parity("builtin:stories", INT4, *PROMPTS, terminal=True, color="never").out
+        assert max(map(len, shown.splitlines())) <= int(width)
+
+
+def test_given_texts_are_read_and_have_no_prompts(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("Once upon a time there was a fox.\nThe sea was blue.\n")
+    done = parity("builtin:stories", INT4, "--texts", str(texts), "--format", "jsonl", "--positions")
+    assert done.status == 0, done.err
+    scored = genctl("score", "-i", str(texts), "--format", "jsonl").records
+    assert done.records[0]["positions"] == sum(record["tokens"] for record in scored)
+    mean = sum(record["nll"] for record in scored) / sum(record["tokens"] for record in scored)
+    assert done.records[0]["perplexity_reference"]["value"] == pytest.approx(2.718281828459045**mean, rel=1e-5)
+
+
+def test_by_text_compares_bits_per_byte_of_different_tokenizers(gpt2: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n")
+    refused = parity("builtin:stories", str(gpt2), "the cat sat on")
+    assert refused.status == 3
+    assert f"builtin:stories and {gpt2} have different vocabularies: id " in refused.err
+    assert "hint: --by-text compares bits per byte of the texts alone" in refused.err
+    done = parity("builtin:stories", str(gpt2), "--by-text", "--texts", str(texts), "--format", "jsonl")
+    assert done.status == 0, done.err
+    (record,) = done.records
+    for name, model in (("reference", "builtin:stories"), ("other", str(gpt2))):
+        rows = genctl("score", "-m", model, "-i", str(texts), "--format", "jsonl").records
+        bits = sum(row["bits"] for row in rows) / sum(row["bytes"] for row in rows)
+        assert record[f"bpb_{name}"] == pytest.approx(bits)
+    assert record["difference"]["mean"] == pytest.approx(record["bpb_other"] - record["bpb_reference"])
+    assert record["difference"]["low"] <= record["difference"]["mean"] <= record["difference"]["high"]
+
+
+def test_by_text_without_texts_scores_what_the_reference_writes() -> None:
+    done = parity("builtin:stories", INT4, *PROMPTS, "--by-text")
+    assert done.status == 0, done.err
+    assert "2 texts of " in done.out
+    assert "bits/byte" in done.out
+
+
+def test_a_server_is_a_side_of_by_text(tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("I drink tea\nthe cat sat\n")
+    with running() as server:
+        done = parity("builtin:stories", server.url, "--by-text", "--texts", str(texts), "--format", "jsonl")
+        assert done.status == 0, done.err
+        assert done.records[0]["bpb_other"] > 0
+
+
+def test_a_resumed_run_is_a_side() -> None:
+    done = parity(
+        "builtin:stories@batch_size=2", "builtin:stories@batch_size=2,resume=1", *PROMPTS, "A fox ran", "--max-kl", "0"
+    )
+    assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize(
+    "knobs", ["cache=static", "use_cache=false", "prompt_lookup_num_tokens=3", "threads=2", "runtime=transformers"]
+)
+def test_harmless_ways_of_running_are_sides_that_agree(knobs: str) -> None:
+    done = parity("builtin:stories", f"builtin:stories@{knobs}", PROMPTS[0], "--max-kl", "1e-9", "--min-agreement", "1")
+    assert done.status == 0, done.err
+
+
+def test_a_report_is_a_page_without_scripts_whose_policy_allows_its_style(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    done = parity("builtin:stories", INT4, *PROMPTS, "--report", str(path))
+    assert done.status == 0, done.err
+    page = path.read_text()
+    assert "<script" not in page
+    assert "default-src 'none'; style-src 'sha256-" in page
+    assert not re.search(r"\sstyle=|\son[a-z]+=|https?://", page)
+    assert page.count("<svg role=") == 2
+    assert "The worst positions" in page
+
+
+def test_bad_rows_are_said_and_the_others_compared(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    given = [{"id": "a", "prompt": "The sea"}, {"id": "b", "prompt": "The dog", "params": {"top_k": 3}}, {"id": "c"}]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    done = parity("builtin:stories", INT4, "-i", str(rows), "--format", "jsonl")
+    assert done.status == 1
+    assert "settings belong to a side, so a row has no top_k" in done.err
+    assert done.records[0]["texts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("builtin:stories", "The sea"), "needs a reference and another side, but there is only builtin:stories"),
+        (("The sea",), "needs a reference and another side, but there is none"),
+        (("a", "b", "--min-agreement", "2", "x y"), "--min-agreement 2: must be a share from 0 to 1"),
+        (("a", "b", "--max-kl", "-1", "x y"), "--max-kl -1: must be at least 0"),
+        (("a", "b", "--positions", "x y"), "--positions adds records of each position, which --format text has no"),
+        (("a", "b", "--texts", "t", "x y"), "texts are read as they are, so there can be no prompt"),
+        (("a", "b", "--texts", "t", "-i", "p"), "--texts t and --input p"),
+        (("a", "b", "--by-text", "--max-kl", "1", "x y"), "bits per byte alone, and no tokens, so it has no --max-kl"),
+        (("a", "b", "--by-text", "--layers", "x y"), "so it has no --layers"),
+        (("a", "b", "c", "a", "x y"), "the side a is given twice"),
+        (("a", "b", "--texts", "t", "--force"), "--force replaces an existing"),
+        (("builtin:stories", "openai:http://127.0.0.1:1", "x y"), "the logits of a server are not compared yet"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_model_is_loaded(words: tuple[str, ...], message: str) -> None:
+    done = genctl("parity", *words)
+    assert done.status in (2, 3)
+    assert message in " ".join(done.err.split())
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+
+
+def test_a_missing_checkpoint_is_status_3() -> None:
+    done = parity("builtin:stories", "./nowhere", "The sea")
+    assert done.status == 3
+    assert done.raw == b""
+
+
+def test_no_prompt_on_a_terminal_is_short_help() -> None:
+    done = genctl("parity", "builtin:stories", INT4)
+    assert done.status == 2
+    assert "No prompt: give one" in done.err
+
+
+def test_settings_of_a_preset_that_only_choose_among_tokens_are_said_to_be_unused(tmp_path: Path) -> None:
+    preset = tmp_path / "warm.toml"
+    preset.write_text("do_sample = true\ntemperature = 0.7\n")
+    done = parity("builtin:stories", "builtin:stories@batch_size=1", PROMPTS[0], "-p", str(preset), "--max-kl", "0")
+    assert done.status == 0, done.err
+    assert "temperature" in done.err
+    assert "is not used: it only chooses among the tokens" in done.err
+
+
+def test_an_encoder_decoder_is_compared(tmp_path: Path) -> None:
+    done = parity("builtin:numbers", "builtin:numbers@quantize=int8", "forty two", "nine hundred", "--format", "jsonl")
+    assert done.status == 0, done.err
+    assert done.records[0]["positions"] > 4
+    other = checkpoint("t5", tmp_path / "t5")
+    refused = parity("builtin:stories", str(other), "the cat sat")
+    assert refused.status == 3
+    assert "is a causal model, and" in refused.err

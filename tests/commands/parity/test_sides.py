@@ -1,0 +1,103 @@
+"""Sides as they are typed: where the model ends, which knobs they take, and every mistake at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from genctl.commands.parity.sides import COMPARED, is_prompt, read_side, read_sides, split_side
+from genctl.config.layers import flags_layer
+from genctl.errors import GenctlError, UsageError
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "knobs"),
+    [
+        ("./model", "./model", ""),
+        ("./model@dtype=float32", "./model", "dtype=float32"),
+        ("./m@v2/x@dtype=float32,threads=2", "./m@v2/x", "dtype=float32,threads=2"),
+        ("@threads=1", "", "threads=1"),
+        ("org/name@main", "org/name@main", ""),
+        ("openai:http://me@host:8000@model=tiny", "openai:http://me@host:8000", "model=tiny"),
+        ("m@adapter=./a@b=c", "m", "adapter=./a@b=c"),
+        ("m@ threads = 1", "m", " threads = 1"),
+    ],
+)
+def test_a_model_ends_at_the_first_at_sign_with_a_name_and_an_equals_sign(text: str, model: str, knobs: str) -> None:
+    assert split_side(text) == (model, knobs)
+
+
+def test_values_may_hold_commas_in_quotes_and_brackets() -> None:
+    side = read_side('@model="a,b",cache=static,batch-size=4,assistant_model=[1]', ())
+    assert dict(side.layers[-1].values) == {
+        "model": "a,b",
+        "cache_implementation": "static",
+        "batch_size": 4,
+        "assistant_model": [1],
+    }
+
+
+def test_a_side_goes_above_the_flags_of_all_sides() -> None:
+    flags = flags_layer({"dtype": "bfloat16", "threads": 2})
+    first, second = read_sides(["m@dtype=float32", "m"], [flags])
+    assert (first.early().runtime.dtype, first.early().runtime.threads) == ("float32", 2)
+    assert second.early().runtime.dtype == "bfloat16"
+
+
+def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
+    with pytest.raises(GenctlError) as caught:
+        read_sides(["a@dtyp=float32,seed=1", "b@threads=0", "c@temperature=0.5,quantize=int4"], ())
+    lines = caught.value.message.split("\n")
+    assert lines[0] == "side a@dtyp=float32,seed=1: unknown knob dtyp; did you mean dtype?"
+    assert lines[1].startswith("side a@dtyp=float32,seed=1: seed cannot matter to a comparison: greedy texts")
+    assert lines[2].startswith("side c@temperature=0.5,quantize=int4: temperature cannot matter to a comparison: ")
+    assert lines[3].startswith("side b@threads=0: threads = 0: ")
+    assert len(lines) == 4
+    assert "a side takes model, revision" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names neither a model nor a knob"),
+        ("m@threads", "names neither"),
+        ("a@model=b", "the model is said twice, as a and as model = b"),
+        ("m@threads=1,threads=2", "threads is said twice"),
+        ("m@x=[1", "a bracket is not closed"),
+        ("m@threads=1,two", "'two' is not knob=value"),
+        ("openai:http://h@dtype=float32", "dtype is for a checkpoint here; a server has already loaded its own"),
+        ("m@resume=0", "resume = 0: must be a number of rows, at least 1"),
+        ("m@backend=openai:http://h", "write a server as openai:URL"),
+        ("m@max_new_tokens=5", "all sides have the same length"),
+        ("m@repetition_penalty=1.2", "it changes which token is chosen, not what the model computes"),
+        ("m@num_beams=4", "it changes which token is chosen"),
+        ("m@chat=true", "--chat holds for all sides"),
+        ("m@fsdp=true", "a side is one process"),
+    ],
+)
+def test_what_no_side_can_be_is_refused(text: str, message: str) -> None:
+    if text == "m@threads":
+        assert split_side(text) == ("m@threads", "")  # a name of a folder
+        return
+    with pytest.raises(UsageError, match="side ") as caught:
+        read_side(text, ())
+    assert message in caught.value.message
+
+
+def test_every_knob_that_a_side_takes_is_one() -> None:
+    from genctl.config.check import known
+
+    assert set(COMPARED) - set(known()) == {"resume"}
+
+
+def test_prompts_have_a_space_and_are_neither_sides_nor_files(tmp_path: Path) -> None:
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    assert is_prompt("The sea")
+    assert not is_prompt("gpt2")
+    assert not is_prompt(str(folder))
+    assert not is_prompt("./my model@dtype=float32")
+    assert is_prompt("a" * 5000 + " b")
