@@ -6,8 +6,10 @@ to compute the same, None, or a refusal. tests/test_compat.py has a test for eac
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -15,14 +17,42 @@ from torch import Tensor, nn
 
 from genctl.errors import ModelError
 
-TESTED_TORCH = "2.13"  # all tests run with it (scripts/constraints.txt)
+TESTED_TORCH = ("2.13",)  # all tests run with it (scripts/constraints.txt)
+# all tests run with the last; the goldens and the architectures also with the first (scripts/constraints-oldest.txt)
+TESTED_TRANSFORMERS = ("5.17", "5.23")
 
 
-def untested_torch() -> str:
-    """Why this torch may behave otherwise than it does in the tests, for --verbose; "" for the tested version."""
-    version = str(torch.__version__).partition("+")[0]
-    same = version.split(".")[:2] == TESTED_TORCH.split(".")
-    return "" if same else f"torch {version}: genctl is tested with torch {TESTED_TORCH}"
+def untested_versions() -> list[str]:
+    """A line for --verbose for each library whose version was not tested: it may behave otherwise than in the tests."""
+    libraries = {"torch": (str(torch.__version__), TESTED_TORCH), "transformers": (_installed(), TESTED_TRANSFORMERS)}
+    return [
+        f"{name} {found.partition('+')[0]}: genctl is tested with {name} {' and '.join(tested)}"
+        for name, (found, tested) in libraries.items()
+        if _minor(found) not in map(_minor, tested)
+    ]
+
+
+def transformers_needed(what: str) -> ModelError:
+    """The refusal of what the newest tested transformers can do and the installed one cannot."""
+    needed = TESTED_TRANSFORMERS[-1]
+    return ModelError(
+        f"{what} needs transformers {needed}; {_installed()} is installed",
+        hint=f'pip install "transformers>={needed}"',
+    )
+
+
+def older_transformers() -> bool:
+    """Whether the installed transformers is older than the newest tested one."""
+    return _minor(_installed()) < _minor(TESTED_TRANSFORMERS[-1])
+
+
+def _installed() -> str:
+    return version("transformers")
+
+
+def _minor(text: str) -> tuple[int, ...]:
+    """Major and minor number of a version: "5.24.0.dev0" is (5, 24)."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 # -- torch: attention --------------------------------------------------------------------------------------------------
@@ -187,3 +217,27 @@ def layers_that_keep_nothing(library: Any) -> tuple[type, ...]:
     """The classes of `transformers.cache_utils` without keys and values. Older versions have no such layers."""
     kind = getattr(library, "DummyLayer", None)
     return () if kind is None else (kind,)
+
+
+def attention_for(config: Any) -> dict[str, str]:
+    """Arguments of `from_pretrained` for attention that computes what the config says.
+
+    sdpa is the default of older versions where it leaves out the soft caps of attention (Gemma 2), or the order of the
+    decoder's tokens (UMT5).
+    """
+    parts = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    differs = config.model_type == "umt5" or any(getattr(part, "attn_logit_softcapping", None) for part in parts)
+    return {"attn_implementation": "eager"} if differs and older_transformers() else {}
+
+
+# Fields that older versions do not read, with the values that they compute with: architecture -> field -> value
+_UNREAD_FIELDS: Mapping[str, Mapping[str, float]] = {"gpt_oss": {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}}
+
+
+def correct_config(kind: str, config: Any) -> None:
+    """Correct what the newest version corrects, for older ones. Raises ModelError for a field that they do not read."""
+    for name, value in _UNREAD_FIELDS.get(kind, {}).items():
+        if not hasattr(type(config), name) and getattr(config, name, value) != value:
+            raise transformers_needed(f"{name} = {getattr(config, name)!r:.40}")
+    if kind == "gemma" and config.hidden_act == "gelu":  # the first checkpoints say so, and mean the approximation
+        config.hidden_act = "gelu_pytorch_tanh"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from genctl import compat
 from genctl.errors import ModelError
 from tests.tiny import tiny
+from tests.versions import OLDER
 
 
 def test_an_operator_is_where_it_was() -> None:
@@ -157,23 +158,71 @@ def test_synthid_keys() -> None:
         compat.synthid_keys(object(), torch.tensor([[1, 2]]), torch.tensor([[0]]))
 
 
-def test_another_torch_than_the_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_than_a_tested_one_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     from genctl.models.hub import load
     from genctl.params import Runtime
 
-    pinned = Path(__file__).parent.parent.joinpath("scripts", "constraints.txt").read_text("utf-8")
-    assert f"\ntorch=={compat.TESTED_TORCH}." in pinned
+    scripts = Path(__file__).parent.parent / "scripts"
+    (torch_tested,) = compat.TESTED_TORCH
+    oldest, *_, newest = compat.TESTED_TRANSFORMERS
+    pinned = scripts.joinpath("constraints.txt").read_text("utf-8")
+    assert f"\ntorch=={torch_tested}." in pinned
+    assert f"\ntransformers=={newest}." in pinned
+    assert f"\ntransformers=={oldest}." in scripts.joinpath("constraints-oldest.txt").read_text("utf-8")
     loaded = load(Runtime(model="builtin:stories"))
-    for version, note in (
-        (f"{compat.TESTED_TORCH}.9+cpu", None),
-        ("2.99.1+cu132", "torch 2.99.1: genctl is tested with torch 2.13"),
+    for torch_version, transformers_version, notes in (
+        (f"{torch_tested}.9+cpu", f"{newest}.7", []),
+        ("2.99.1+cu132", f"{oldest}.0", [f"torch 2.99.1: genctl is tested with torch {torch_tested}"]),
+        (
+            f"{torch_tested}.0",
+            "5.20.0.dev0",
+            [f"transformers 5.20.0.dev0: genctl is tested with transformers {oldest} and {newest}"],
+        ),
     ):
-        monkeypatch.setattr(torch, "__version__", version)
-        assert [line for line in loaded.verbose_notes if line.startswith("torch ")] == ([] if note is None else [note])
+        monkeypatch.setattr(torch, "__version__", torch_version)
+        monkeypatch.setattr(compat, "version", {"transformers": transformers_version}.__getitem__)
+        assert [line for line in loaded.verbose_notes if "genctl is tested with" in line] == notes
+
+
+def test_what_an_older_transformers_cannot_do_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from transformers import GptOssConfig
+    from transformers.models.auto import configuration_auto
+
+    from genctl.models import architecture, check
+
+    monkeypatch.setattr(compat, "version", {"transformers": "5.17.1"}.__getitem__)
+    monkeypatch.delitem(configuration_auto.CONFIG_MAPPING_NAMES, "opt")
+    tiny("opt", tmp_path)
+    found = check.inspect(tmp_path, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
+    with pytest.raises(
+        ModelError, match=r"the architecture 'opt' needs transformers 5\.23; 5\.17\.1 is installed"
+    ) as info:
+        architecture.read_config(found, trust_remote_code=False)
+    assert info.value.hint == 'pip install "transformers>=5.23"'
+    config = GptOssConfig(swiglu_limit=0.3)
+    if hasattr(GptOssConfig, "swiglu_limit"):  # the newest reads it
+        compat.correct_config("gpt_oss", config)
+        monkeypatch.delattr(GptOssConfig, "swiglu_limit")
+    with pytest.raises(ModelError, match=r"swiglu_limit = 0\.3 needs transformers 5\.23"):
+        compat.correct_config("gpt_oss", config)
+
+
+def test_soft_caps_are_not_left_to_an_sdpa_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from genctl.models.hub import load
+    from genctl.params import Runtime
+
+    tiny("gemma2", tmp_path)
+    assert load(Runtime(model=str(tmp_path), runtime="transformers")).model.config._attn_implementation == "eager"
+    monkeypatch.setattr(compat, "version", {"transformers": "5.17.0"}.__getitem__)
+    assert compat.attention_for(tiny("gemma2").config) == {"attn_implementation": "eager"}
+    assert compat.attention_for(tiny("llama").config) == {}
 
 
 def test_layers_that_keep_nothing() -> None:
     from transformers import cache_utils
 
-    assert [kind.__name__ for kind in compat.layers_that_keep_nothing(cache_utils)] == ["DummyLayer"], "it has moved"
+    names = [kind.__name__ for kind in compat.layers_that_keep_nothing(cache_utils)]
+    assert names == ([] if OLDER else ["DummyLayer"]), "it has moved"
     assert compat.layers_that_keep_nothing(object()) == ()

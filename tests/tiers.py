@@ -76,6 +76,29 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "terminal/test_beam.py": (),
 }
 
+# What depends on the version of transformers: goldens, architectures in both runtimes, processors and searches against
+# `generate()`, loading, tokenizers. `scripts/test --oldest` runs these files with the oldest version.
+OLDEST = (
+    "test_compat.py",
+    "test_independence.py",
+    "cli/test_run.py",
+    "cli/test_beam.py",
+    "decode/cache",
+    "decode/processors",
+    "decode/test_compiled.py",
+    "decode/test_length_rope.py",
+    "decode/test_parity.py",
+    "engines/local",
+    "models",
+    "native/test_flipped_fields.py",
+    "native/test_generate.py",
+    "native/test_parity.py",
+    "native/test_real_configs.py",
+    "native/test_seq2seq_generate.py",
+    "native/test_seq2seq_parity.py",
+    "strategies",
+)
+
 # The files that take longest, in this order: they come first, so that no worker is left alone with one at the end.
 SLOWEST = (
     "decode/test_compiled.py",

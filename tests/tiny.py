@@ -17,6 +17,8 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
 
+from tests.versions import as_loaded
+
 VOCABULARY = 300
 PAD, BOS, EOS = 0, 1, 2
 CONTEXT = 256
@@ -232,7 +234,7 @@ def _made(arch: str, seed: int, eos: int | tuple[int, ...], changes: str) -> Any
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = _encoder_decoder(ids) if arch == "encoder_decoder" else _plain(arch, {**ids, **json.loads(changes)})
-        sharpen(model)
+        sharpen(as_loaded(model))
     for config in (model.config, model.generation_config):
         for name, value in ids.items():
             setattr(config, name, value)

@@ -19,6 +19,11 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+    from genctl import compat  # imports torch
+
+    names = checkpoint.config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelError("config.json: architectures is not a list of names")
     kind = checkpoint.model_type
     if kind not in CONFIG_MAPPING_NAMES and not trust_remote_code:
         if "auto_map" in checkpoint.config:
@@ -26,6 +31,8 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
                 f"{kind!r:.80} is an architecture that transformers has no code for; the checkpoint brings its own, "
                 "which runs only with --trust-remote-code"
             )
+        if facts_of(kind).compared and compat.older_transformers():
+            raise compat.transformers_needed(f"the architecture {kind!r}")
         import transformers
 
         raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
@@ -35,6 +42,7 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
         ),
         "config.json cannot be used",
     )
+    compat.correct_config(kind, config)
     # the caller chooses what a forward pass returns
     for part in (config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))):
         if part is not None:
@@ -57,8 +65,6 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
     masked = dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
     kind = checkpoint.model_type
     names = checkpoint.config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelError("config.json: architectures is not a list of names")
     if trust_remote_code and "auto_map" in checkpoint.config:
         return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     described = few(names) or f"architecture {kind!r:.80}"

@@ -67,11 +67,10 @@ class LoadedModel:
     @property
     def verbose_notes(self) -> tuple[str, ...]:
         """Notes for --verbose."""
-        from genctl.compat import untested_torch  # with torch
+        from genctl.compat import untested_versions  # with torch
 
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        torch_note = (untested,) if (untested := untested_torch()) else ()
-        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products, *torch_note)
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products, *untested_versions())
 
     @property
     def _products(self) -> tuple[str, ...]:
@@ -315,6 +314,10 @@ def _model(
     trust_remote_code: bool,
     on_event: OnEvent | None,
 ) -> tuple[PreTrainedModel, list[str]]:
+    from genctl.compat import attention_for  # with torch
+
+    attention = attention_for(config)
+
     def read() -> Any:
         return kind.from_pretrained(
             checkpoint.folder,
@@ -327,6 +330,7 @@ def _model(
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
+            **attention,
             **placement,
         )
 

@@ -30,6 +30,7 @@ from genctl.transformers.compiled import Compiled
 from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny
+from tests.versions import OLDER
 
 needs_compiler = pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
 
@@ -105,10 +106,11 @@ def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
     torch._dynamo.reset()
 
 
-FULL = ("gpt2", "gpt_neox", "gptj", "llama", "mixtral", "qwen2", "qwen3", "opt", "bloom", "falcon", "phi")
+FULL = ("gpt2", "gpt_neox", "gptj", "llama", "mixtral", "qwen2", "qwen3", "opt", "falcon", "phi")
 
 
-@pytest.mark.parametrize("arch", FULL)
+# older versions prepare the inputs of a BLOOM in a way of its own, and it is refused
+@pytest.mark.parametrize("arch", [*FULL, *(() if OLDER else ("bloom",))])
 def test_every_architecture_reads_a_cache_of_fixed_size(arch: str, standing_in: list[int]) -> None:
     case = Compiling(arch)
     lanes = [case.lane(prompt, Sample(True, 2), name=str(number), seed=3) for number, prompt in enumerate(PROMPTS)]

@@ -18,6 +18,7 @@ from genctl.models.tokenizer_class import CLASSES, NAMES_OF_BACKENDS, Unsupporte
 from genctl.models.tokenizer_recipes import RECIPES
 from tests.models import tokenizers_made as made
 from tests.models.test_plain_tokenizer import word_piece
+from tests.versions import needs_newest
 
 TEXTS = (
     "the cat sat on the mat, didn't it?",
@@ -168,6 +169,7 @@ def test_every_class_is_tested() -> None:
     assert set(NATIVE) >= CLASSES
 
 
+@needs_newest("register other classes for some architectures, and tokens would depend on the version")
 def test_what_is_registered_is_what_transformers_has_registered() -> None:
     names = tokenization_auto.TOKENIZER_MAPPING_NAMES
     for model_type, name in REGISTERED.items():
@@ -178,6 +180,7 @@ def test_what_is_registered_is_what_transformers_has_registered() -> None:
     assert set(NAMES_OF_BACKENDS) == set(tokenization_auto.MODEL_IDS_TO_TOKENIZERS_BACKEND)
 
 
+@needs_newest("believe some names of classes that the checkpoint's tokenizer.json contradicts")
 @pytest.mark.parametrize("model_type", REGISTERED)
 @pytest.mark.parametrize(
     "name", [None, "GPT2TokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast", BACKEND]

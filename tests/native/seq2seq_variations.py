@@ -10,6 +10,7 @@ import torch
 import transformers
 
 from tests.tiny import BOS, CONTEXT, EOS, HEADS, HIDDEN, INNER, LAYERS, PAD, VOCABULARY, sharpen
+from tests.versions import as_loaded
 
 _IDS = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS}
 _T5 = {
@@ -99,7 +100,7 @@ def made(family: str, changes: str, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, model_class)(config)
-        sharpen(model)
+        sharpen(as_loaded(model))
         for name, weight in model.named_parameters():
             if weight.ndim < 2 and weight.requires_grad:  # norms and biases that are not what they begin as
                 weight.data += torch.randn_like(weight) * 0.1

@@ -20,6 +20,7 @@ from genctl.native.config import NotNative
 from tests import runtimes
 from tests.native import seq2seq_variations, variations
 from tests.tiny import sharpen
+from tests.versions import as_loaded, corrected
 
 CLOSE = 1e-4  # of the largest number
 TEXT = torch.randint(3, 250, (1, 19), generator=torch.Generator().manual_seed(1))
@@ -85,8 +86,8 @@ def theirs(family: str, config: dict[str, Any]) -> Any:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
-            model = kind(kind.config_class.from_dict(deepcopy(config))).eval()
-            sharpen(model)
+            model = kind(corrected(kind.config_class.from_dict(deepcopy(config)))).eval()
+            sharpen(as_loaded(model))
             for _, weight in model.named_parameters():
                 if weight.ndim < 2 and weight.requires_grad:
                     weight.data += torch.randn_like(weight) * 0.1

@@ -21,6 +21,7 @@ from genctl.native.model import NativeModel
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import sharpen, tokenizer
+from tests.versions import OLDER, as_loaded, corrected
 
 _LINES = (Path(__file__).parent.parent / "data" / "real_configs.jsonl").read_text().splitlines()
 CONFIGS: dict[str, dict[str, Any]] = {row["name"]: row["config"] for row in map(json.loads, _LINES)}
@@ -79,7 +80,8 @@ def test_auto_is_native_and_logits_and_texts_are_those_of_transformers(name: str
     assert isinstance(loaded.model, NativeModel), loaded.runtime
     sources = loaded.is_encoder_decoder
     kind = transformers.AutoModelForSeq2SeqLM if sources else transformers.AutoModelForCausalLM
-    theirs = kind.from_pretrained(folder).eval()
+    config = corrected(transformers.AutoConfig.from_pretrained(folder))
+    theirs = as_loaded(kind.from_pretrained(folder, config=config)).eval()
     if not sources:
         forward, ids = runtime_of(loaded.model), torch.tensor([PROMPT])
         with torch.no_grad():
@@ -90,7 +92,9 @@ def test_auto_is_native_and_logits_and_texts_are_those_of_transformers(name: str
     plain |= {"length_penalty": 1.0}
     theirs.generation_config.update(**plain)
     ids = torch.tensor([PROMPT])
-    written = theirs.generate(ids, attention_mask=torch.ones_like(ids))[0, 0 if sources else len(PROMPT) :].tolist()
+    # with a cache, older versions read a text wrongly again that outgrows its bound (phi3)
+    rows = theirs.generate(ids, attention_mask=torch.ones_like(ids), use_cache=not OLDER)
+    written = rows[0, 0 if sources else len(PROMPT) :].tolist()
     (tmp_path / "in.jsonl").write_text(json.dumps({"prompt_ids": PROMPT}))
     done = genctl(
         "run", "-m", str(folder), "-i", str(tmp_path / "in.jsonl"), "--runtime", "native", "--format", "jsonl",

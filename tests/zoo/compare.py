@@ -23,6 +23,7 @@ from genctl import events
 from genctl.errors import GenctlError
 from genctl.io.seeds import row_seed
 from tests.tiny import EOS
+from tests.versions import as_loaded
 from tests.zoo import recipes
 from tests.zoo.verdicts import NOT_DRAWN
 
@@ -95,7 +96,7 @@ class Checkpoint:
     @cached_property
     def theirs(self) -> Any:
         with quiet():
-            return recipes.auto_class(self.name).from_pretrained(self.folder).eval()
+            return as_loaded(recipes.auto_class(self.name).from_pretrained(self.folder)).eval()
 
     @cached_property
     def eos(self) -> list[int]:

@@ -6,7 +6,7 @@ on use (see `standard`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,6 +31,70 @@ def repetition_penalty(penalty: float) -> Processor:
         penalised = padded.gather(1, ids)
         penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
         return padded.scatter(1, ids, penalised)[..., :size]
+
+    return processor
+
+
+def encoder_repetition_penalty(penalty: float, source: Tensor) -> Processor:
+    """Scores of the source's tokens (int64 [1, T]): multiplied if above 0, else divided, for each row."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        ids = source.expand(len(scores), -1)
+        raised = scores.gather(1, ids)
+        return scores.scatter(1, ids, torch.where(raised < 0, raised * penalty, raised / penalty))
+
+    return processor
+
+
+def sequence_bias(biases: Mapping[tuple[int, ...], float], vocab_size: int, device: torch.device | str) -> Processor:
+    """Add a bias to the last token of each sequence, where the row ends with the tokens before it.
+
+    Sequences whose prefixes are equally long are compared at once.
+    """
+    grouped: dict[int, list[tuple[int, ...]]] = {}
+    for sequence in biases:
+        grouped.setdefault(len(sequence) - 1, []).append(sequence)
+    always = torch.zeros(vocab_size, device=device)
+    for sequence in grouped.pop(0, []):
+        always[sequence[0]] = biases[sequence]
+    groups = [
+        (
+            torch.tensor([sequence[:-1] for sequence in sequences], device=device),  # [n, length]
+            torch.tensor([sequence[-1] for sequence in sequences], device=device),
+            torch.tensor([biases[sequence] for sequence in sequences], device=device),
+        )
+        for sequences in grouped.values()
+    ]
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        bias = torch.zeros_like(scores) + always
+        for prefixes, last, values in groups:
+            length = prefixes.shape[1]
+            if length <= history.shape[1]:
+                same = (history[:, None, -length:] == prefixes).all(-1)  # [R, n]
+                bias.index_add_(1, last, torch.where(same, values, 0.0).to(bias.dtype))
+        return scores + bias
+
+    return processor
+
+
+def exponential_decay(start: int, factor: float, eos: Sequence[int], device: torch.device | str) -> Processor:
+    """Behind `start` tokens of history the scores of EOS grow with each token by |score| (factor^n - 1).
+
+    A score that is not finite stays: a minimum length above it has removed EOS.
+    """
+    ends = torch.tensor(list(eos), device=device)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        behind = history.shape[-1] - start
+        if behind <= 0:
+            return scores
+        ending = scores[:, ends]
+        growth = ending.abs() * (factor**behind - 1)
+        growth = growth.masked_fill(~ending.isfinite(), 0.0)
+        added = torch.zeros_like(scores)
+        added[:, ends] = growth
+        return scores + added
 
     return processor
 

@@ -61,13 +61,13 @@ def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]
         _within(m, knob, ids)
         if bias != bias or bias == float("inf"):
             raise UsageError(f"{knob}: a bias must be a number or -inf, but is {bias}")
-    return _own("SequenceBiasLogitsProcessor", sequence_bias=biases)
+    return plain.sequence_bias(biases, m.vocab_size, m.device)
 
 
 def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
     ids = _encoder_ids(m, "encoder_repetition_penalty")
     ids = ids[:, ids[0] < m.vocab_size]  # an embedding may have more rows than there are scores
-    return _own("EncoderRepetitionPenaltyLogitsProcessor", penalty=float(penalty), encoder_input_ids=ids)
+    return plain.encoder_repetition_penalty(1 / float(penalty), ids)
 
 
 def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
@@ -101,7 +101,10 @@ def _banned(m: ProcessorContext, knob: str, sequences: list[list[int]]) -> Proce
         raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
     for ids in sequences:
         _within(m, knob, ids)
-    return _own("NoBadWordsLogitsProcessor", sequences, list(m.eos) or None)
+    barred = {tuple(ids): -float("inf") for ids in sequences if not (len(ids) == 1 and ids[0] in m.eos)}
+    if not barred:
+        raise UsageError(f"{knob}: it lists only EOS, which ends a text and is never removed")
+    return plain.sequence_bias(barred, m.vocab_size, m.device)
 
 
 def min_length(m: ProcessorContext, least: int) -> Processor | None:
@@ -147,7 +150,7 @@ def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, floa
     if not eos:
         raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
     start, factor = decay
-    return _own("ExponentialDecayLengthPenalty", (start, float(factor)), eos, m.prompt_len)
+    return plain.exponential_decay(start + m.prompt_len, float(factor), eos, m.device)
 
 
 def suppress_tokens(m: ProcessorContext, ids: Ids) -> Processor:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, Waterm
 from genctl.decode.processors.build import ORDER, build
 from tests import tiny
 from tests.decode.processors.plain import NEW, PROMPT, generated, material, write
+from tests.versions import OLDER, needs_newest
 
 Knobs = dict[str, Any]
 
@@ -96,6 +97,8 @@ def test_each_processor_alone_writes_the_tokens_of_generate(arch: str, knobs: Kn
 @pytest.mark.parametrize("knobs", combinations(48), ids=name)
 @pytest.mark.parametrize("arch", ["gpt2", "t5"])
 def test_combinations_write_the_tokens_of_generate(arch: str, knobs: Knobs) -> None:
+    if OLDER and {"exponential_decay_length_penalty", "top_h"} <= {*knobs}:
+        pytest.skip("older versions make NaN of a removed EOS, which their Top-H refuses")
     agree(arch, knobs, True, len(knobs))
     agree(arch, {key: value for key, value in knobs.items() if {key: value} not in WARPERS}, False, 0)
 
@@ -117,6 +120,7 @@ def test_guidance_writes_the_tokens_of_generate(negative: list[int] | None, do_s
     assert write(model, made, 4) == expected
 
 
+@needs_newest("penalise the tokens of a source in the first row only")
 @pytest.mark.parametrize("eos", [(), (tiny.EOS,), (tiny.EOS, 9)])
 @pytest.mark.parametrize("beams", [1, 4])
 def test_scores_and_order_are_those_of_transformers_list(beams: int, eos: tuple[int, ...]) -> None:

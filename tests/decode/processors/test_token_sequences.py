@@ -96,6 +96,11 @@ def test_bad_words_are_never_completed() -> None:
         assert int(made.isinf().sum()) == 1
 
 
+def test_bad_words_that_are_only_eos_are_refused() -> None:
+    with pytest.raises(UsageError, match="bad_words_ids: it lists only EOS, which ends a text and is never removed"):
+        build(material(bad_words_ids=[[tiny.EOS]]))
+
+
 def test_logit_bias_of_text_of_ids_and_of_several_tokens() -> None:
     """A single token always has its bias; of several the last one, once the others are there."""
     biases = token_sequences.bias_of(pieces(), {"cat": 2.0, " cat": 3.0, "#11": -1.0, "badger": 4.0}, 17)

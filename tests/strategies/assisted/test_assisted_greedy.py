@@ -19,6 +19,7 @@ from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import Counting, Scripted, alike, drafts, written
 from tests.tiny import ARCHITECTURES, CAUSAL, SEQ2SEQ, tiny
+from tests.versions import needs_newest
 
 RECURRENT = ("mamba", "jamba")
 CROPPABLE = tuple(arch for arch in ARCHITECTURES if arch not in RECURRENT)
@@ -64,6 +65,7 @@ def test_windows_forget_no_more_than_they_should_over_long_texts(arch: str) -> N
         assert case.ours([lane]) == plain
 
 
+@needs_newest("fail with an assistant that has windows, and write nothing with prompt lookup for an encoder-decoder")
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "mistral", "t5", "bart"])
 def test_token_ids_are_those_of_generate_with_an_assistant(arch: str) -> None:
     case = Case(arch)

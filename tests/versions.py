@@ -1,0 +1,30 @@
+"""What tests need to know about older versions of transformers, which `scripts/test --oldest` installs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from genctl import compat
+
+NEWEST = compat.TESTED_TRANSFORMERS[-1]
+OLDER = compat.older_transformers()
+
+
+def needs_newest(why: str) -> pytest.MarkDecorator:
+    """Skip a test whose expectation older versions cannot give: `why` says what they do instead."""
+    return pytest.mark.skipif(OLDER, reason=f"needs transformers {NEWEST}: older versions {why}")
+
+
+def corrected(config: Any) -> Any:
+    """A config of transformers, with what genctl corrects in it. Raises ModelError as genctl does."""
+    compat.correct_config(config.model_type, config)
+    return config
+
+
+def as_loaded(model: Any) -> Any:
+    """The model, with the attention with which genctl loads it."""
+    for name in compat.attention_for(model.config).values():
+        model.set_attn_implementation(name)
+    return model
