@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks"},
     "commands.run": {*_SLICE, "decode", "pages", "transformers"},
+    "commands.chat": {*_SLICE, "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
@@ -161,6 +162,7 @@ HEAVY = {
     "rich": {
         "cli",
         "commands",
+        "commands.chat",
         "commands.compare",
         "commands.inspect",
         "commands.parity",
@@ -174,6 +176,7 @@ HEAVY = {
     "ray": {"engines.pool"},
     "typer": {"cli", "commands", "commands.batch"},
     "httpx2": {"engines.server"},
+    "prompt_toolkit": {"commands.chat"},
 }
 
 

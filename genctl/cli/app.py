@@ -27,6 +27,7 @@ EPILOG = (
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("genctl.commands.run.options:RUN", "Continue prompts with a causal or an encoder-decoder checkpoint."),
     "beam": ("genctl.commands.run.options:BEAM", "Search for the best continuation, and watch the beams."),
+    "chat": ("genctl.commands.chat.options:CHAT_COMMAND", "Talk with a checkpoint or a server, turn by turn."),
     "score": (
         "genctl.commands.score.options:SCORE",
         "Score texts: log-likelihood, perplexity, bits per byte, token by token.",

@@ -14,6 +14,7 @@ from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.score import ModelScores
+from genctl.decode.types import Prefix
 from genctl.errors import GenctlError
 from genctl.transfer import to_device
 
@@ -65,6 +66,25 @@ class Batch:
         """End every lane."""
         for state in self.clear():
             yield state.fail(error)
+
+    def read_by_ended(self) -> Iterator[Prefix]:
+        """What the model has read of each lane that just ended: its prompt, and of a lone row the text up to its end.
+
+        The last token was never read. Call it before `arrange`; the cache is not used afterwards.
+        """
+        for state in self.states:
+            if state.alive:
+                continue
+            yield state.prefix
+            alone = len(self.states) == 1 and self.rows.held == [(state, 1)] and not any(self.rows.pads.values())
+            if not alone or self.rows.cache is None or state.lane.strategy.drafts or len(state.ended) != 1:
+                continue
+            prompt, columns = state.prefix.tokens, self.rows.columns
+            written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
+            tokens = torch.cat([prompt, written], 1)[:, :columns]
+            if tokens.shape[1] == columns > prompt.shape[1]:
+                nothing = state.prefix.logits[:, :0]  # nobody scores the end of it
+                yield Prefix(tokens, self.rows.cache.unshared(), nothing, source=state.prefix.source)
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""

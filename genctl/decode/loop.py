@@ -38,6 +38,7 @@ def decode(
     saved: Prefix | None = None,
     on_shortage: Callable[[int], None] = lambda width: None,
     ahead: int = 0,
+    keep: Callable[[Prefix], object] | None = None,
 ) -> Iterator[events.Event]:
     """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
 
@@ -47,6 +48,7 @@ def decode(
     further lane begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt read before, with its
     whole cache: what a lane's prompt has in common with it is not read again. Where memory runs out, fewer lanes go on
     at once (`on_shortage` is given the number) and the others follow; a lane fails only if it does not fit alone.
+    `keep` is given what was read of each lane that is done, to begin a later one with (`saved`).
     """
     watcher = CacheObserver(forward) if watch else None
     prefills = PrefixCache(forward, prefixes or {}, saved)
@@ -56,7 +58,7 @@ def decode(
             yield from scheduler.admit(reason)  # Prefilled, or Failed
             for batch in scheduler.batches:
                 try:
-                    yield from step(batch, reason)
+                    yield from step(batch, reason, keep)
                 except OutOfMemory as shortage:
                     yield from scheduler.preempt(batch, shortage)
                 except GenctlError as error:  # the model's own code failed
@@ -64,11 +66,14 @@ def decode(
             scheduler.forget()
 
 
-def step(batch: Batch, interrupted: str) -> Iterator[events.Event]:
+def step(batch: Batch, interrupted: str, keep: Callable[[Prefix], object] | None = None) -> Iterator[events.Event]:
     """One token for every row of a batch, or several where a draft is accepted."""
     chosen = choose(batch.states)  # processors, then searches
     facts = fetch([each.questions for each in chosen])  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
         yield from each.commit(answers, interrupted)  # Stepped; Finished when nothing lives
+    if keep is not None:
+        for prefix in batch.read_by_ended():
+            keep(prefix)
     batch.arrange()  # ended rows leave, rows move, rejected drafts are taken back
     yield from batch.feed()  # one forward pass for all lanes; CacheRead, if somebody watches

@@ -21,6 +21,7 @@ class Request:
     messages: tuple[dict[str, str], ...] | None = None
     place: int = 0  # in the input, from 1; 0 if the id is a name
     index: int = 0  # of the row in the input, from 0
+    prefill: str = ""  # the beginning of the answer to `messages`, which the text continues
 
 
 @dataclass(frozen=True)

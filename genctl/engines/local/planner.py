@@ -148,6 +148,7 @@ class Planner:
         if request.messages is not None or runtime.is_chat:
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
+            rendered += request.prefill
             ids = tuple(
                 text.encode(tokenizer, rendered, add_special_tokens=False)
             )  # the template contains the special tokens

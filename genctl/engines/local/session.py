@@ -61,6 +61,7 @@ class Session:
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.prompt_cache = runtime.prompt_cache
+        self.keep: Callable[[Prefix], object] | None = None  # is given what was read of each request that is done
 
     @classmethod
     def load(
@@ -376,6 +377,7 @@ class Session:
             on_shortage=on_shortage,
             ahead=flow.ahead,
             clock=self.clock,
+            keep=self.keep,
         ):
             yield from drain()
             assert not isinstance(event, events.Loading)

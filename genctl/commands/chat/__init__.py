@@ -1,0 +1,1 @@
+"""`genctl chat`: a conversation with a checkpoint or a server."""

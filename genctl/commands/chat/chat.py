@@ -1,0 +1,307 @@
+"""The chat itself, without a terminal: turns become requests, and answers become nodes of its tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genctl.commands.chat.options import check_settings
+from genctl.commands.chat.partner import Partner, ReadPrompt
+from genctl.commands.chat.story import Story, edited, said, text_id
+from genctl.config import presets
+from genctl.config.check import known
+from genctl.config.layers import Layer, Resolved
+from genctl.engines.protocol import Engine, Flow
+from genctl.engines.requests import Report, Request
+from genctl.errors import GenctlError, UsageError
+from genctl.events import Began, Event, Failed, Finished, Stepped, Token
+from genctl.io.seeds import row_seed
+from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
+from genctl.results import Collector, Result
+
+CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
+
+Listener = Callable[[Event], object]
+
+
+class Refused(GenctlError):
+    """An answer that failed."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.message, hint=failed.hint)
+        self.code = failed.code
+
+
+@dataclass(frozen=True)
+class PlannedTurn:
+    """A request that is about to be sent, with what it reads."""
+
+    request: Request
+    prompt: ReadPrompt | None  # None: a server makes it
+    prefill: str
+
+    @property
+    def opening(self) -> str:
+        """The text of the prompt; "" where a server makes it."""
+        return "" if self.prompt is None else self.prompt.text
+
+
+class Chat:
+    """A conversation that goes on. `layers` are the settings without those of the checkpoint.
+
+    Raises UsageError, PresetError or ModelError for settings that the checkpoint, or a chat, cannot do.
+    """
+
+    def __init__(
+        self, engine: Engine, partner: Partner, layers: Sequence[Layer], story: Story, *, seed: int, prefill: str = ""
+    ) -> None:
+        self.engine, self.partner, self.story = engine, partner, story
+        self.seed, self.prefill = seed, prefill
+        self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
+        self.base = self._settled(story.settings)
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    @property
+    def own_values(self) -> dict[str, Any]:
+        """The knobs that the chat's commands have set."""
+        values: dict[str, Any] = {}
+        for layer in self._own(self.story.settings):
+            values |= layer.values
+        return {key: value for key, value in values.items() if value is not None}
+
+    def change(self, name: str, argument: str) -> None:
+        """A step `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
+        if name == "set":
+            argument = f"{_knob(argument.partition('=')[0])}={argument.partition('=')[2]}"
+        elif name == "unset" and _knob(argument) not in self.own_values:
+            raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
+        elif name == "system":
+            self.partner.check_system(argument or None, "/system")
+        base = self._settled([*self.story.settings, (name, argument)])
+        self.story.step(name, argument)
+        self.base = base
+
+    def refold(self) -> None:
+        """The settings after an undo or a redo."""
+        self.base = self._settled(self.story.settings)
+
+    def _settled(self, settings: Iterable[tuple[str, str]]) -> Resolved:
+        resolved = self.engine.resolve([*self.layers, *self._own(settings)])
+        check_settings(resolved)
+        self.engine.check(resolved)
+        return resolved
+
+    def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
+        """The layers of the chat's own settings, lowest first."""
+        layers: list[Layer] = []
+        for name, argument in settings:
+            if name == "preset":
+                layers += [replace(layer, found="") for layer in presets.load([argument])]
+            elif name == "system":
+                layers.append(Layer("/system", {"system": argument or None}, said="row", typed=True))
+            elif name == "set":
+                layer = presets.parse_set(argument)
+                where = {key: f"/set {key}" for key in layer.values}
+                layers.append(Layer("/set", layer.values, where, "row", typed=True))
+            elif name == "unset":
+                layers = [
+                    replace(layer, values={key: value for key, value in layer.values.items() if key != argument})
+                    for layer in layers
+                ]
+        return layers
+
+    # -- turns ---------------------------------------------------------------------------------------------------------
+
+    def sent(self, end: int | None) -> list[dict[str, str]]:
+        """The messages of a branch that go into the prompt."""
+        path = [message.plain for message in self.story.conversation.path(end)]
+        left_out = self.story.left_out
+        return path[:1] + path[left_out + 1 :] if path[:1] and path[0]["role"] == "system" else path[left_out:]
+
+    def plan(
+        self, text: str, parent: int | None, *, lane: str = "", own_id: str = "", base: Resolved | None = None
+    ) -> PlannedTurn:
+        """The turn that says a text after message `parent`. Raises what planning raises.
+
+        `lane` names it in events; `own_id` is an id that the input gives it, of which its seed is made.
+        """
+        messages = [*self.sent(parent), {"role": "user", "content": text}]
+        return self._plan(messages, parent, lane, own_id, base or self.base)
+
+    def plan_again(self) -> PlannedTurn:
+        """Another answer to the last turn. Raises UsageError without one."""
+        question = self.story.conversation.turn(None)
+        attempts = self.story.conversation.attempts(question.number)
+        return self._plan(self.sent(question.number), question.parent, "", "", self.base, attempts)
+
+    def _plan(
+        self,
+        messages: Sequence[dict[str, str]],
+        parent: int | None,
+        lane: str,
+        own_id: str,
+        base: Resolved,
+        attempts: int = 0,
+    ) -> PlannedTurn:
+        turns = sum(message.role == "user" for message in self.story.conversation.path(parent))
+        start = self.seed if base.runtime.seed is None else base.runtime.seed
+        key, index = (own_id or str(turns), turns) if not attempts else (f"{turns} again {attempts}", 1)
+        seed = row_seed(start, key, index)
+        request = self.partner.request(
+            lane or str(turns), base, seed, messages, self.prefill, place=turns + 1, index=turns
+        )
+        return PlannedTurn(request, None if self.partner.session is None else self.partner.read(request), self.prefill)
+
+    def room(self, turn: PlannedTurn) -> tuple[int, int] | None:
+        """The tokens of a prompt, and those that fit behind it; None where nothing limits them, or a server knows."""
+        context = self.partner.context
+        if context is None or turn.prompt is None:
+            return None
+        return len(turn.prompt.ids), context - len(turn.prompt.ids)
+
+    def too_long(self, turn: PlannedTurn) -> bool:
+        """Whether the context has no room for an answer of the usual length: max_new_tokens, or an eighth of it."""
+        room, context = self.room(turn), self.partner.context
+        if room is None or context is None or turn.request.resolved.runtime.truncate is not None:
+            return False
+        return room[1] < min(
+            turn.request.resolved.generation.max_new_tokens or DEFAULT_NEW_TOKENS, max(context // 8, 1)
+        )
+
+    def leave_out_for(self, plan: Callable[[], PlannedTurn], end: int | None) -> int | None:
+        """How many of the oldest messages have to be left out of a prompt, exchange by exchange; None: all but one do
+        not suffice."""
+        path, before = self.story.conversation.path(end), self.story.left_out
+        first = 1 if path and path[0].role == "system" else 0
+        try:
+            for place in range(before + 1, len(path) - first + 1):
+                if place + first < len(path) and path[place + first].role != "user":
+                    continue
+                self.story.left_out = place
+                if not self.too_long(plan()):
+                    return place
+        finally:
+            self.story.left_out = before
+        return None
+
+    def say(self, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Say a text and read the answer. Raises Refused where there is none; then nothing was said."""
+        return self._answered(said(text), turn, listeners, report, flow)
+
+    def edit(
+        self, number: int, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow
+    ) -> Result:
+        """Say turn `number` in other words. Raises as `say` does."""
+        return self._answered(edited(number, text), turn, listeners, report, flow)
+
+    def retry(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Read another answer to the last turn. Raises as `say` does."""
+        return self._answered("read", turn, listeners, report, flow)
+
+    def hear(self, role: str, content: str) -> None:
+        """A message that is not answered: of the system, or an answer that somebody else wrote."""
+        message = {"role": role, "content": content}
+        self.story.step("message", json.dumps(message, ensure_ascii=False))
+
+    def finish_cut_off(self, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Go on with the answer that was cut off when the process was killed. Raises InputError, Refused."""
+        prefill, before = self.story.resume_answer(), self.prefill
+        self.prefill = prefill
+        try:
+            turn = self.plan_again()
+        finally:
+            self.prefill = before
+        return self._streamed(turn, listeners, report, flow)
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def _answered(
+        self, line: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow
+    ) -> Result:
+        if turn.prompt is None:
+            words = json.dumps(turn.request.messages, ensure_ascii=False)
+            end = self.story.give(line, [text_id(words)], [""])
+        else:
+            end = self.story.give(line, turn.prompt.ids, self._texts(turn.prompt.ids))
+        self.story.begin_answer(end, turn.prefill, self.own_values)
+        return self._streamed(turn, listeners, report, flow)
+
+    def _texts(self, ids: Sequence[int]) -> list[str]:
+        """What each token of a prompt adds to its text."""
+        from genctl.models.text import detokenizer
+
+        assert self.partner.session is not None
+        words = detokenizer(self.partner.session.loaded.tokenizer)
+        return [words.push(id) for id in ids]
+
+    def _streamed(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        if turn.prompt is not None:
+            self.partner.prepare(turn.prompt)
+        writer, collector = _AnswerWriter(self.story), Collector()
+        result: Result | None = None
+        with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:
+            for event in stream:
+                writer.feed(event)
+                for listener in listeners:
+                    listener(event)
+                found = collector.feed(event)
+                result = found or result
+        if result is None or (result.error is None and not any(one.hypothesis.length for one in result.sequences)):
+            self.story.abandon()  # interrupted before anything was written
+            return Result(turn.request.id, turn.opening, "", None, self.engine.name, ())
+        if result.error is not None:
+            self.story.abandon()
+            raise Refused(result.error)
+        self.story.end_answer()
+        return result
+
+
+class _AnswerWriter:
+    """Writes the tokens of an answer to the tree: at once, and those of a search when it is done."""
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+        self.seed: int | None = None
+        self.waits = False  # rows compete, or a token of the answer was not certain
+        self.written = 0
+
+    def feed(self, event: Event) -> None:
+        if isinstance(event, Began):
+            self.seed = event.seed
+            self.waits = event.strategy not in ("greedy", "sample")
+        elif isinstance(event, Stepped):
+            self.waits = self.waits or len(event.children) != 1
+            if not self.waits:
+                for token in event.children[0].written:
+                    self._write(token)
+        elif isinstance(event, Finished) and event.hypotheses and self.waits:
+            best = event.hypotheses[0]
+            for place, id in enumerate(best.tokens):
+                # the whole text is that of the last token: a search has told the pieces of other rows, too
+                self._write(Token(id, 0.0, best.text if place + 1 == len(best.tokens) else ""))
+
+    def _write(self, token: Token) -> None:
+        self.story.token(token, self.seed)
+        self.written += 1
+
+
+_NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
+
+
+def _knob(text: str) -> str:
+    """The name of a knob that a turn may have. Raises UsageError."""
+    name = text.strip().replace("-", "_")
+    if name in NOT_A_TURN:
+        raise UsageError(f"/set {name}: {NOT_A_TURN[name]}")
+    return name
+
+
+NOT_A_TURN = {
+    name: "it belongs to the whole chat: start genctl chat with it"
+    for name in knobs(Runtime)
+    if name not in CHANGEABLE and name in known()
+}

@@ -1,0 +1,313 @@
+"""`genctl chat` at work: turns are typed, or they are the rows of an input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from genctl.commands import job
+from genctl.commands.chat.chat import Chat
+from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
+from genctl.commands.chat.partner import Partner, local_session
+from genctl.commands.chat.story import Story
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
+from genctl.commands.options import shown_top
+from genctl.config.layers import Layer, Resolved
+from genctl.engines.protocol import Flow
+from genctl.engines.requests import Report
+from genctl.errors import Exit, GenctlError, InputError
+from genctl.io import jsonl, writers
+from genctl.io.printable import RefusedRow
+from genctl.io.record_output import RecordOutput
+from genctl.io.records import result_record
+from genctl.io.rows import BadRow, InputRow
+from genctl.io.tally import RowTally
+from genctl.io.template import Template
+from genctl.results import Result
+from genctl.terminal import first_sign
+from genctl.terminal.interrupt import Interrupt
+from genctl.tree.changes import SCHEMA, Opened
+from genctl.tree.journal import new_file, read_tree
+from genctl.tree.nodes import Tree
+
+ROLES = ("system", "user", "assistant")
+
+
+def message_fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
+    """The fields of a row of JSONL: a message, else what other commands take. Raises RefusedRow."""
+    if "role" not in data:
+        return jsonl.fields(data, template)
+    if template is not None:
+        raise RefusedRow("a message is said as it is, but --template makes turns of fields")
+    if unknown := jsonl.unknown_keys(data, ("id", "role", "content", "params")):
+        raise RefusedRow("; ".join(unknown))
+    if data["role"] not in ROLES:
+        raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {data['role']!r:.40}")
+    if not isinstance(data.get("content"), str):
+        raise RefusedRow(f"content: expected a string, got {jsonl.kind_of(data.get('content'))}")
+    if not isinstance(params := data.get("params", {}), dict):
+        raise RefusedRow(f"params: expected an object, got {jsonl.kind_of(params)}")
+    return {"messages": ({"role": data["role"], "content": data["content"]},), "params": params}
+
+
+class ChatJob(job.Job[ChatOptions]):
+    """One chat."""
+
+    what = "turn"
+    reading: ClassVar[Mapping[str, Any]] = {"fields": message_fields}
+
+    def __init__(self, options: ChatOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.story: Story | None = None
+        self.answered = 0  # rows, and those that failed
+        self.ended = int(Exit.DONE)  # how a person left
+        self.interactive = options.interactive
+        self.opened: Opened | None = None
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint; those of a chat that goes on are beneath the flags."""
+        _ = self.options.prompt_template
+        if self.options.open is not None:
+            self.opened = read_tree(Path(self.options.open)).opened
+            self.options = replace(self.options, saved=_saved_layers(self.opened))
+        status = super().prepare()
+        check_settings(self.early)
+        return status
+
+    def read(self, stack: ExitStack) -> bool:
+        """Open the input; a person at a terminal needs none."""
+        if not self.interactive or self.options.arguments:
+            return super().read(stack)
+        self.input = iter(())
+        return True
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output and the terminal."""
+        self.open_consoles()
+        self.tally = RowTally()
+        self.live = self.interactive or self.options.on_screen
+        if not self.live:
+            sink = writers.open_output(self.options.output, sys.stdout, force=self.options.force)
+            writer = writers.open_writer(self.options.format, sink, on_error=self.say_failed)
+            self.output: RecordOutput | None = RecordOutput(writer, sink, self.tally)
+            output = self.output
+            stack.push(
+                lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(self.interrupt.status))
+            )
+        stack.callback(self._close_story)
+
+    def load(self) -> None:
+        """Load the checkpoint; begin the chat or go on with it."""
+        early = self.early
+        self.engine = engine = self.load_engine(
+            early.runtime,
+            self.layers,
+            named=early.origins.get("model", "default") != "default",
+            need_tokenizer=True,
+            live=self.live,
+            waits=True,
+        )
+        self.partner = Partner(engine, local_session(engine))
+        self.partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
+        seed = job.start_seed(early) if self.opened is None else self.opened.seed
+        self.story = self._story(seed)
+        self.chat = Chat(engine, self.partner, self.layers, self.story, seed=seed, prefill=self.options.prefill or "")
+        if self.options.with_tokens:
+            engine.check_tokens("--scores" if self.options.scores else "--top-logprobs", self.chat.base)
+        engine.use_threads([self.chat.base], 1)
+        self.detail(*engine.notes)
+        self.describe(engine, self.chat.base)
+        self.note(*filter(None, [self.partner.note]))
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Hold the conversation."""
+        first_sign.end()
+        if self.interactive:
+            from genctl.commands.chat.interactive import Interactive
+
+            screen = Interactive(
+                self.chat, self.options, (self.out, self.err), advise=self.advise, open_chat=self.change_story
+            )
+            self.ended = screen.hold(self._first_turns())
+            return
+        if self.story is not None and self.story.cut_off:
+            self.remark("the last answer was cut off; it is finished first")
+            self.chat.finish_cut_off([], self.report, self.flow)
+        with self.interrupt.rescued_by(lambda: self._rescue(stack)):
+            for row in self.input:
+                self._take(row)
+                if self.interrupt.status:
+                    break
+
+    def status(self) -> int:
+        """The exit status."""
+        return self.interrupt.status or (self.ended if self.interactive else super().status())
+
+    # -- the file ------------------------------------------------------------------------------------------------------
+
+    def _story(self, seed: int) -> Story:
+        """The chat of --open, or a new one."""
+        if self.options.open is not None:
+            return self._reopened(Path(self.options.open))
+        layers = tuple(_saved(layer) for layer in self._kept())
+        opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", (), seed, layers)
+        return Story(Tree(opened), new_path=self.new_path())
+
+    def _reopened(self, path: Path) -> Story:
+        """The chat in a file. Raises InputError if it is another checkpoint's, and as `Story.open` does."""
+        story = Story.open(path)
+        model = story.tree.opened.model
+        if story.tree.opened.checkpoint != self._checkpoint():
+            story.close()
+            raise InputError(
+                f"{path} was begun with {model}, and {self.engine.name} is another checkpoint, whose tokens are others",
+                hint=f"--model {model}, if its files have not changed since",
+            )
+        return story
+
+    def change_story(self, path: Path) -> Chat:
+        """Go on with the chat in another file."""
+        story = self._reopened(path)
+        layers = [*self.options.beneath, *_saved_layers(story.tree.opened)]
+        try:
+            chat = Chat(
+                self.engine, self.partner, layers, story, seed=story.tree.opened.seed, prefill=self.chat.prefill
+            )
+        except BaseException:
+            story.close()
+            raise
+        self._close_story()
+        self.story, self.chat = story, chat
+        return chat
+
+    def _kept(self) -> list[Layer]:
+        """The settings that a chat goes on with: all but those of `genctl chat` itself."""
+        return [layer for layer in self.layers if layer.origin != "genctl chat" and layer.values]
+
+    def new_path(self) -> Callable[[str], Path] | None:
+        """What names the file of a new chat; None where it is not saved."""
+        if self.options.save is not None:
+            path = Path(self.options.save)
+            if self.options.force and path.is_file():
+                path.unlink()
+            return lambda words: path
+        return (lambda words: new_file("chat", words)) if self.interactive else None
+
+    def _checkpoint(self) -> str:
+        session = self.partner.session
+        return "" if session is None else session.loaded.fingerprint()
+
+    def _close_story(self) -> None:
+        if self.story is not None:
+            self.story.close()
+
+    # -- turns of an input ---------------------------------------------------------------------------------------------
+
+    @property
+    def flow(self) -> Flow:
+        """How an answer is decoded."""
+        return Flow(interrupted=self.interrupt)
+
+    @property
+    def report(self) -> Report:
+        """What events report of each token."""
+        top = shown_top(self.options)
+        return Report(top, self.options.scores or top > 0)
+
+    def _first_turns(self) -> Iterator[str]:
+        """The turns of the command line."""
+        for row in self.input:
+            if isinstance(row, InputRow) and row.prompt:
+                yield row.prompt
+            elif isinstance(row, BadRow):
+                raise InputError(row.message)
+
+    def _take(self, row: InputRow | BadRow) -> None:
+        """Say one row, and write the answer."""
+        row = replace(row, index=self.answered)  # rows that are not answered have no record
+        for usable, resolved in self.usable(iter([row]), lambda row: self.settings_of(row, self.chat.base)):
+            try:
+                check_settings(resolved)
+                self._answer(usable, resolved)
+            except GenctlError as error:
+                self.fail(usable, error.code, error.message, hint=error.hint)
+
+    def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
+        """Write the record of a row that failed; nothing was said."""
+        super().fail(row, code, message, said=said, hint=hint)
+        self.answered += 1
+
+    def _answer(self, row: InputRow, base: Resolved) -> None:
+        chat = self.chat
+        if row.prompt_ids is not None:
+            raise InputError("a chat is made of texts: prompt_ids has no place in it")
+        *context, last = row.messages or ({"role": "user", "content": row.prompt or ""},)
+        for message in (*context, *([last] if last["role"] != "user" else [])):
+            chat.hear(message["role"], message["content"])
+        if last["role"] != "user":
+            return
+        conversation = chat.story.conversation
+        turn = chat.plan(last["content"], conversation.at, lane=row.id, own_id=row.id if row.own_id else "", base=base)
+        view = None
+        if self.live:
+            from genctl.commands.chat.answer_view import AnswerView
+            from genctl.commands.chat.thinking import opened_by
+
+            view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=turn.prefill)
+        try:
+            result = chat.say(last["content"], turn, [] if view is None else [view.feed], self.report, self.flow)
+        finally:
+            if view is not None:
+                view.close()
+        self.tally.look(row.index, self.of(row), result, (), texts=True)
+        if self.output is not None and result.sequences:
+            self.output.put(row.index, [self._record(row, result)])
+        self.answered += 1
+
+    def _record(self, row: InputRow, result: Result) -> dict[str, Any]:
+        server = bool(result.backend)
+        return result_record(
+            row,
+            result,
+            0,
+            tokens=self.options.with_tokens,
+            extra={},
+            reused_tokens=None if server else result.reused,
+        )
+
+    def keep_partial(self) -> None:
+        """What was said is in the file already."""
+
+
+def _saved(layer: Layer) -> dict[str, Any]:
+    return {"origin": layer.origin, "said": layer.kind, "typed": layer.typed, "values": dict(layer.values)}
+
+
+def _saved_layers(opened: Opened) -> list[Layer]:
+    """The settings that a chat began with. Raises InputError."""
+    try:
+        layers = [
+            # flags of that time are below those of now
+            Layer(
+                f"{each['origin']}, when the chat began",
+                each["values"],
+                said="user" if each["said"] == "command" else each["said"],
+                typed=each["typed"] or each["said"] == "command",
+            )
+            for each in opened.layers
+        ]
+    except (KeyError, TypeError):
+        raise InputError("the settings of the chat are damaged") from None
+    return [Layer("the chat", {"model": opened.model}, said="user"), *layers]
+
+
+def chat(options: ChatOptions) -> int | None:
+    """`genctl chat`."""
+    choice = engine_of(options)
+    if choice is SERVERS:
+        choice = replace(SERVERS, check=check_backend)
+    return ChatJob.perform(options, choice)

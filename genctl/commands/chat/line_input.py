@@ -1,0 +1,158 @@
+"""Where a person types: a line editor on a terminal, and plain lines where the terminal can draw nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from genctl.commands.chat import slash
+from genctl.config import presets
+from genctl.config.check import known
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyPressEvent
+
+SIGN, MORE = "> ", ". "
+MOST_HISTORY = 4 * 2**20  # bytes of a history that is read
+
+
+class LineInput(Protocol):
+    """Reads what a person types. Both raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C."""
+
+    def read(self, text: str = "") -> str:
+        """A turn or a command; `text` is there already, to be changed."""
+
+    def ask(self, question: str) -> str:
+        """The answer to a question, on one line. It is not kept in the history."""
+
+
+def line_input(*, color: bool, history: Path | None) -> LineInput:
+    """The line editor, or on a terminal that cannot redraw (TERM=dumb) plain lines."""
+    if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
+        return PlainLines()
+    return LineEditor(color=color, history=history)
+
+
+class PlainLines:
+    """Lines as the terminal gives them. One that ends with a backslash goes on in the next."""
+
+    def read(self, text: str = "") -> str:
+        if text:
+            sys.stdout.write("".join(f"{MORE}{line}\n" for line in text.split("\n")))
+        lines = [self._line(SIGN)]
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(self._line(MORE))
+        return "\n".join(lines)
+
+    def ask(self, question: str) -> str:
+        return self._line(question)
+
+    def _line(self, sign: str) -> str:
+        sys.stdout.write(sign)
+        sys.stdout.flush()
+        with _interruptible():
+            line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class LineEditor:
+    """prompt_toolkit's, inline: what was typed stays above what follows it.
+
+    Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash.
+    """
+
+    def __init__(self, *, color: bool, history: Path | None) -> None:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import Completer, Completion
+        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.shortcuts import CompleteStyle
+        from prompt_toolkit.styles import Style
+
+        class Commands(Completer):
+            """The names of commands, and of what they take."""
+
+            def get_completions(self, document: Any, event: Any) -> Iterator[Completion]:
+                named = (preset.name for preset in presets.available())
+                for word, length in slash.completions(document.text_before_cursor, known(), named):
+                    yield Completion(word, -length)
+
+        class OwnHistory(FileHistory):
+            """A history that a full disk or a lost folder does not end the chat for."""
+
+            def store_string(self, string: str) -> None:
+                with suppress(OSError):
+                    super().store_string(string)
+
+        keys = KeyBindings()
+
+        @keys.add("enter")
+        @keys.add("c-j")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if buffer.document.current_line_before_cursor.endswith("\\") and not buffer.document.text_after_cursor:
+                buffer.delete_before_cursor(1)
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        kept: History = InMemoryHistory() if history is None else OwnHistory(str(history))
+        depth = None if color else ColorDepth.DEPTH_1_BIT
+        style = Style.from_dict({"sign": "bold"} if color else {})
+        self._editor: PromptSession[str] = PromptSession(
+            [("class:sign", SIGN)],
+            multiline=True,
+            prompt_continuation=[("class:sign", MORE)],
+            completer=Commands(),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            history=kept,
+            key_bindings=keys,
+            color_depth=depth,
+            style=style,
+            enable_suspend=True,
+        )
+        self._asker: PromptSession[str] = PromptSession(color_depth=depth, reserve_space_for_menu=0)
+
+    def read(self, text: str = "") -> str:
+        return self._editor.prompt(default=text, handle_sigint=False)
+
+    def ask(self, question: str) -> str:
+        return self._asker.prompt(question, handle_sigint=False)
+
+
+def history_file(folder: Path) -> Path | None:
+    """The file of what was typed in all chats, readable by its owner only; None where there can be none."""
+    path = folder / "chat_history"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        size = os.fstat(descriptor).st_size
+        os.close(descriptor)
+    except OSError:
+        return None
+    return path if size <= MOST_HISTORY else None

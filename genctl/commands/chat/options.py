@@ -1,0 +1,131 @@
+"""`genctl chat`: its table, and what its flags alone can get wrong."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
+from genctl.commands.options import FORMAT, IN_OUT, SHOWN, PresetOptions
+from genctl.config import presets
+from genctl.config.check import shown
+from genctl.config.layers import Layer, Resolved
+from genctl.errors import UsageError
+from genctl.terminal.standard_streams import is_terminal
+
+CHAT = OptionGroup("The chat")
+RECORDS = ("jsonl",)
+
+# knobs of a run of many rows, or of one that nobody answers -> why a chat has no place for them
+NO_PLACE = {
+    "num_return_sequences": "a turn has one answer; /retry gives another",
+    "prompt_cache": "a chat keeps the cache of its own turns",
+    "token_healing": "an answer begins behind the template, not inside of a word",
+}
+
+
+@dataclass(frozen=True)
+class ChatOptions(PresetOptions):
+    """The command line of `genctl chat`."""
+
+    arguments: tuple[str, ...] = argument("what to say first, a turn each; - is standard input", "TEXT")
+    format: Literal["text", "jsonl"] = FORMAT
+    input: str | None = IN_OUT.option("read turns from a file; - is stdin", "FILE", "--input", "-i")
+    prefill: str | None = CHAT.option("the beginning of every answer", "TEXT")
+    open: str | None = CHAT.option("go on with a saved chat", "FILE")
+    save: str | None = CHAT.option(
+        "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
+    )
+    force: bool = IN_OUT.switch("replace existing --output and --save files")
+    scores: bool = SHOWN.switch("show token probabilities and alternatives")
+    top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
+    report: str | None = None  # of one run
+    svg: str | None = None
+    workers: str | None = None  # a chat has one row at a time
+    address: str | None = None
+    beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)
+
+    saved: Sequence[Layer] | None = None  # of the chat that goes on, with those of the files and variables then
+
+    def layers(self) -> list[Layer]:
+        """The settings of the chat, lowest first, without those of the checkpoint."""
+        if self.saved is None:
+            return super().layers()
+        return [*self.beneath, *self.saved, *presets.load(self.presets), *self.flags]
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a person types the turns: both streams are a terminal, and nothing says otherwise."""
+        return self.input is None and self.on_screen and is_terminal(sys.stdin)
+
+    @property
+    def with_tokens(self) -> bool:
+        """Whether records say something of each token."""
+        return self.scores or self.top_logprobs is not None
+
+
+def check_settings(resolved: Resolved) -> None:
+    """Raises UsageError for settings that a chat has no place for."""
+    wrong = []
+    for knob, why in NO_PLACE.items():
+        value = getattr(resolved.generation, knob, None) or getattr(resolved.runtime, knob, None)
+        if value not in (None, 1) or value is True:
+            wrong.append(f"{knob} = {shown(value)} ({resolved.origins.get(knob, 'default')}): {why}")
+    if wrong:
+        raise UsageError("\n".join(wrong))
+
+
+def check_backend(options: ChatOptions, early: Resolved) -> None:
+    """Raises UsageError where a server is asked for what it cannot do."""
+    if options.prefill is not None and early.runtime.backend is not None:
+        raise UsageError(
+            f"--prefill begins the answer in the prompt, which a server makes itself (backend, "
+            f"{early.origins['backend']})"
+        )
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("output", "save"),
+    same_file("save", "output"),
+    same_file("open", "output"),
+    same_file("save", "input"),
+    (
+        given("open", "save"),
+        "--save {save} begins a new file, but --open {open} goes on with its own; /save FILE goes on in another",
+    ),
+    (given(prefill=[""]), "--prefill is empty"),
+    (
+        lambda options: bool(options.scores and options.format == "text" and not options.interactive),
+        "--scores shows tokens on a terminal; where answers are written, --format jsonl --scores has them",
+    ),
+)
+
+CHAT_COMMAND = Command(
+    "chat",
+    ChatOptions,
+    "genctl.commands.chat.job:chat",
+    """On a terminal: type, press Enter, and the answer streams; /help lists the commands. The checkpoint's chat
+    template is used; a checkpoint without one continues the text. Everything that is said is saved, token by token.
+
+    Without a terminal each line of standard input (or of --input) is a turn, and each answer is written as one text or,
+    with --format jsonl, as a record. With --input-format jsonl a line is a message such as {"role": "user", "content":
+    "Hello"}, of the roles system, user and assistant; each user's message is answered.""",
+    (
+        "genctl chat -m Qwen/Qwen3-0.6B --system 'Be brief.'",
+        "genctl chat --backend openai:http://localhost:8000/v1",
+        "printf 'Hello\\nAnd then?\\n' | genctl chat --format jsonl",
+    ),
+    {
+        "Model": ("model", "backend", "device"),
+        CHAT: ("system", "prefill", "open", "save"),
+        "How tokens are chosen": ("do_sample", "temperature", "top_p", "max_new_tokens", "seed"),
+        IN_OUT: ("input", "input_format", "output", "format"),
+        SHOWN: ("scores", "top_logprobs"),
+        "Settings": ("presets", "set"),
+    },
+    CONFLICTS,
+    without=frozenset({"chat", "batch_size", "num_return_sequences", "prompt_cache"}),
+    input="turn",
+)

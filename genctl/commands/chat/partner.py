@@ -1,0 +1,133 @@
+"""Who answers: a checkpoint on this machine, whose prompts are token ids, or a server, which makes them itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from genctl.commands.chat import thinking
+from genctl.engines.requests import Request
+from genctl.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
+    from genctl.engines.local.kept_texts import KeptTexts
+    from genctl.engines.local.session import Session
+    from genctl.engines.protocol import Engine
+
+# chat: messages in a template; text: one text that goes on; alone: each turn without those before it
+Kind = Literal["chat", "text", "alone"]
+Messages = Sequence[Mapping[str, str]]
+_TRIAL = {"role": "user", "content": "x"}
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt as the model reads it."""
+
+    ids: tuple[int, ...]
+    text: str  # special tokens included
+
+
+class Partner:
+    """A checkpoint here (`session`), or a server (None)."""
+
+    def __init__(self, engine: Engine, session: Session | None) -> None:
+        self.engine, self.session = engine, session
+        self.template = ""
+        self.kept: KeptTexts | None = None
+        if session is None:
+            self.kind: Kind = "chat"
+            return
+        from genctl.engines.local.kept_texts import KeptTexts
+        from genctl.models import chat
+
+        if session.loaded.tokenizer is None:
+            raise ModelError(f"{session.name} has no tokenizer, so there is nothing to chat with")
+        try:
+            self.template = chat.check_template(session.loaded.tokenizer, session.name)
+        except ModelError:
+            self.template = ""
+        self.kind = "alone" if session.is_encoder_decoder else "chat" if self.template else "text"
+        if not session.is_encoder_decoder:
+            self.kept = KeptTexts()
+            session.keep = self.kept.keep
+
+    @property
+    def note(self) -> str:
+        """What is unusual of the chat, in words; "" where nothing is."""
+        if self.kind == "text":
+            return (
+                f"{self.engine.name} has no chat template: it goes on with the text, and what you type is added to it"
+            )
+        if self.kind == "alone":
+            return f"{self.engine.name} is an encoder-decoder: it answers each turn on its own, without those before it"
+        if self.session is None:
+            return "a server keeps the model: /prompt, /tokens, /why and settings of its own processors are not there"
+        return ""
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens of a prompt and its answer; None where there is no limit, or a server knows it."""
+        return None if self.session is None or self.kind == "alone" else self.session.planner.context
+
+    def check_system(self, system: str | None, where: str) -> None:
+        """Raises UsageError where the checkpoint cannot be given a system message."""
+        if system is None or self.session is None:
+            return
+        if not self.template:
+            raise UsageError(f"{where} sets a system message, but {self.engine.name} has no chat template for it")
+        from genctl.models import chat
+
+        tokenizer: Any = self.session.loaded.tokenizer
+        try:
+            chat.render_chat_text(tokenizer, [_TRIAL], name=self.engine.name)
+        except ModelError:
+            return  # the first turn says what is wrong
+        try:
+            chat.render_chat_text(tokenizer, [_TRIAL], system=system, name=self.engine.name)
+        except ModelError as error:
+            raise UsageError(
+                f"{where} sets a system message, but {error.message.replace('the', 'the checkpoint’s', 1)}",
+                hint="say it in the first turn",
+            ) from None
+
+    def request(
+        self, name: str, resolved: Resolved, seed: int, messages: Messages, prefill: str, *, place: int, index: int
+    ) -> Request:
+        """The request for the answer to the last of `messages`."""
+        sent = [dict(message) for message in messages]
+        if self.kind == "alone":
+            sent = sent[-1:]
+        if self.template or self.session is None:
+            said = tuple(self._of_history(message) for message in sent)
+            return Request(name, resolved, seed, messages=said, prefill=prefill, place=place, index=index)
+        text = "".join(message["content"] for message in sent) + prefill
+        return Request(name, resolved, seed, prompt=text, place=place, index=index)
+
+    def read(self, request: Request) -> ReadPrompt:
+        """The prompt of a request. Raises UsageError for a server, and what planning raises."""
+        if self.session is None:
+            raise UsageError("the server makes the prompt of the messages, and does not tell it")
+        prompt = self.session.planner.read(request)
+        return ReadPrompt(prompt.ids, prompt.text)
+
+    def prepare(self, prompt: ReadPrompt) -> None:
+        """Let the next request go on from what the model has read before."""
+        if self.session is not None and self.kept is not None:
+            self.session.saved = self.kept.best(prompt.ids)
+
+    def _of_history(self, message: dict[str, str]) -> dict[str, str]:
+        """A message as the template wants it: with its thought apart, where it does not take it out itself."""
+        if message["role"] != "assistant" or "reasoning_content" not in self.template or "</think>" in self.template:
+            return message
+        thought, answer = thinking.split(message["content"])
+        return {**message, "content": answer, "reasoning_content": thought} if thought else message
+
+
+def local_session(engine: Engine) -> Session | None:
+    """The session of an engine that computes in this process."""
+    from genctl.engines.local.session import Session
+
+    return engine if isinstance(engine, Session) else None

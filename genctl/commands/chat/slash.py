@@ -1,0 +1,113 @@
+"""The commands of a chat: a line that begins with / and a name.
+
+`read` tells a command from a text to say. A path such as /etc/hosts is text, and so is a line that begins with //, of
+which one / is left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from genctl.errors import UsageError, nearest
+
+Takes = Literal["nothing", "maybe", "something"]
+
+
+@dataclass(frozen=True)
+class SlashCommand:
+    """One command: its name without /, what may follow it, and what it does in a line."""
+
+    name: str
+    about: str
+    argument: str = ""
+    takes: Takes = "nothing"
+    local: bool = False  # it needs the token ids of a checkpoint on this machine
+
+    @property
+    def usage(self) -> str:
+        """The command as it is typed: `/edit [N]`."""
+        shown = f"[{self.argument}]" if self.takes == "maybe" else self.argument
+        return f"/{self.name} {shown}".rstrip()
+
+
+COMMANDS: tuple[SlashCommand, ...] = (
+    SlashCommand("retry", "another answer to the last turn; the first one stays in the tree"),
+    SlashCommand("undo", "go back to where the chat was before the last turn, retry, edit or branch"),
+    SlashCommand("redo", "take back an /undo"),
+    SlashCommand("edit", "change turn N (default: the last one) and answer it again, on a branch", "N", "maybe"),
+    SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
+    SlashCommand("tree", "draw all branches"),
+    SlashCommand("why", "how to look into the last answer, token by token", local=True),
+    SlashCommand("think", "show what the model thought before the last answer"),
+    SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
+    SlashCommand("scores", "show each token's probability under an answer, or no longer"),
+    SlashCommand("set", "set a knob, such as temperature=0.7; without one, list what is set", "KEY=VALUE", "maybe"),
+    SlashCommand("unset", "forget a knob that /set has set", "KEY", "something"),
+    SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
+    SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
+    SlashCommand("save", "say where the chat is saved, or go on in FILE", "FILE", "maybe"),
+    SlashCommand("load", "go on with the chat in FILE", "FILE", "something"),
+    SlashCommand("tokens", "how much of the context is used", local=True),
+    SlashCommand("copy", "copy the last answer to the clipboard"),
+    SlashCommand("help", "list the commands and keys"),
+    SlashCommand("quit", "leave, as Ctrl-D does"),
+)
+NAMES = {command.name: command for command in COMMANDS}
+_NAME = re.compile(r"/([A-Za-z-]*)(?:\s+(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What a line comes to: a text to say, or a command with its argument."""
+
+    text: str = ""
+    command: SlashCommand | None = None
+
+
+def read(line: str) -> Typed:
+    """The command or the text of a line. Raises UsageError for a command that does not exist or lacks its argument."""
+    if line.startswith("//"):
+        return Typed(line[1:])
+    match = _NAME.fullmatch(line.rstrip())
+    if match is None:
+        return Typed(line)
+    name, argument = match[1].lower(), (match[2] or "").strip()
+    command = NAMES.get(name)
+    if command is None:
+        near = nearest(name, NAMES)
+        meant = f"; did you mean /{near}?" if near else ""
+        raise UsageError(f"there is no command /{name}{meant}", hint="/help lists them; // begins a text with /")
+    if argument and command.takes == "nothing":
+        raise UsageError(f"/{name} takes nothing, but {argument!r:.60} follows it")
+    if not argument and command.takes == "something":
+        raise UsageError(f"/{name} needs {command.argument}")
+    return Typed(argument, command)
+
+
+def number(typed: Typed, what: str) -> int | None:
+    """The number that follows a command, from 1; None where none does. Raises UsageError."""
+    if not typed.text:
+        return None
+    if not typed.text.isdecimal() or int(typed.text) < 1:
+        assert typed.command is not None
+        raise UsageError(f"{typed.command.usage}: expected the number of a {what}, got {typed.text!r:.60}")
+    return int(typed.text)
+
+
+def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """What a line may go on with: words and how many characters of `before` each one replaces.
+
+    `knobs` and `presets` are the names that /set, /unset and /preset take.
+    """
+    if not before.startswith("/") or "\n" in before:
+        return
+    name, space, rest = before[1:].partition(" ")
+    if not space:
+        yield from ((f"/{each}", len(before)) for each in NAMES if each.startswith(name))
+        return
+    choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
+    word = rest.lstrip()
+    yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

@@ -1,0 +1,285 @@
+"""A chat as a tree of tokens: what each turn writes to it, and the conversation that the tree adds up to.
+
+A step of the tree is a line: `say "Hello"` and `edit 2 "Hi"` (their tokens are given), `answer 57` (generated after
+node 57), `read` (the prompt of the last turn again, before another answer), `message {"role": …}`, `branch 3`,
+`leave-out 2`, and settings: `set temperature=0.7`, `unset KEY`, `preset NAME`, `system TEXT`. The conversation is the
+fold of the steps that are not undone, and nothing else decides what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from genctl.commands.chat.turns import Conversation, Message
+from genctl.errors import GenctlError, InputError, OutputError, UsageError
+from genctl.events import UNKNOWN_ID, Token
+from genctl.io.output import unwritable
+from genctl.tree.changes import Begun, By, Change, Grown, Knobs, Reached, Redone, Settled, Undone
+from genctl.tree.journal import TreeFile
+from genctl.tree.nodes import ROOT, Step, Tree
+
+GIVEN = ("say", "edit", "read")  # steps that an answer follows
+SETTINGS = ("set", "unset", "preset", "system")
+STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
+
+
+@dataclass
+class Story:
+    """The tree of a chat, in a file or in memory, and what it adds up to.
+
+    `new_path` names the file, which is made with the first step, by the words of that; without it there is none.
+    """
+
+    tree: Tree
+    journal: TreeFile | None = None
+    new_path: Callable[[str], Path] | None = None
+    conversation: Conversation = field(default_factory=Conversation)
+    settings: list[tuple[str, str]] = field(default_factory=list)  # name and argument, in order
+    left_out: int = 0  # the first messages of a branch that are left out of the prompt
+    _end: int = ROOT  # of the answer that is being written
+    _start: int = ROOT
+    _knobs: int = 0
+    _written: int = 0  # tokens of it that are in the file already, because it was cut off
+
+    def __post_init__(self) -> None:
+        self._fold()
+
+    @classmethod
+    def open(cls, path: Path) -> Story:
+        """The chat in a file, to go on with. Raises InputError, OutputError or UsageError."""
+        journal, tree = TreeFile.reopen(path)
+        lines = [step.line.partition(" ")[0] for step in (*tree.steps, *tree.undone)]
+        if other := next((line for line in lines if line not in STEPS), ""):
+            journal.close()
+            hint = f"genctl explore --open {path} goes on with it"
+            raise InputError(
+                f"{path} is a tree of genctl explore, not a chat: it has the command {other!r:.40}", hint=hint
+            )
+        try:
+            return cls(tree, journal)
+        except (ValueError, LookupError, TypeError, GenctlError) as error:
+            journal.close()
+            raise InputError(f"{path} is damaged: its steps are not those of a chat ({error})") from None
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None while there is none."""
+        return None if self.journal is None else self.journal.path
+
+    def save(self, path: Path) -> None:
+        """Go on in a new file, which has everything so far. Raises OutputError."""
+        if self.journal is None:
+            self.new_path = lambda words: path
+            return
+        self._copy_to(path, os.O_EXCL)
+        self.journal.close()
+        self.journal, self.tree = TreeFile.reopen(path)
+
+    def copy(self) -> Path:
+        """A copy of the file beside it, for another program to open. Raises OutputError."""
+        assert self.journal is not None
+        path = self.journal.path
+        return self._copy_to(path.with_name(f"{path.stem}-copy{path.suffix}"), os.O_TRUNC)
+
+    def _copy_to(self, path: Path, how: int) -> Path:
+        assert self.journal is not None
+        try:
+            content = self.journal.path.read_bytes()
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+        except FileExistsError:
+            raise OutputError(f"{path} exists already", hint=f"/load {path} goes on with the chat in it") from None
+        except OSError as error:
+            raise unwritable(error, path) from None
+        return path
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.journal is not None:
+            self.journal.close()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def step(self, name: str, argument: str = "", *, node: int | None = None) -> None:
+        """A step without tokens. The chat is then at `node`, or stays where it is."""
+        self._begin(f"{name} {argument}".rstrip())
+        self._settle(self.tree.tip if node is None else node)
+
+    def give(self, line: str, ids: Sequence[int], texts: Sequence[str], start: int = ROOT) -> int:
+        """A step whose tokens are given: a prompt, from the root on. Returns the node at its end."""
+        self._begin(line)
+        at = start
+        for id, text in zip(ids, texts, strict=True):
+            # a given token has no probability to speak of: it counts as certain
+            at = self._put(at, Token(id, 0.0, text), "edit", at, None)
+        self._settle(at)
+        return at
+
+    def begin_answer(self, start: int, prefill: str, knobs: Mapping[str, Any]) -> None:
+        """An answer begins after a node, with `knobs` above the settings of the chat's beginning."""
+        if dict(knobs) not in self.tree.settings:
+            self._write(Knobs(dict(knobs)))
+        self._knobs = self.tree.settings.index(dict(knobs))
+        self._begin(f"answer {start}" + (f" {_quoted(prefill)}" if prefill else ""), run=self.tree.runs + 1)
+        self._start = self._end = start
+        if start != self.tree.tip:
+            self._write(Reached(start))
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether the last answer was cut off, because the process was killed."""
+        return self.tree.command is not None and self.tree.command.line.startswith("answer ")
+
+    def resume_answer(self) -> str:
+        """Go on with the answer that was cut off: its tokens come again, from the first. Returns its prefill."""
+        assert self.tree.command is not None
+        start, _, prefill = self.tree.command.line.removeprefix("answer ").partition(" ")
+        self._start = self._end = int(start)
+        self._written = self.tree.depths[self.tree.tip] - self.tree.depths[self._start]
+        self._knobs = self.tree.nodes[self.tree.tip].settings if self._written else len(self.tree.settings) - 1
+        self.conversation.drop_last()
+        return json.loads(prefill) if prefill else ""
+
+    def token(self, token: Token, seed: int | None) -> None:
+        """The next token of the answer."""
+        self._end = self._put(self._end, token, "generate", self._start, seed)
+
+    def end_answer(self) -> Message:
+        """The answer is over."""
+        self._settle(self._end)
+        return self.conversation.messages[-1]
+
+    def abandon(self) -> None:
+        """Take back an answer that failed, and the turn that it answers."""
+        self._settle(self._end)
+        self._write(Undone())
+        if self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
+            self._write(Undone())
+        self._fold()
+
+    def undo(self) -> str:
+        """Take back the last step, and with the only answer to a turn that turn. Returns its line.
+
+        Raises UsageError.
+        """
+        if not self.tree.steps:
+            raise UsageError("there is nothing to undo")
+        line = self.tree.steps[-1].line
+        self._write(Undone())
+        if line.startswith("answer ") and self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
+            line = self.tree.steps[-1].line
+            self._write(Undone())
+        self._fold()
+        return line
+
+    def redo(self) -> str:
+        """Do again what was undone last. Returns its line. Raises UsageError."""
+        if not self.tree.undone:
+            raise UsageError("there is nothing to redo")
+        line = self.tree.undone[-1].line
+        self._write(Redone())
+        if _name(self.tree.steps[-1]) in GIVEN and self.tree.undone and _name(self.tree.undone[-1]) == "answer":
+            self._write(Redone())
+        self._fold()
+        return line
+
+    # -- the file ------------------------------------------------------------------------------------------------------
+
+    def _write(self, change: Change) -> None:
+        self.tree.apply(change)
+        if self.journal is not None:
+            self.journal.write(change)
+
+    def _begin(self, line: str, run: int = 0) -> None:
+        if self.journal is None and self.new_path is not None:
+            self.journal = TreeFile.create(self.new_path(line.partition(" ")[2]), self.tree.opened)
+        self._write(Begun(line, step=True, run=run))
+
+    def _settle(self, at: int) -> None:
+        self._write(Settled(cursor=at, tip=at))
+        self._take(self.tree.steps[-1])
+
+    def _put(self, parent: int, token: Token, by: By, start: int, seed: int | None) -> int:
+        """The node of a token after another node: a new one, or the one that is there."""
+        id = token.id if token.id > UNKNOWN_ID else text_id(token.text)
+        node = self.tree.find(parent, id)
+        if by == "generate" and self._written:
+            self._written -= 1
+            if node is None or not self.tree.is_shown(node):
+                raise InputError("the answer that was cut off comes out differently here, so it cannot go on")
+            return node
+        if node is not None:
+            if by == "generate" or not self.tree.is_shown(node):
+                self._write(Reached(node))
+            return node
+        node = len(self.tree.nodes)
+        settings = self._knobs if by == "generate" else 0
+        self._write(
+            Grown(node, parent, id, token.logprob, token.text, token.rank, token.entropy, settings, seed, start, by)
+        )
+        return node
+
+    # -- the conversation ----------------------------------------------------------------------------------------------
+
+    def _fold(self) -> None:
+        self.conversation, self.settings, self.left_out = Conversation(), [], 0
+        for step in self.tree.steps:
+            self._take(step)
+
+    def _take(self, step: Step) -> None:
+        """Add one step to the conversation."""
+        name, _, argument = step.line.partition(" ")
+        conversation, end = self.conversation, step.after.tip
+        if name == "read":
+            return
+        if name == "say":
+            conversation.add("user", json.loads(argument), conversation.at, end)
+        elif name == "edit":
+            number, _, text = argument.partition(" ")
+            conversation.add("user", json.loads(text), conversation.turn(int(number)).parent, end)
+        elif name == "message":
+            message = json.loads(argument)
+            conversation.add(message["role"], message["content"], conversation.at, end)
+        elif name == "answer":
+            start, _, prefill = argument.partition(" ")
+            nodes = self.tree.path(end, above=int(start))
+            text = "".join(self.tree.nodes[node].text for node in nodes)
+            question = conversation.turn(None).number
+            conversation.add("assistant", (json.loads(prefill) if prefill else "") + text, question, end)
+        elif name == "branch":
+            conversation.at = conversation.branch(int(argument)).number
+        elif name == "leave-out":
+            self.left_out = int(argument)
+        else:
+            self.settings.append((name, argument))
+
+
+def text_id(text: str) -> int:
+    """The id of a token that a server tells only the text of: below the ids of a vocabulary, the same for one text."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    return UNKNOWN_ID - 1 - int.from_bytes(digest, "big")
+
+
+def said(text: str) -> str:
+    """The step of a turn."""
+    return f"say {_quoted(text)}"
+
+
+def edited(number: int, text: str) -> str:
+    """The step of a turn that is said again in other words."""
+    return f"edit {number} {_quoted(text)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _name(step: Step) -> str:
+    return step.line.partition(" ")[0]

@@ -1,0 +1,223 @@
+"""`genctl chat` without a terminal: turns from a pipe, answers to one, and what it reads for them."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.events import conversation
+from tests import tiny
+from tests.cli.tool import Done, genctl
+from tests.commands.chat.templates import KINDS
+
+TURNS = ("Once upon a time there was a fox.", "What did the fox find?", "Tell me the end.")
+
+
+def chat(*arguments: str, turns: Any = TURNS, **how: Any) -> Done:
+    return genctl("chat", *arguments, stdin="".join(f"{turn}\n" for turn in turns), **how)
+
+
+def run_alike(model: str, messages: list[dict[str, str]], record: dict[str, Any], folder: Path, *knobs: str) -> Any:
+    """What `genctl run` makes of the same messages with the seed that a record tells."""
+    rows = folder / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": messages}) + "\n")
+    seed = [] if record["seed"] is None else ["--seed", str(record["seed"])]
+    done = genctl("run", "-m", model, "-i", str(rows), "--format", "jsonl", *knobs, *seed)
+    assert done.status == 0, done.err
+    return done.records[0]
+
+
+@pytest.mark.parametrize("knobs", [(), ("--do-sample", "--temperature", "0.9", "--seed", "7")], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_answers_equal_those_of_run(
+    kind: str, knobs: tuple[str, ...], checkpoints: dict[str, str], tmp_path: Path
+) -> None:
+    settings = ("-n", "16", *knobs)
+    done = chat("-m", checkpoints[kind], *settings, "--format", "jsonl")
+    assert done.status == 0, done.err
+    assert len(done.records) == 3
+    messages = []
+    for turn, record in zip(TURNS, done.records, strict=True):
+        messages.append({"role": "user", "content": turn})
+        alike = run_alike(checkpoints[kind], messages, record, tmp_path, *settings)
+        assert {**record, "id": "0", "usage": None} == {**alike, "usage": None}
+        assert record["usage"]["prompt_tokens"] == alike["usage"]["prompt_tokens"]
+        messages.append({"role": "assistant", "content": record["text"]})
+    if knobs:
+        assert len({record["seed"] for record in done.records}) == 3
+        assert done.records[0]["seed"] == 7
+
+
+@pytest.mark.parametrize("kind", ["chatml", "llama3", "gemma", "mistral"])
+def test_only_the_new_turn_is_read(kind: str, checkpoints: dict[str, str]) -> None:
+    begun = " The fox" if kind == "mistral" else "The fox"  # as its answers begin: templates strip what is around them
+    records = chat("-m", checkpoints[kind], "-n", "12", "--format", "jsonl", "--prefill", begun).records
+    for before, after in pairwise(records):
+        known = before["usage"]["prompt_tokens"] + before["usage"]["new_tokens"] - 1  # the last token was never read
+        assert known - 1 <= after["usage"]["reused_tokens"] <= known + 1  # a word may end in other pieces
+    assert records[0]["usage"]["reused_tokens"] == 0
+
+
+def test_a_thought_that_the_template_drops_is_not_in_the_cache_of_the_next_turn(checkpoints: dict[str, str]) -> None:
+    options = ("-m", checkpoints["reasoning"], "-n", "12", "--format", "jsonl", "--prefill", "<think>A fox?</think>")
+    records = chat(*options).records
+    first, second = records[:2]
+    assert first["prompt"].endswith("<|im_start|>assistant\n<think>A fox?</think>")
+    assert "<think>A fox" not in second["prompt"].removesuffix("<think>A fox?</think>")
+    assert first["text"].strip() in second["prompt"]
+    begun = first["prompt"].removesuffix("<think>A fox?</think>")
+    assert second["prompt"].startswith(begun)
+    # all of the first prompt before the thought stays, and nothing behind it
+    assert 0 < second["usage"]["reused_tokens"] < first["usage"]["prompt_tokens"]
+
+
+def test_text_is_an_answer_a_line_and_nothing_else(checkpoints: dict[str, str]) -> None:
+    records = chat("-m", checkpoints["chatml"], "-n", "8", "--format", "jsonl").records
+    done = chat("-m", checkpoints["chatml"], "-n", "8")
+    assert done.out == "".join(f"{record['text']}\n" for record in records)
+    assert done.err == ""
+    assert done.status == 0
+
+
+def test_a_pipe_without_lines_ends_at_once() -> None:
+    done = genctl("chat", stdin="")
+    assert (done.status, done.out, done.err) == (0, "", "note: no prompts: stdin is empty\n")
+
+
+def test_without_turns_and_without_a_terminal_there_is_short_help() -> None:
+    done = genctl("chat")  # a terminal for input, none for output
+    assert done.status == 2
+    assert done.out == ""
+    assert "No turn: give one as an argument" in done.err
+
+
+def test_messages_of_other_roles_are_heard_and_not_answered(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello, fox."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    rows = tmp_path / "chat.jsonl"
+    rows.write_text("".join(f"{json.dumps(message)}\n" for message in messages))
+    done = genctl("chat", "-m", checkpoints["chatml"], "-i", str(rows), "-n", "8", "--format", "jsonl")
+    assert [record["id"] for record in done.records] == ["1", "3"]
+    first, second = done.records
+    messages.insert(2, {"role": "assistant", "content": first["text"]})
+    assert second["prompt"].count("<|im_start|>") == 6
+    assert conversation(messages).count("Hello") == 2
+    assert "Hello, fox." in second["prompt"]
+
+
+def test_a_row_may_bring_a_whole_conversation_an_id_and_params(checkpoints: dict[str, str]) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes?"}]
+    row = {"id": "x", "messages": [*messages, {"role": "user", "content": "Go on"}], "params": {"max_new_tokens": 3}}
+    done = chat("-m", checkpoints["chatml"], "--input-format", "jsonl", "--format", "jsonl", turns=[json.dumps(row)])
+    assert done.records[0]["id"] == "x"
+    assert done.records[0]["usage"]["new_tokens"] == 3
+    assert "Yes?" in done.records[0]["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ('{"role": "tool", "content": "x"}', "role: expected one of system, user, assistant, got 'tool'"),
+        ('{"role": "user"}', "content: expected a string, got null"),
+        ('{"role": "user", "content": "x", "name": "y"}', "unknown key 'name'"),
+        ('{"prompt_ids": [3]}', "a chat is made of texts: prompt_ids has no place in it"),
+        (
+            '{"role": "user", "content": "x", "params": {"num_beams": 2, "num_return_sequences": 2}}',
+            "/retry gives another",
+        ),
+    ],
+)
+def test_a_row_that_cannot_be_said_fails_and_the_chat_goes_on(row: str, message: str) -> None:
+    turns = [row, '{"role": "user", "content": "Hello"}']
+    done = chat("--input-format", "jsonl", "--format", "jsonl", "-n", "2", turns=turns)
+    assert done.status == 1
+    assert message in done.records[0]["error"]["message"]
+    assert done.records[1]["prompt"] == "<bos>Hello"  # the turn that failed was not said
+
+
+def test_a_turn_that_does_not_fit_fails_and_was_not_said(tmp_path: Path) -> None:
+    turns = ["Hello", "word " * 600, "Bye"]
+    done = chat("-n", "4", "--format", "jsonl", turns=turns)
+    assert done.status == 1
+    first, second, third = done.records
+    assert "the model's context is 512" in second["error"]["message"]
+    assert third["prompt"] == f"<bos>Hello {first['text']} Bye"
+
+
+def test_a_checkpoint_without_a_template_goes_on_with_the_text(checkpoints: dict[str, str]) -> None:
+    done = chat("-m", checkpoints["plain"], "-n", "6", "--format", "jsonl", turns=["The fox", " and the bear"])
+    assert "has no chat template: it goes on with the text" in done.err
+    first, second = done.records
+    assert second["prompt"] == f"The fox{first['text']} and the bear"
+    assert done.err.count("no chat template") == 1
+
+
+def test_an_encoder_decoder_answers_each_turn_alone(tmp_path: Path) -> None:
+    model = str(tiny.checkpoint("t5", tmp_path / "t5"))
+    done = chat("-m", model, "-n", "4", "--format", "jsonl", turns=["the cat", "the dog"])
+    assert done.status == 0, done.err
+    assert "answers each turn on its own" in done.err
+    assert [record["prompt"] for record in done.records] == ["the cat", "the dog"]
+
+
+def test_a_prefill_begins_every_answer_and_stays_in_the_history(checkpoints: dict[str, str]) -> None:
+    options = ("-m", checkpoints["chatml"], "-n", "4", "--format", "jsonl", "--prefill", "Well")
+    first, second = chat(*options, turns=["Hi", "More"]).records
+    assert first["prompt"].endswith("<|im_start|>assistant\nWell")
+    assert not first["text"].startswith("Well")
+    assert f"assistant\nWell{first['text']}<|im_end|>" in second["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("-m", "gemma", "--system", "Be kind"), 2, "System role not supported"),
+        (("-m", "plain", "--system", "Be kind"), 2, "has no chat template for it"),
+        (("--set", "num_return_sequences=3"), 2, "num_return_sequences = 3 (--set num_return_sequences): a turn has"),
+        (("--token-healing",), 2, "token_healing = true (flag --token-healing): an answer begins behind"),
+        (("--prefill", ""), 2, "--prefill is empty"),
+        (
+            ("--prefill", "x", "--backend", "openai:http://localhost:1/v1"),
+            2,
+            "--prefill begins the answer in the prompt",
+        ),
+        (("--open", "x.jsonl", "--save", "y.jsonl"), 2, "--save y.jsonl begins a new file, but --open x.jsonl"),
+        (("--open", "nowhere.jsonl"), 2, "there is no file nowhere.jsonl"),
+        (("--scores",), 2, "--format jsonl --scores has them"),
+        (("--force",), 2, "--force replaces"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_turn(
+    arguments: tuple[str, ...], status: int, message: str, checkpoints: dict[str, str]
+) -> None:
+    done = chat(*(checkpoints.get(word, word) for word in arguments))
+    assert done.status == status
+    assert done.out == ""
+    assert message in done.err
+
+
+def test_scores_are_in_records() -> None:
+    done = chat("--scores", "--format", "jsonl", "-n", "2", turns=["Hi"])
+    assert [set(token) >= {"id", "rank", "entropy", "logprob"} for token in done.records[0]["tokens"]] == [True, True]
+
+
+def test_beams_answer_as_they_do_in_run(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    knobs = ("-n", "8", "--num-beams", "3")
+    save = str(tmp_path / "chat.jsonl")
+    done = chat("-m", checkpoints["chatml"], *knobs, "--format", "jsonl", "--save", save, turns=TURNS[:2])
+    messages = [{"role": "user", "content": TURNS[0]}]
+    assert (
+        done.records[0]["token_ids"]
+        == run_alike(checkpoints["chatml"], messages, done.records[0], tmp_path, *knobs)["token_ids"]
+    )
+    assert done.records[0]["text"] in done.records[1]["prompt"]
+    again = chat("--open", save, "--format", "jsonl", turns=["So?"])
+    assert done.records[0]["text"] in again.records[0]["prompt"]

@@ -1,0 +1,151 @@
+"""Parts of a chat that need no model: commands, thoughts, the tree of messages."""
+
+from __future__ import annotations
+
+import pytest
+
+from genctl.commands.chat import slash, thinking
+from genctl.commands.chat.turns import Conversation, drawn
+from genctl.errors import UsageError
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "name"),
+    [
+        ("Hello", "Hello", None),
+        ("/etc/hosts is a file", "/etc/hosts is a file", None),
+        ("//help is a command", "/help is a command", None),
+        (" /help", " /help", None),
+        ("/help", "", "help"),
+        ("/HELP ", "", "help"),
+        ("/set temperature=0.7", "temperature=0.7", "set"),
+        ("/system Be\nkind", "Be\nkind", "system"),
+    ],
+)
+def test_a_line_is_a_text_or_a_command(line: str, text: str, name: str | None) -> None:
+    typed = slash.read(line)
+    assert typed.text == text
+    assert (typed.command and typed.command.name) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/retri", "there is no command /retri; did you mean /retry?"),
+        ("/", "there is no command /"),
+        ("/undo 3", "/undo takes nothing, but '3' follows it"),
+        ("/load", "/load needs FILE"),
+    ],
+)
+def test_a_command_that_cannot_be_done_is_refused(line: str, message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        slash.read(line)
+    assert error.value.message == message
+
+
+@pytest.mark.parametrize(("line", "number"), [("/edit", None), ("/edit 2", 2)])
+def test_a_command_may_have_a_number(line: str, number: int | None) -> None:
+    assert slash.number(slash.read(line), "turn") == number
+
+
+def test_a_number_of_a_turn_begins_at_one() -> None:
+    with pytest.raises(UsageError, match="expected the number of a branch, got '0'"):
+        slash.number(slash.read("/branch 0"), "branch")
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        ("/re", ["/retry", "/redo"]),
+        ("/set temp", ["temperature="]),
+        ("/unset top_", ["top_k", "top_p"]),
+        ("/preset g", ["greedy"]),
+        ("/undo ", []),
+        ("Hello /re", []),
+    ],
+)
+def test_completion_knows_commands_knobs_and_presets(before: str, words: list[str]) -> None:
+    knobs, presets = ["temperature", "top_k", "top_p"], ["greedy", "nucleus"]
+    assert [word for word, _ in slash.completions(before, knobs, presets)] == words
+
+
+# -- thoughts ----------------------------------------------------------------------------------------------------------
+
+TEXT = " <think>\nIs 3 < 4? </th\n</think>\n\nYes. <think>no</think>"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_a_thought_is_split_from_its_answer_in_pieces_of_any_size(size: int) -> None:
+    splitter = thinking.ThinkSplitter()
+    pieces = [TEXT[place : place + size] for place in range(0, len(TEXT), size)]
+    parts = [part for piece in pieces for part in splitter.feed(piece)] + splitter.finish()
+    assert "".join(text for kind, text in parts if kind == "thought") == "\nIs 3 < 4? </th\n"
+    assert "".join(text for kind, text in parts if kind == "answer") == "Yes. <think>no</think>"
+
+
+def test_a_prompt_may_begin_the_thought() -> None:
+    assert thinking.opened_by("<|Assistant|><think>\n") == "<think>"
+    assert thinking.split("hm</think>Yes", "<think>") == ("hm", "Yes")
+
+
+@pytest.mark.parametrize("text", ["Yes", "", "  Yes", "<thin", "<b>Yes</b>"])
+def test_a_text_without_a_thought_is_all_answer(text: str) -> None:
+    assert thinking.split(text) == ("", text)
+
+
+def test_a_thought_that_is_cut_has_no_answer() -> None:
+    assert thinking.split("<think>hm </thi") == ("hm </thi", "")
+
+
+# -- the tree of messages ----------------------------------------------------------------------------------------------
+
+
+def conversation() -> Conversation:
+    """Two turns, the second one answered twice, the first one edited."""
+    made = Conversation()
+    made.add("user", "one", None, 1)
+    made.add("assistant", "1", 0, 2)
+    made.add("user", "two", 1, 3)
+    made.add("assistant", "2", 2, 4)
+    made.add("assistant", "2b", 2, 5)
+    made.add("user", "uno", None, 6)
+    made.add("assistant", "I", 5, 7)
+    return made
+
+
+def test_a_branch_is_its_messages_from_the_first() -> None:
+    made = conversation()
+    assert [message.content for message in made.here] == ["uno", "I"]
+    assert [message.content for message in made.branches] == ["2", "2b", "I"]
+    made.at = made.branch(2).number
+    assert [message.content for message in made.here] == ["one", "1", "two", "2b"]
+    assert made.turn(None).content == "two"
+    assert made.turn(1).content == "one"
+    assert made.attempts(2) == 2
+    with pytest.raises(UsageError, match="there is no turn 3: this branch has 2 turns"):
+        made.turn(3)
+    with pytest.raises(UsageError, match="there is no branch 4: there are 3 branches"):
+        made.branch(4)
+
+
+def test_the_tree_is_drawn_with_its_forks() -> None:
+    lines = [before + words for before, words, _ in drawn(conversation(), 40)]
+    assert lines == [
+        "├ › one",
+        "│ · 1",
+        "│ › two",
+        "│ ├ · 2 [1]",
+        "│ └ · 2b [2]",
+        "└ › uno",
+        "  · I [3]",
+    ]
+    here = [words for _, words, on in drawn(conversation(), 40) if on]
+    assert here == ["› uno", "· I [3]"]
+
+
+def test_a_long_message_is_cut_to_the_width() -> None:
+    made = Conversation()
+    made.add("user", "word " * 40, None, 1)
+    assert all(len(before + words) <= 40 for before, words, _ in drawn(made, 40))
