@@ -86,21 +86,25 @@ def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Ten
 Make = Callable[[Tensor, Tensor | None], Linear]
 
 
-def maker(dtype: torch.dtype, quantize: str | None, width: int) -> Make | None:
+def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: bool = True) -> Make | None:
     """How the CPU multiplies with weights [O, `width`] of a type; None: by torch's own product of them."""
     if quantize == "int4" and width % GROUP:
         quantize = "int8"
-    found = library()
+    found = library() if compiled else None
     if found is not None and dtype in TYPES:
         return partial(CompiledProduct, found, quantize=quantize)
-    return {None: None, "int8": Int8Plain, "int4": Int4Plain}[quantize]
+    int4 = partial(Int4Plain, coded=not compiled and library() is not None and dtype in TYPES)
+    return {None: None, "int8": Int8Plain, "int4": int4}[quantize]
 
 
 class Products:
-    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes torch's."""
+    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes torch's.
 
-    def __init__(self, quantize: str | None = None, *, pack: bool = True) -> None:
-        self.quantize, self.pack = quantize, pack
+    `compiled` False computes with quantised weights by torch, too, and rounds what the library would round.
+    """
+
+    def __init__(self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True) -> None:
+        self.quantize, self.pack, self.compiled = quantize, pack, compiled
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
@@ -126,7 +130,7 @@ class Products:
 
     def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:
         on_cpu = self.pack and weight.device.type == "cpu"
-        make = maker(weight.dtype, quantize, weight.shape[1]) if on_cpu else None
+        make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None
         product = (make or Plain)(weight, bias)
         if quantize is not None:
             pages.replaced(weight)

@@ -161,7 +161,7 @@ class _Stack:
         spec = self.spec.experts
         assert spec is not None
         # rounding a router would choose other experts
-        exact, name = Products(pack=self.products.pack), names["router"]
+        exact, name = Products(pack=self.products.pack, compiled=self.products.compiled), names["router"]
         if spec.limit is None:
             router = exact.linear(self.get(f"{name}.weight"))
             return Mixture(spec, router, [self.expert(names, number) for number in range(spec.count)])

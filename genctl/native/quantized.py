@@ -144,18 +144,26 @@ def int4_packed(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int4Plain:
-    """4-bit weights where nothing is compiled: they are unpacked for each product, some outputs at a time."""
+    """4-bit weights where nothing is compiled: they are unpacked for each product, some outputs at a time.
+
+    With `coded` each 32 numbers of x are rounded to 8 bits, as the compiled product does.
+    """
 
     form = "plain, int4"
     is_compiled = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, coded: bool = False) -> None:
         self.packed, self.ranges = int4_packed(weight)
-        self.bias, self.width = bias, weight.shape[1]
+        self.bias, self.width, self.coded = bias, weight.shape[1], coded
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
         rows = x.reshape(-1, x.shape[-1]).float()
+        if self.coded:
+            groups = rows.view(len(rows), -1, GROUP)
+            largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
+            codes = (groups * (127 / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
+            rows = (codes * (largest / 127)).flatten(1)
         y, step = rows.new_empty(len(rows), len(self.packed)), max(1, UNPACKED // self.width)
         for begin in range(0, len(self.packed), step):
             part = slice(begin, begin + step)

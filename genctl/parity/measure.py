@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from torch import Tensor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
-from genctl.errors import ModelError
-from genctl.parity.figures import Pairs
+from genctl.errors import GenctlError
+from genctl.parity.noise import Measured, measure_noise
+from genctl.parity.oracle import Reading
+from genctl.parity.partings import first_difference, parting, readings_of
+from genctl.parity.reading import ReadBoth
 from genctl.parity.sides import LocalSide
-from genctl.parity.spool import Spool
-from genctl.parity.statistics import quantiles, summary
-from genctl.parity.values import Noise, Parity, Position, Text
+from genctl.parity.statistics import summary
+from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
 
-SPOOLED = 2**31  # bytes of logits in the temporary file, unless a block of texts has more
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKED_LOGITS = 2**22  # logits of a side at the positions on which noise is measured: 32 MiB in float64
+LEAST_CHECKED = 16
+UNMEASURED = Noise(
+    0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
+)
 
 
 @dataclass(frozen=True)
@@ -26,67 +34,6 @@ class ParityOptions:
     free: bool = True  # both sides also write their own texts, unless texts are given
     layers: bool = False  # the curve by layer is wanted whatever the verdict is
     checked: int = 128  # positions on which noise is measured at most
-
-
-def read_both(
-    reference: LocalSide,
-    other: LocalSide,
-    texts: Sequence[Text],
-    receive: Callable[[Position], object],
-    *,
-    interrupted: Callable[[], str] = never,
-) -> dict[str, str]:
-    """Let both sides read texts, a block at a time, and hand out the figures of each position, text by text.
-
-    The reference's logits of a block wait in a temporary file, so that memory holds a few rows of each side. Returns
-    why texts could not be read, by id. Raises ModelError for sides whose distributions have different sizes.
-    """
-    vocabulary = reference.vocabulary
-    if other.vocabulary != vocabulary:
-        raise ModelError(
-            f"{reference.name} has {vocabulary} entries in a distribution, {other.name} has {other.vocabulary}"
-        )
-    failed: dict[str, str] = {}
-    with Spool() as spool:
-        for block in blocks(texts, max(reference.width, other.width), vocabulary):
-            if interrupted():
-                break
-            spool.clear()
-            failed |= reference.read(
-                block, lambda place, index, logits: spool.write((place, index), logits), interrupted=interrupted
-            )
-            found: list[Position] = []
-            pairs = Pairs(found.append)
-
-            def pair(
-                place: int, index: int, logits: Tensor, block: Sequence[Text] = block, pairs: Pairs = pairs
-            ) -> None:
-                if (place, index) in spool:
-                    text = block[place]
-                    mine = spool.read((place, index), vocabulary)
-                    pairs.add((text.id, index, text.token_ids[index]), mine, logits.detach().float().cpu())
-
-            failed |= other.read(block, pair, interrupted=interrupted)
-            pairs.flush()
-            order = {text.id: number for number, text in enumerate(block)}
-            for position in sorted(found, key=lambda each: (order[each.text], each.index)):
-                if position.text not in failed:
-                    receive(position)
-    return failed
-
-
-def blocks(texts: Sequence[Text], width: int, vocabulary: int) -> list[list[Text]]:
-    """Texts to be spooled together: at least `width`, and not more than `SPOOLED` bytes beyond that."""
-    made: list[list[Text]] = []
-    size = 0
-    for text in texts:
-        own = 4 * vocabulary * len(text.token_ids)
-        if not made or (len(made[-1]) >= width and size + own > SPOOLED):
-            made.append([])
-            size = 0
-        made[-1].append(text)
-        size += own
-    return made
 
 
 def measure(
@@ -100,17 +47,24 @@ def measure(
     on_stage: Callable[[str], object] = lambda stage: None,
     interrupted: Callable[[], str] = never,
 ) -> Parity:
-    """Compare a side with the reference on given `texts`, or on those that the reference writes for `requests`.
+    """Compare a side with the reference on given `texts`, and on those that the reference writes for `requests`.
 
-    `on_position` receives each position as it is compared, `on_stage` a few words on what begins: "writing", "reading",
+    `on_position` receives each position as it is compared, `on_stage` a word on what begins: "writing", "reading",
     "noise", "layers". Raises ModelError, UsageError and InputError.
     """
     options = options or ParityOptions()
     failed: dict[str, str] = {}
+    parted: list[tuple[Text, Text, int]] = []
     if requests:
         on_stage("writing")
         written, failed = reference.write(requests, interrupted=interrupted)
         texts = [*texts, *written]
+        if options.free:
+            others, missing = other.write(_same_prompts(requests, written, other), interrupted=interrupted)
+            failed |= missing
+            mine = {text.id: text for text in written}
+            pairs = [(mine[text.id], text, first_difference(mine[text.id], text)) for text in others]
+            parted = [(one, another, index) for one, another, index in pairs if index is not None]
     on_stage("reading")
     positions: list[Position] = []
 
@@ -118,19 +72,122 @@ def measure(
         positions.append(position)
         on_position(position)
 
-    failed |= read_both(reference, other, texts, receive, interrupted=interrupted)
-    figures = summary(positions)
-    nothing = quantiles([])
-    noise = Noise(0, (), 0.0, 0.0, 0.0, nothing.median, 0.0, 0.0, 0.0, "not measured")
+    with ReadBoth(reference, other, texts, interrupted=interrupted) as both:
+        both.read(receive)
+        failed |= both.failed
+        parted = [each for each in parted if each[0].id not in failed]
+        figures = summary(positions)
+        equal = not any(position.shift for position in positions)
+        measured: Measured | None = None
+        notes: list[str] = []
+        if positions and not (equal and not parted) and not interrupted():
+            on_stage("noise")
+            readings = pick(positions, texts, parted, min(options.checked, _most(reference.vocabulary)))
+            try:
+                measured = measure_noise(reference, other, readings, both.rows(readings))
+            except GenctlError as error:
+                notes.append(f"rounding could not be measured: {error.message}")
+        noise = UNMEASURED if measured is None else measured.noise
+        found = _partings(both, parted, noise, measured)
+    verdict, reason = judge(positions, found, equal, measured)
     return Parity(
         reference.name,
         other.name,
         tuple(texts),
         tuple(positions),
-        (),
+        tuple(found),
         figures,
         noise,
-        "tie" if figures.kl.max == 0 else "drift",
-        "the distributions are equal" if figures.kl.max == 0 else "the distributions differ",
+        verdict,
+        reason,
+        notes=tuple(notes),
         failed=failed,
     )
+
+
+def pick(
+    positions: Sequence[Position], texts: Sequence[Text], parted: Sequence[tuple[Text, Text, int]], most: int
+) -> list[Reading]:
+    """The positions on which noise is measured: at most `most`, of the text with the largest shift and of some others.
+
+    The position with the largest shift is among them: what explains it explains the others, too. So are the first
+    partings. The other positions are spread evenly.
+    """
+    by_id = {text.id: text for text in texts}
+    largest = max(positions, key=lambda position: position.shift)
+    partings = {mine.id: index for mine, _, index in parted if index < len(mine.token_ids)}
+    chosen = list(dict.fromkeys([largest.text, *[*partings][:2], *(position.text for position in positions)]))[:4]
+    share = max(most // len(chosen), 1)
+    readings = []
+    for id in chosen:
+        indices = [position.index for position in positions if position.text == id]
+        wanted = {largest.index} if id == largest.text else set()
+        wanted |= {partings[id]} & set(indices) if id in partings else set()
+        step = max(len(indices) / share, 1.0)
+        wanted |= {indices[int(number * step)] for number in range(min(share, len(indices)))}
+        readings.append(Reading(by_id[id], tuple(sorted(wanted))))
+    return readings
+
+
+def judge(
+    positions: Sequence[Position], partings: Sequence[TextParting], equal: bool, measured: Measured | None
+) -> tuple[Verdict, str]:
+    """The verdict of a side: the worst of its positions and its partings."""
+    verdict, reason = _of_positions(positions, equal, measured)
+    for each in partings:
+        if each.verdict == "defect" and verdict != "defect":
+            verdict, reason = "defect", f"text {each.text}, token {each.index + 1}: {each.reason}"
+        verdict = worst(verdict, each.verdict)
+    return verdict, reason
+
+
+def _of_positions(positions: Sequence[Position], equal: bool, measured: Measured | None) -> tuple[Verdict, str]:
+    if not positions:
+        return "tie", "no position was compared"
+    if equal:
+        return "tie", "every logit is equal"
+    if measured is None:
+        return "drift", "the logits differ, and rounding could not be measured"
+    noise = measured.noise
+
+    def beyond(ratio: float) -> str:
+        return f"what the weights do not explain is {ratio:.2g} times the rounding"
+
+    remains = beyond(noise.typical_ratio)
+    if noise.typical_ratio > noise.typical_allowed:
+        return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
+    if noise.largest_ratio > noise.allowed:
+        place = int(measured.ratios.argmax())
+        text, index = [(reading.text.id, each) for reading in measured.readings for each in reading.indices][place]
+        reached = f"and rounding itself reaches {noise.allowed:.2g}"
+        return "defect", f"text {text}, token {index + 1}: {beyond(noise.largest_ratio)}, {reached}"
+    if measured.equal:
+        return "tie", f"{remains}: the reference's own rounding explains it"
+    return "drift", f"{remains}: the weights and the dtype explain the difference"
+
+
+def _partings(
+    both: ReadBoth, parted: Sequence[tuple[Text, Text, int]], noise: Noise, measured: Measured | None
+) -> list[TextParting]:
+    readings = readings_of(parted)
+    rows: dict[str, tuple[Tensor, Tensor]] = {}
+    if readings:
+        mine, theirs = both.rows(readings)
+        pairs = zip(mine, theirs, strict=True)
+        rows = {reading.text.id: pair for reading, pair in zip(readings, pairs, strict=True)}
+    return [parting(one, another, index, rows.get(one.id), noise, measured) for one, another, index in parted]
+
+
+def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: LocalSide) -> list[Request]:
+    """The prompts of texts, in the tokens that the reference read, with the settings of the other side."""
+    prompts = {text.id: text.prompt_ids for text in written}
+    return [
+        replace(request, resolved=other.resolved, prompt=None, messages=None, prompt_ids=prompts[request.id])
+        for request in requests
+        if request.id in prompts
+    ]
+
+
+def _most(vocabulary: int) -> int:
+    """Positions whose logits fit `CHECKED_LOGITS`."""
+    return max(CHECKED_LOGITS // vocabulary, LEAST_CHECKED)

@@ -23,7 +23,7 @@ from genctl.parity.values import Text
 from genctl.results import Collector
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
-LARGEST = 2**24  # most logits of a pass that reads a whole text, 64 MiB
+LARGEST = 2**21  # most logits of a pass that reads a whole text: 16 MiB in float64
 
 
 class LocalSide:
@@ -35,6 +35,7 @@ class LocalSide:
     def __init__(self, name: str, session: Session, resolved: Resolved, *, width: int = 1, whole: bool = False) -> None:
         self.name, self.session, self.resolved = name, session, resolved
         self.width, self.whole = width, whole
+        self.threaded = True  # whether the number of threads is chosen as in a run
 
     @property
     def vocabulary(self) -> int:
@@ -156,4 +157,5 @@ class LocalSide:
         return [texts[request.id] for request in requests if request.id in texts], failed
 
     def _use_threads(self) -> None:
-        self.session.use_threads([self.resolved], self.width)
+        if self.threaded:
+            self.session.use_threads([self.resolved], self.width)

@@ -150,6 +150,7 @@ class Noise:
     typical_ratio: float  # the median ratio of remainder to rounding on the other side
     largest_ratio: float  # the largest ratio of a position
     how: str  # one sentence: what was measured, and how
+    typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,218 @@
+"""How far apart two sides may be without a difference in what they compute: measured, on a few positions.
+
+docs/parity.md, "How the verdict is found", explains the method. a and b are the logits of the reference and of the
+other side, A and B those of exact arithmetic with the weights of each. B - A is what the weights explain. What remains,
+r = (b - a) - (B - A), is rounding if both sides compute the same; and how large rounding is, shaken readings say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.errors import GenctlError
+from genctl.parity.figures import shift
+from genctl.parity.oracle import Oracle, Reading
+from genctl.parity.sides import LocalSide
+from genctl.parity.statistics import quantiles
+from genctl.parity.values import Noise, Variation
+from genctl.threads import set_threads
+
+FEW = 8  # positions on which numbers of threads are compared: two threads may wait for each other
+SEEDS = 4  # shaken readings of each side
+ALLOWANCE = 2.0  # an implementation may round twice as much as the shaken readings of another
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The noise at the M checked positions, in the order of the readings."""
+
+    noise: Noise
+    readings: tuple[Reading, ...]
+    ratios: Tensor  # f64 [M], of what remains to rounding
+    weights: Tensor  # f64 [M, V], what the weights explain: B - A
+    rounding: Tensor  # f64 [SEEDS, M, V], of the difference of both sides
+    moved: float  # nats by which rounding moves the margin of the first two choices at most
+    equal: bool  # whether both sides have equal weights and compute in one dtype
+
+    def place(self, text: str, index: int) -> int | None:
+        """The number of a position among those that were checked."""
+        places = [(reading.text.id, each) for reading in self.readings for each in reading.indices]
+        return places.index((text, index)) if (text, index) in places else None
+
+    def reach(self, place: int, tokens: tuple[int, int]) -> float:
+        """The most by which weights and rounding move the margin between two tokens at a checked position, in nats."""
+        mine, theirs = tokens
+        by_weights = abs(float(self.weights[place, mine] - self.weights[place, theirs]))
+        here = float((self.rounding[:, place, mine] - self.rounding[:, place, theirs]).abs().max())
+        return by_weights + ALLOWANCE * max(here, self.moved)
+
+    @property
+    def reach_anywhere(self) -> float:
+        """The same at a position that was not checked, by the largest of those that were."""
+        return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
+
+
+def measure_noise(
+    reference: LocalSide,
+    other: LocalSide,
+    readings: Sequence[Reading],
+    rows: tuple[Tensor, Tensor],
+) -> Measured:
+    """Measure on `readings`, whose logits f32 [M, V] both sides have read as `rows`. Raises ModelError."""
+    a, b = rows[0].double(), rows[1].double()
+    mine, theirs = _oracles(reference, other)
+    dtypes = reference.session.forward.dtype, other.session.forward.dtype
+    exact_a = mine.exact(readings, dtypes[0])
+    same = theirs is mine and dtypes[0] == dtypes[1]
+    exact_b = exact_a if same else theirs.exact(readings, dtypes[1])
+    by_weights = exact_b - exact_a
+    form = other.resolved.generation.cache_implementation
+    if form == "quantized" != reference.resolved.generation.cache_implementation:
+        by_weights = by_weights + cached(reference, readings, form).double() - a  # what rounding keys and values does
+        same = False
+    own_rounding = [mine.shaken(readings, dtypes[0], seed) - exact_a for seed in range(SEEDS)]
+    rounding = torch.stack(
+        [theirs.shaken(readings, dtypes[1], SEEDS + seed) - exact_b - own_rounding[seed] for seed in range(SEEDS)]
+    )
+    shaken = torch.stack([shift(each) for each in rounding])  # [SEEDS, M]
+    found = [*_variations(reference, readings, rows[0])]
+    own = torch.stack([shift(each.double() - a) for _, each in found]) if found else shaken[:0]
+    scale = shaken.square().mean(0)
+    if len(own):
+        scale = torch.maximum(scale, own.amax(0).square())  # what the reference itself does is no fault of another
+    scale = scale.sqrt()
+    remains = shift(b - a - by_weights)
+    tiny = torch.finfo(torch.float64).tiny
+    ratios = remains / scale.clamp(min=tiny)
+    spread = _left_out(shaken, tiny)
+    explained = (shift(by_weights).square() + scale.square()).sqrt()
+    against_itself = [one - another for one, another in pairwise(own_rounding)]
+    against_itself += [each.double() - a for _, each in found]
+    variations = [
+        Variation(name, quantiles(shift(each.double() - a).tolist()), torch.equal(each, rows[0]))
+        for name, each in found
+    ]
+    variations.append(Variation("float64", quantiles(shift(a - exact_a).tolist()), False))
+    name = str(dtypes[1]).removeprefix("torch.")
+    variations.append(Variation(f"{name} rounding", quantiles(shaken.flatten().tolist()), False))
+    typical = float(spread.median(dim=1).values.max())
+    noise = Noise(
+        positions=len(a),
+        variations=tuple(variations),
+        margin=_margin(a, against_itself),
+        reference=float(shift(a - exact_a).median()),
+        explained=float(explained.median()),
+        residual=float(remains.median()),
+        allowed=ALLOWANCE * float(spread.max()),
+        typical_ratio=float(ratios.median()),
+        largest_ratio=float(ratios.max()),
+        how=(
+            f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
+            "alone, together, and with one and two threads"
+        ),
+        typical_allowed=ALLOWANCE * max(typical, 1.0),
+    )
+    return Measured(noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same)
+
+
+def _margin(logits: Tensor, differences: Iterable[Tensor]) -> float:
+    """The most by which differences f64 [M, V] move the margin between the first and the second choice, in nats."""
+    if logits.shape[-1] < 2:
+        return 0.0
+    best = logits.topk(2, -1).indices
+    return max((float(each.gather(1, best).diff(dim=1).abs().max()) for each in differences), default=0.0)
+
+
+def _left_out(shaken: Tensor, tiny: float) -> Tensor:
+    """The ratio of each shaken reading to the others, [SEEDS, M]: what `ratios` are for a side without a fault."""
+    square = shaken.square()
+    others = (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)
+    return shaken / others.sqrt().clamp(min=tiny)
+
+
+def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
+    """The oracle of each side: one for both, if they have the same files and weights."""
+    kind: Any = reference.session.forward.kind
+    planners = reference.session.planner, other.session.planner
+    quantized = [planner.runtime.quantize for planner in planners]
+    mine = Oracle(reference, kind, quantize=quantized[0])
+    adapters = [planner.runtime.adapter for planner in planners]
+    same = quantized[0] == quantized[1] and adapters[0] == adapters[1]
+    if same and reference.session.loaded.fingerprint() == other.session.loaded.fingerprint():
+        return mine, mine
+    if adapters[1] is not None:
+        kind = "transformers"
+    own: Any = other.session.forward.kind
+    try:
+        return mine, Oracle(other, kind, quantize=quantized[1])
+    except GenctlError:
+        if kind == own:
+            raise
+        return mine, Oracle(other, own, quantize=quantized[1])
+
+
+# -- the reference against itself --------------------------------------------------------------------------------------
+
+
+def _variations(reference: LocalSide, readings: Sequence[Reading], rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The reference's logits f32 [M, V] read in other ways, with their names. Threads are tried on a few positions."""
+    if reference.whole:
+        return
+    yield "alone", read_rows(reference, readings, width=1)
+    yield "together", read_rows(reference, readings, width=max(2, min(len(readings), 8)))
+    if reference.session.forward.device.type == "cpu":
+        first = readings[0]
+        few = replace(first, indices=first.indices[:FEW])
+        for number in (1, 2):
+            with threads(number):
+                found = read_rows(reference, [few], threaded=False)
+            yield f"{number} thread{'s' * (number > 1)}", torch.cat([found, rows[len(found) :]])
+
+
+def cached(reference: LocalSide, readings: Sequence[Reading], form: Any) -> Tensor:
+    """The reference's logits f32 [M, V] with another form of its cache."""
+    generation = replace(reference.resolved.generation, cache_implementation=form)
+    side = LocalSide(
+        reference.name, reference.session, replace(reference.resolved, generation=generation), width=reference.width
+    )
+    return read_rows(side, readings)
+
+
+def read_rows(
+    side: LocalSide, readings: Sequence[Reading], *, width: int | None = None, threaded: bool = True
+) -> Tensor:
+    """The logits f32 [M, V] of a side at the positions of readings."""
+    own = LocalSide(side.name, side.session, side.resolved, width=width or side.width, whole=side.whole)
+    own.threaded = threaded
+    wanted = {(place, index) for place, reading in enumerate(readings) for index in reading.indices}
+    rows: dict[tuple[int, int], Tensor] = {}
+
+    def receive(place: int, index: int, logits: Tensor) -> None:
+        if (place, index) in wanted:
+            rows[place, index] = logits.detach().float().cpu().clone()
+
+    texts = [
+        replace(reading.text, token_ids=reading.text.token_ids[: max(reading.indices) + 1]) for reading in readings
+    ]
+    failed = own.read(texts, receive)
+    if failed:
+        raise GenctlError(next(iter(failed.values())))
+    return torch.stack([rows[place] for place in sorted(rows)])
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many threads for the while."""
+    before = torch.get_num_threads()
+    set_threads(number)
+    try:
+        yield
+    finally:
+        set_threads(before)

@@ -1,0 +1,121 @@
+"""A second reading of a side's checkpoint in another arithmetic: exact, or with its rounding shaken.
+
+The checkpoint is loaded again, as plainly as possible: by the runtime of the reference, with torch's own products, in
+the dtype in which it is stored, so that its weights stay mapped from the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from genctl.engines.local.session import Session
+from genctl.errors import ModelError
+from genctl.models import runtime_choice
+from genctl.models.hub import LoadedModel
+from genctl.native.linear import Products
+from genctl.native.load import read
+from genctl.native.model import NativeModel, SpecialTokens
+from genctl.params import Runtime
+from genctl.parity.arithmetic import Exact, Shaken, Weights
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Text
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Positions of a text that are read again."""
+
+    text: Text
+    indices: tuple[int, ...]  # in order
+
+
+class Oracle:
+    """One checkpoint, read in the arithmetics of the sides that have it."""
+
+    def __init__(
+        self, side: LocalSide, kind: Literal["native", "transformers"], *, quantize: str | None = None
+    ) -> None:
+        """`kind`: the runtime of the reference. Raises ModelError."""
+        planner = side.session.planner
+        runtime = replace(
+            planner.runtime, runtime=kind, dtype="auto", quantize=None, pack=False, compile=False, prompt_cache=None
+        )
+        if kind == "native":
+            session = Session(_plain(side, runtime, quantize), runtime)
+        else:
+            flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
+            device = str(side.session.forward.device)
+            session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
+        self.side = LocalSide(side.name, session, side.resolved, whole=True)
+
+    def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
+        """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
+        with self._model_of(torch.float64), Exact(self._weights(dtype)):
+            return self._read(readings)
+
+    def shaken(self, readings: Sequence[Reading], dtype: torch.dtype, seed: int) -> Tensor:
+        """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
+        with self._model_of(dtype), Shaken(self._weights(dtype), seed):
+            return self._read(readings).double()
+
+    def _read(self, readings: Sequence[Reading]) -> Tensor:
+        rows = []
+        for reading in readings:
+            text = replace(reading.text, token_ids=reading.text.token_ids[: max(reading.indices) + 1])
+            wanted = set(reading.indices)
+            rows += [logits.clone() for index, logits in self.side.whole_text(text) if index in wanted]
+        return torch.stack(rows)
+
+    def _weights(self, dtype: torch.dtype) -> Weights:
+        model = self.side.session.loaded.model
+        if not isinstance(model, NativeModel):
+            return Weights([*model.parameters()], dtype)
+        codes = [product for product in model.products() if "int" in product.form]
+        rounded = {id(tensor) for product in codes for tensor in product.tensors()}  # already
+        named = [(name, tensor) for name, tensor in model.named_tensors() if id(tensor) not in rounded]
+        norms = [tensor for name, tensor in named if "norm" in name] if model.spec.norm_from_one else []
+        return Weights([tensor for _, tensor in named], dtype, from_one=norms)
+
+    @contextmanager
+    def _model_of(self, dtype: torch.dtype) -> Iterator[None]:
+        """The native model's activations have a dtype for the while; transformers' follow the embeddings."""
+        model = self.side.session.loaded.model
+        stacks = [model.decoder, model.encoder] if isinstance(model, NativeModel) else []
+        before = [(stack, stack.dtype) for stack in stacks if stack is not None]
+        for stack, _ in before:
+            stack.dtype = dtype
+        try:
+            yield
+        finally:
+            for stack, kept in before:
+                stack.dtype = kept
+
+
+def _plain(side: LocalSide, runtime: Runtime, quantize: str | None) -> LoadedModel:
+    """The checkpoint of a side on the native runtime, with torch's own products. Raises ModelError."""
+    loaded, device = side.session.loaded, side.session.forward.device
+    checkpoint = loaded.checkpoint
+    if checkpoint is None:
+        raise ModelError(f"{loaded.name}: its files are not known")
+    trust = bool(side.session.planner.flags.get("trust_remote_code"))
+    plan, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust)
+    if plan is None:
+        raise ModelError(f"{loaded.name} does not run natively: {reason}")
+    stored = runtime_choice.stored_dtype(checkpoint) or "float32"
+    model = read(
+        plan,
+        checkpoint.weights.files,
+        checkpoint.config,
+        SpecialTokens(checkpoint.generation.values),
+        # weights are rounded to the side's dtype before they are quantised
+        dtype=side.session.forward.dtype if quantize else getattr(torch, stored),
+        device=None if device.type == "cpu" else device,
+        products=Products(quantize, pack=quantize is not None, compiled=False),
+    )
+    return replace(loaded, model=model)

@@ -1,0 +1,67 @@
+"""Where texts that two sides write on their own part, and whether rounding and weights explain it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from genctl.parity.noise import Measured
+from genctl.parity.oracle import Reading
+from genctl.parity.values import Noise, Text, TextParting, Verdict
+from genctl.sequences import shared_length
+
+
+def first_difference(reference: Text, other: Text) -> int | None:
+    """The index of the first token that differs; None for equal texts."""
+    if reference.token_ids == other.token_ids:
+        return None
+    return shared_length(reference.token_ids, other.token_ids)
+
+
+def readings_of(parted: Sequence[tuple[Text, Text, int]]) -> list[Reading]:
+    """The positions at which texts part, where the reference goes on."""
+    return [Reading(mine, (index,)) for mine, _, index in parted if index < len(mine.token_ids)]
+
+
+def parting(
+    reference: Text,
+    other: Text,
+    index: int,
+    rows: tuple[Tensor, Tensor] | None,
+    noise: Noise,
+    measured: Measured | None,
+) -> TextParting:
+    """The parting of two texts at `index`. `rows`: the logits f32 [V] of both sides there, after the same text."""
+    mine = reference.token_ids[index] if index < len(reference.token_ids) else None
+    theirs = other.token_ids[index] if index < len(other.token_ids) else None
+    unknown = (math.nan, math.nan)
+    if rows is None or mine is None or theirs is None:
+        reason = "one text ends where the other goes on: a limit or a stop of its settings ended it"
+        return TextParting(reference.id, index, mine, theirs, unknown, unknown, math.nan, "drift", reason)
+    own, others = ((float(row[mine]), float(row[theirs])) for row in (each.double().log_softmax(-1) for each in rows))
+    margin = own[0] - own[1]
+    moved = margin - (others[0] - others[1])
+    verdict, reason = _judge(margin, moved, noise, _reach(reference.id, index, (mine, theirs), noise, measured))
+    return TextParting(reference.id, index, mine, theirs, own, others, margin, verdict, reason)
+
+
+def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measured: Measured | None) -> float:
+    """The most by which weights and rounding move the margin, in nats."""
+    if measured is None:
+        return noise.margin
+    place = measured.place(text, index)
+    return measured.reach_anywhere if place is None else measured.reach(place, tokens)
+
+
+def _judge(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
+    if abs(margin) <= noise.margin:
+        return "tie", f"the margin of {margin:.2g} nats is below the noise of {noise.margin:.2g}"
+    change = f"the other side moves the margin of {margin:.2g} nats by {abs(moved):.2g}"
+    if abs(moved) < abs(margin) - noise.margin:
+        # read with the same text before it, the other side chooses as the reference does
+        return "defect", f"{change} only, so that its own distribution does not choose the token that it wrote"
+    if abs(moved) <= max(reach, noise.margin):
+        return "drift", f"{change}; weights and rounding explain up to {reach:.2g}"
+    return "defect", f"{change}; weights and rounding explain only {reach:.2g}"

@@ -1,0 +1,151 @@
+"""Faults as they occur in engines, planted into a loaded side: its modules or what its runtime is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.native.model import NativeModel
+from genctl.parity.sides import LocalSide
+
+Change = Callable[[Any, Tensor, Any, dict[str, Any]], dict[str, Any]]
+
+
+def _passes(side: LocalSide, change: Change) -> None:
+    """Every pass of a side after the prefill goes through `change`: runtime, feed, cache, arguments -> arguments."""
+    kind: Any = type(side.session.forward)
+
+    class Faulty(kind):  # type: ignore[misc]
+        def __call__(self, feed: Tensor, cache: Any, **arguments: Any) -> Any:
+            if not arguments.get("first"):
+                arguments = change(self, feed, cache, arguments)
+            return super().__call__(feed, cache, **arguments)
+
+    side.session.forward.__class__ = Faulty
+
+
+def off_by_one_position(side: LocalSide) -> None:
+    """Every step counts its position from one too many."""
+
+    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, "positions": arguments["positions"] + 1}
+
+    _passes(side, change)
+
+
+def wide_mask(side: LocalSide) -> None:
+    """A padded row sees the last column of its padding."""
+
+    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        mask = arguments.get("mask")
+        if mask is None:
+            return arguments
+        mask = mask.clone()
+        for row in mask:
+            if not row[0]:
+                row[int((row == 0).sum()) - 1] = 1
+        return {**arguments, "mask": mask}
+
+    _passes(side, change)
+
+
+def stale_column(side: LocalSide) -> None:
+    """A column of the first layer's values still holds those of the token before."""
+
+    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        if cache is not None and cache.length == 10:
+            values = cache.layers[0].content()[1]
+            values[:, :, -1] = values[:, :, -2]
+        return arguments
+
+    _passes(side, change)
+
+
+def lost_bias(side: LocalSide) -> None:
+    """A projection of the first layer has no bias."""
+    model = side.session.loaded.model
+    if isinstance(model, NativeModel):
+        layer = model.decoder.weights.layers[0]
+        biases = [part.wide_bias for part in layer.qkv.parts]  # type: ignore[attr-defined]
+    else:
+        biases = [
+            module.bias
+            for name, module in model.named_modules()
+            if name.rpartition(".")[2] in ("q_proj", "c_attn") and getattr(module, "bias", None) is not None
+        ]
+    assert float(biases[0].abs().max()) > 0
+    biases[0].data.zero_()
+
+
+def swapped_rope_halves(side: LocalSide) -> None:
+    """Rotary angles turn the other way, as if the halves of a head were swapped."""
+    model = side.session.loaded.model
+    if isinstance(model, NativeModel):
+        rotary: Any = model.decoder.rotary
+        turn = rotary.turn
+        rotary.turn = lambda x, cos, sin: turn(x, cos, -sin)
+        return
+    rotary = model.get_decoder().rotary_emb
+    forward = rotary.forward
+
+    def turned(*arguments: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = forward(*arguments, **named)
+        return cos, -sin
+
+    rotary.forward = turned
+
+
+def other_epsilon(side: LocalSide) -> None:
+    """The norms of attention and MLP add 1e-5 where the checkpoint says 1e-6, or the reverse."""
+    model = side.session.loaded.model
+    if isinstance(model, NativeModel):
+        for layer in model.decoder.weights.layers:
+            for norm in (layer.attn_norm, layer.mlp_norm):
+                _set_epsilon(norm)
+        return
+    for module in model.modules():
+        _set_epsilon(module)
+
+
+def _set_epsilon(norm: Any) -> None:
+    for name in ("variance_epsilon", "number", "eps"):
+        value = getattr(norm, name, None)
+        if isinstance(value, float):
+            new = 1e-5 if value < 5e-6 else 1e-6
+            setattr(norm, name, new)
+            if name == "number":  # the native norm has it twice
+                norm.eps = torch.tensor(new)
+            return
+
+
+def half_precision_norm(side: LocalSide) -> None:
+    """The norms of attention are computed in bfloat16."""
+
+    def rounded(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda x: norm(x).bfloat16().to(x.dtype)
+
+    model = side.session.loaded.model
+    if isinstance(model, NativeModel):
+        for layer in model.decoder.weights.layers:
+            layer.attn_norm = rounded(layer.attn_norm)
+        return
+    for module in model.modules():
+        if "norm" in type(module).__name__.lower():
+            module.forward = rounded(module.forward)
+
+
+FAULTS: dict[str, Callable[[LocalSide], None]] = {
+    plant.__name__: plant
+    for plant in (
+        off_by_one_position,
+        wide_mask,
+        stale_column,
+        lost_bias,
+        swapped_rope_halves,
+        other_epsilon,
+        half_precision_norm,
+    )
+}
