@@ -45,7 +45,8 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 def llama_perplexity() -> dict[str, tuple[float, float]]:
     """One position after the other, with running sums, as tools/perplexity/perplexity.cpp does."""
     base, other, tokens = logits()
-    sums: dict[str, float] = dict.fromkeys(["nll", "nll2", "base", "base2", "both", "kl", "kl2", "p", "p2", "p4", "same"], 0.0)
+    names = ("nll", "nll2", "base", "base2", "both", "kl", "kl2", "p", "p2", "p4", "same")
+    sums = dict.fromkeys(names, 0.0)
     for mine, theirs, token in zip(base.tolist(), other.tolist(), tokens, strict=True):
         normal = [max(row) + math.log(sum(math.exp(value - max(row)) for value in row)) for row in (mine, theirs)]
         nll_base, nll = normal[0] - mine[token], normal[1] - theirs[token]
