@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
 from genctl.errors import GenctlError
-from genctl.parity.noise import Measured, measure_noise
+from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
 from genctl.parity.partings import first_difference, parting, readings_of
 from genctl.parity.reading import ReadBoth
@@ -78,7 +78,7 @@ def measure(
         parted = [each for each in parted if each[0].id not in failed]
         figures = summary(positions)
         equal = not any(position.shift for position in positions)
-        measured: Measured | None = None
+        measured: MeasuredNoise | None = None
         notes: list[str] = []
         if positions and not (equal and not parted) and not interrupted():
             on_stage("noise")
@@ -130,7 +130,7 @@ def pick(
 
 
 def judge(
-    positions: Sequence[Position], partings: Sequence[TextParting], equal: bool, measured: Measured | None
+    positions: Sequence[Position], partings: Sequence[TextParting], equal: bool, measured: MeasuredNoise | None
 ) -> tuple[Verdict, str]:
     """The verdict of a side: the worst of its positions and its partings."""
     verdict, reason = _of_positions(positions, equal, measured)
@@ -141,7 +141,7 @@ def judge(
     return verdict, reason
 
 
-def _of_positions(positions: Sequence[Position], equal: bool, measured: Measured | None) -> tuple[Verdict, str]:
+def _of_positions(positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None) -> tuple[Verdict, str]:
     if not positions:
         return "tie", "no position was compared"
     if equal:
@@ -167,7 +167,7 @@ def _of_positions(positions: Sequence[Position], equal: bool, measured: Measured
 
 
 def _partings(
-    both: ReadBoth, parted: Sequence[tuple[Text, Text, int]], noise: Noise, measured: Measured | None
+    both: ReadBoth, parted: Sequence[tuple[Text, Text, int]], noise: Noise, measured: MeasuredNoise | None
 ) -> list[TextParting]:
     readings = readings_of(parted)
     rows: dict[str, tuple[Tensor, Tensor]] = {}

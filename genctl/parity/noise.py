@@ -30,7 +30,7 @@ ALLOWANCE = 2.0  # an implementation may round twice as much as the shaken readi
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNoise:
     """The noise at the M checked positions, in the order of the readings."""
 
     noise: Noise
@@ -64,7 +64,7 @@ def measure_noise(
     other: LocalSide,
     readings: Sequence[Reading],
     rows: tuple[Tensor, Tensor],
-) -> Measured:
+) -> MeasuredNoise:
     """Measure on `readings`, whose logits f32 [M, V] both sides have read as `rows`. Raises ModelError."""
     a, b = rows[0].double(), rows[1].double()
     mine, theirs = _oracles(reference, other)
@@ -119,7 +119,7 @@ def measure_noise(
         ),
         typical_allowed=ALLOWANCE * max(typical, 1.0),
     )
-    return Measured(noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same)
+    return MeasuredNoise(noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same)
 
 
 def _margin(logits: Tensor, differences: Iterable[Tensor]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from genctl.parity.noise import Measured
+from genctl.parity.noise import MeasuredNoise
 from genctl.parity.oracle import Reading
 from genctl.parity.values import Noise, Text, TextParting, Verdict
 from genctl.sequences import shared_length
@@ -31,7 +31,7 @@ def parting(
     index: int,
     rows: tuple[Tensor, Tensor] | None,
     noise: Noise,
-    measured: Measured | None,
+    measured: MeasuredNoise | None,
 ) -> TextParting:
     """The parting of two texts at `index`. `rows`: the logits f32 [V] of both sides there, after the same text."""
     mine = reference.token_ids[index] if index < len(reference.token_ids) else None
@@ -47,7 +47,7 @@ def parting(
     return TextParting(reference.id, index, mine, theirs, own, others, margin, verdict, reason)
 
 
-def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measured: Measured | None) -> float:
+def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measured: MeasuredNoise | None) -> float:
     """The most by which weights and rounding move the margin, in nats."""
     if measured is None:
         return noise.margin
