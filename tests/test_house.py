@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
         "native.products",
         "params",
     },
-    "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks"},
+    "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks", "tree"},
+    "commands.explore": {*_SLICE, "commands.run", "pages", "tree"},
     "commands.run": {*_SLICE, "decode", "pages", "transformers"},
     "commands.chat": {*_SLICE, "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
@@ -164,6 +165,7 @@ HEAVY = {
         "commands",
         "commands.chat",
         "commands.compare",
+        "commands.explore",
         "commands.inspect",
         "commands.parity",
         "commands.replay",
@@ -360,6 +362,6 @@ def test_no_command_offers_a_format_that_nobody_writes() -> None:
         if isinstance(command, Command) and "format" in (hints := get_type_hints(command.options)):
             offered[name] = {choice for choice in get_args(hints["format"]) if isinstance(choice, str)}
     assert {"run", "score", "compare", "inspect-cache", "models"} <= set(offered)
-    others = {"compare": {"md"}}  # tables of its own
+    others = {"compare": {"md"}, "explore": {"dot"}}  # tables of its own, and a graph
     unknown = {name: some - set(FORMATS) - others.get(name, set()) for name, some in offered.items()}
     assert {name: some for name, some in unknown.items() if some} == {}, "writers.FORMATS has no such format"

@@ -54,6 +54,10 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "io/test_batch_writers.py": (),
     "hostile/test_checkpoints.py": ("test_the_same_folder_*", "test_nothing_in_a_folder_*"),
     # each command
+    "commands/explore/test_explore.py": ("test_a_row_*", "test_a_script_*", "test_a_saved_*"),
+    "tree/test_properties.py": ("test_the_file_*", "test_undo_*"),
+    "tree/test_branches.py": _CACHES,
+    "tree/test_expanding.py": ("*[[]*-llama[]]",),
     "cli/test_run.py": (),
     "cli/test_beam.py": ("test_a_pipe_*", "test_the_n_best_*"),
     "cli/test_replay.py": ("test_a_pipe_*",),

@@ -247,7 +247,7 @@ def _made(arch: str, seed: int, eos: int | tuple[int, ...], changes: str) -> Any
 
 def _plain(arch: str, fields: dict[str, Any]) -> Any:
     config_class, model_class, recipe = _RECIPES[arch]
-    config = getattr(transformers, config_class)(vocab_size=VOCABULARY, **{**recipe, **fields})
+    config = getattr(transformers, config_class)(**{"vocab_size": VOCABULARY, **recipe, **fields})
     make: Callable[..., Any] = getattr(transformers, model_class)
     return make(config)
 

@@ -40,6 +40,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.parity.options:PARITY",
         "Check whether two ways of running a model agree, token by token.",
     ),
+    "explore": (
+        "genctl.commands.explore.options:EXPLORE",
+        "Go through the tree of what a model may write.",
+    ),
     "inspect-cache": (
         "genctl.commands.inspect.options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",

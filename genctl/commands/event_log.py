@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from genctl.io.writers import escaped, open_output
 
 
 def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
-    """The events of a file (`-`: standard input), in order.
+    """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
 
     With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where.
 
@@ -26,7 +27,14 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
     recorded: list[events.Event] = []
     history = RunHistory()
     try:
-        for number, line in enumerate(_lines(name), start=1):
+        lines = _lines(name)
+        first = next(lines, b"")
+        if first.startswith(b'{"event": "opened"'):
+            from genctl.tree.as_events import events_of
+            from genctl.tree.journal import tree_of_lines
+
+            return list(events_of(tree_of_lines(itertools.chain([first], lines), shown)))
+        for number, line in enumerate(itertools.chain([first], lines), start=1):
             place = f"{shown}, line {number}"
             if not line.strip():
                 continue

@@ -69,10 +69,9 @@ def expand(
     with space.step(line):
         for written, total in search.texts():
             node = start
-            words = space.words(start).fork()
-            pieces = []
+            logprob = 0.0
             for token in written:
-                pieces.append(words.push(token.id))
+                logprob += token.logprob
                 result = space.write(node, token, "expand", space.tree.view.settings, None, start)
                 node = result.token.node
                 if not result.known:
@@ -80,12 +79,10 @@ def expand(
             first = node if first is None else first
             covered += math.exp(total)
             count += 1
-            logprob = math.fsum(token.logprob for token in written)
-            ids = tuple(token.id for token in written)
-            text = "".join(pieces) + words.flush()
+            ids, text = tuple(token.id for token in written), space.text(node, start)
             yield Continuation(node, ids, text, logprob, total, covered, ids[-1] in search.eos)
             reason = interrupted()
-            if reason or covered >= mass - 1e-9:
+            if reason or (mass < 1.0 and covered >= mass):
                 break
         space.settle(cursor=before, tip=space.tree.tip if first is None else first)
     if not reason and search.exhausted:

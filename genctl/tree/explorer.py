@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from genctl.config import presets
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
+from genctl.engines.protocol import never
 from genctl.errors import InputError, ModelError, PresetError, UsageError
 from genctl.tree import looking, writing
 from genctl.tree.changes import Redone, Undone
 from genctl.tree.journal import TreeFile
-from genctl.tree.language import Call, parse
+from genctl.tree.language import MEMORY, Call, parse
 from genctl.tree.nodes import ROOT, Tree
 from genctl.tree.results import At, Bookmarked, BranchText, Result, Settings
-from genctl.tree.workspace import MEMORY, Workspace, opened_of
+from genctl.tree.workspace import Workspace, opened_of
 
 FOUND = 20  # tokens that `find` lists
 
@@ -29,6 +30,7 @@ class Explorer:
 
     def __init__(self, space: Workspace) -> None:
         self.space = space
+        self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
         self._reason = ""
 
     @classmethod
@@ -100,7 +102,7 @@ class Explorer:
         self._reason = reason
 
     def _interrupted(self) -> str:
-        return self._reason
+        return self._reason or self.interrupted()
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -93,7 +94,7 @@ class TreeFile:
         lock(descriptor, path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
-                tree, whole, unfinished = _read(file, printable(str(path)))
+                tree, whole, unfinished = _read(_lines(file), printable(str(path)))
             sink = Sink(unbuffered(descriptor), printable(str(path)), owned=descriptor, path=path, whole=whole)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -118,12 +119,12 @@ class TreeFile:
 def read_tree(path: Path) -> Tree:
     """The tree in a file, to look at: another process may be writing it. Raises InputError."""
     with open(_open(path, os.O_RDONLY), "rb") as file:
-        return _read(file, printable(str(path)))[0]
+        return _read(_lines(file), printable(str(path)))[0]
 
 
-def begins_tree(line: bytes) -> bool:
-    """Whether this is the first line of a tree's file."""
-    return line.startswith(b'{"event": "opened", "schema": "genctl-tree/')
+def tree_of_lines(lines: Iterable[bytes], name: str) -> Tree:
+    """The tree of the lines of a file, `name` in messages. Raises InputError."""
+    return _read(itertools.takewhile(lambda line: line.endswith(b"\n"), lines), name)[0]
 
 
 def _open(path: Path, flags: int) -> int:
@@ -143,12 +144,12 @@ def _open(path: Path, flags: int) -> int:
     return descriptor
 
 
-def _read(file: BinaryIO, name: str) -> tuple[Tree, int, list[Change]]:
+def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
     """The tree of the whole lines, their bytes, and the changes of the command that was cut short."""
     whole = 0
     unfinished: list[Change] = []
     tree: Tree | None = None
-    for number, line in enumerate(_lines(file), 1):
+    for number, line in enumerate(lines, 1):
         try:
             change = events.from_json(json.loads(line.decode("utf-8", "surrogatepass")), KINDS)
             if tree is not None:

@@ -15,6 +15,7 @@ from genctl.config.check import Wrong, check, did_you_mean, known
 from genctl.config.presets import parse_value
 from genctl.errors import UsageError, nearest
 
+MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
 Arguments: TypeAlias = "dict[str, Any]"
 
 
@@ -39,7 +40,7 @@ class Word:
 
 def parse(line: str) -> Call:
     """The command of a line. Raises UsageError, naming the nearest command for one that there is not."""
-    name, _, rest = line.strip().partition(" ")
+    name, _, rest = line.strip("\r\n").lstrip().partition(" ")
     if name not in WORDS:
         near = nearest(name, WORDS)
         raise UsageError(f"unknown command {name!r:.60}" + (f"; did you mean {near}?" if near else ""))

@@ -21,13 +21,13 @@ from genctl.tree.branches import Branches
 from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
 from genctl.tree.distribution import Distribution
 from genctl.tree.journal import TreeFile
+from genctl.tree.language import MEMORY
 from genctl.tree.nodes import ROOT, Tree
 from genctl.tree.results import At, TokenWritten
 
 if TYPE_CHECKING:
     from genctl.models.text import Words
 
-MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
 _DISTRIBUTIONS = 8  # kept
 _WORDS = 64  # detokenizers kept, each after a node
 
@@ -146,7 +146,7 @@ class Workspace:
         if known is not None:
             self.change(Reached(known))
             return TokenWritten(self.tree.nodes[known], True)
-        text = self.words(parent).fork().push(token.id)
+        text = self.words(parent).fork().push(token.id) if self.session.has_texts else ""
         number, figures = len(self.tree.nodes), (token.logprob, text, token.rank, token.entropy)
         node = Grown(number, parent, token.id, *figures, settings, seed, start, by)
         self.change(node)

@@ -14,10 +14,8 @@ so an estimate equals what `inspect-cache` measures for as many rows and columns
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import check_distinct, check_returned
@@ -31,13 +29,6 @@ if TYPE_CHECKING:
 SCHEMA = "genctl/1"
 CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
 SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
-
-_MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
-_UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
-    f"{letter}{middle}b": base**power
-    for power, letter in enumerate("kmgt", start=1)
-    for middle, base in (("i", 1024), ("", 1000))
-}
 
 
 @dataclass(frozen=True)
@@ -233,17 +224,6 @@ def rows_of(generation: Generation) -> int:
         return generation.top_k  # contrastive search reads each candidate in a row of its own
     check_distinct(generation)
     return returned
-
-
-def memory_bytes(text: str) -> int:
-    """`24GiB`, `80 GB`, `1.5TiB` or plain bytes. KiB … TiB are powers of 1024, KB … TB of 1000. Raises UsageError."""
-    match = _MEMORY.fullmatch(text.strip())
-    if match is None or match[2].lower() not in _UNITS:
-        raise UsageError(f"--memory {text!r:.60}: neither bytes nor like 24GiB (KiB, MiB, GiB, TiB; KB, MB, GB, TB)")
-    amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
-    if amount < 1:
-        raise UsageError(f"--memory {text!r:.60} is no memory at all")
-    return amount
 
 
 def largest(fits: Callable[[int], bool], most: int | None = None) -> int | None:

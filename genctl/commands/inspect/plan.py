@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from genctl.commands.inspect.options import InspectOptions
+from genctl.commands.memory_size import memory_bytes
 from genctl.config.layers import Resolved
 from genctl.errors import Exit, UsageError
 
@@ -28,7 +29,7 @@ def perform(options: InspectOptions, early: Resolved) -> int:
         batch=options.batch or 1,
         length=options.length,
         source_length=options.source_length,
-        memory=None if options.memory is None else plans.memory_bytes(options.memory),
+        memory=None if options.memory is None else memory_bytes(options.memory),
         **options.trust,
     )
     _write(report, options)

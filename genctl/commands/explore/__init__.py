@@ -1,0 +1,1 @@
+"""`genctl explore`: a tree of tokens, with a screen or without one."""

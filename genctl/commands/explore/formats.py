@@ -1,0 +1,152 @@
+"""Results of a tree's commands as records, and as lines for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from genctl import events
+from genctl.io.writers import tsv_cell
+from genctl.terminal.widgets import token_text, visible
+from genctl.tree.distribution import Alternative
+from genctl.tree.results import (
+    At,
+    AtLayer,
+    Bookmarked,
+    BranchText,
+    Compared,
+    Continuation,
+    Covered,
+    Repeat,
+    Result,
+    Settings,
+    Shown,
+    Why,
+    Wrote,
+)
+
+COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
+
+
+def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
+    """A row of --expand."""
+    return {
+        "schema": "genctl/1",
+        "sequence": sequence,
+        "token_ids": list(found.token_ids),
+        "text": found.text,
+        "logprob": found.logprob,
+        "total": found.total,
+        "mass": found.mass,
+        "ended": found.ended,
+    }
+
+
+def result_record(result: Result) -> dict[str, Any]:
+    """A result of a command, as `genctl.events` writes events; numbers that are not finite are null."""
+    record: dict[str, Any] = _finite(events.to_json(result))
+    return record
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def continuation_line(found: Continuation, *, tabs: bool) -> str:
+    """A row of --expand for people: its probability, the mass so far, and the text; `tabs` for a pipe."""
+    share = math.exp(found.total)
+    if tabs:
+        return f"{share:.6g}\t{found.mass:.6g}\t{tsv_cell(found.text)}"
+    return f"{percent(share):>8}  {percent(found.mass):>8}  {_quoted(found.text)}{' ■' if found.ended else ''}"
+
+
+def covered_line(done: Covered) -> str:
+    """What an expansion came to."""
+    rows = "1 continuation covers" if done.continuations == 1 else f"{done.continuations} continuations cover"
+    words = f"{rows} {percent(done.mass)} of the probability; {done.nodes} texts were continued"
+    return words if done.complete else f"{words}: it ends here, since {done.reason}"
+
+
+def percent(share: float) -> str:
+    """A probability: `31.2 %`, `0.00031 %`."""
+    value = 100 * min(share, 1.0)
+    if value >= 99.995 and share < 1.0 - 1e-9:
+        return "99.99 %"
+    return f"{value:.4g} %" if value >= 0.001 else f"{value:.1e} %"
+
+
+def lines_of(result: Result) -> Iterator[str]:
+    """A result for people. Tokens that are written one by one give none: what was written comes at the end."""
+    if isinstance(result, Wrote):
+        how = f"{result.reason}, {result.logprob:.3f} nats" + (
+            f", seed {result.seed}" if result.seed is not None else ""
+        )
+        yield f"node {result.node}  {_quoted(result.text)}  ({how})"
+    elif isinstance(result, At) and result.note:
+        yield result.note
+    elif isinstance(result, Continuation):
+        yield continuation_line(result, tabs=False)
+    elif isinstance(result, Covered):
+        yield covered_line(result)
+    elif isinstance(result, Shown):
+        yield from _shown(result)
+    elif isinstance(result, Why):
+        yield from _why(result)
+    elif isinstance(result, AtLayer):
+        top = "  ".join(f"{token_text(id, text)} {percent(math.exp(value))}" for id, text, value in result.alternatives)
+        own = "" if result.rank is None else f"  (written: rank {result.rank})"
+        yield f"layer {result.layer:>2}  entropy {result.entropy:.2f}  {top}{own}"
+    elif isinstance(result, Compared):
+        yield f"shared  {_quoted(result.shared_text)}"
+        for node, text, logprob, length in zip(
+            result.nodes, result.texts, result.logprobs, result.lengths, strict=True
+        ):
+            yield f"node {node}  {_quoted(text)}  ({length} tokens, {logprob:.3f} nats)"
+    elif isinstance(result, Bookmarked):
+        yield f"{result.name} is node {result.node}"
+    elif isinstance(result, Settings):
+        values = ", ".join(f"{key} = {value!r}" for key, value in result.values.items())
+        yield values or "the settings that the tree began with"
+    elif isinstance(result, BranchText):
+        yield visible(result.prompt + result.text)
+    elif isinstance(result, Repeat):
+        yield from result.commands
+        if result.note:
+            yield f"# {result.note}"
+
+
+def _shown(shown: Shown) -> Iterator[str]:
+    yield (
+        f"after node {shown.node}: entropy {shown.entropy:.3f} nats; these {len(shown.alternatives)} tokens have "
+        f"{percent(shown.mass)}"
+    )
+    for effect in shown.effects:
+        yield f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}"
+    for each in shown.alternatives:
+        yield f"{each.rank:>6}  {percent(each.probability):>9}  {_after(each):<24}  {token_text(each.id, each.text)}"
+
+
+def _after(each: Alternative) -> str:
+    """What the processors made of a token."""
+    if each.removed_by:
+        return f"removed by {each.removed_by}"
+    return "" if each.processed == each.logprob else f"→ {percent(each.chance)}"
+
+
+def _why(why: Why) -> Iterator[str]:
+    token = why.token
+    yield f"{token_text(token.id, token.text)}  rank {token.rank}, {percent(token.probability)} by the model"
+    for effect in why.trace:
+        change = f"{percent(effect.before)} → {percent(effect.after)}"
+        yield f"  {effect.processor}: {change} (removed {effect.removed} tokens, moved {percent(effect.moved)})"
+    if not why.trace:
+        yield "  no processor acts"
+
+
+def _quoted(text: str) -> str:
+    return '"' + visible(text).replace("\n", "\\n").replace("\t", "\\t") + '"'

@@ -1,0 +1,193 @@
+"""`genctl explore` at work: a tree is made or opened, and expanded, done by a script, or shown on a screen."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.explore import formats
+from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory
+from genctl.commands.explore.output import TreeOutput
+from genctl.commands.job import Job, request_of, start_seed
+from genctl.config.layers import Layer, Resolved, row_layer
+from genctl.errors import GenctlError, InputError, UsageError, reason_of
+from genctl.io.rows import BadRow, InputRow
+from genctl.terminal.interrupt import Interrupt
+from genctl.tree.language import Call, parse_script
+
+if TYPE_CHECKING:
+    from genctl.engines.local.session import Session
+    from genctl.tree.explorer import Explorer
+    from genctl.tree.results import Result
+
+
+class ExploreJob(Job[ExploreOptions]):
+    """One run of `genctl explore`."""
+
+    def __init__(self, options: ExploreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.open_consoles()
+        self.row: InputRow | None = None  # the prompt; None for a tree that is opened
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint, and the commands."""
+        check_screen(self.options)
+        self.memory = memory(self.options)
+        self.calls = self._script()
+        limits = expansion(self.options)
+        if limits is not None:
+            self.calls = [Call("expand", limits, f"expand {self.options.expand}")]
+        if self.options.open is not None:
+            check_opened(self.options)
+            self._take_saved_model(Path(self.options.open))
+        return super().prepare()
+
+    def _script(self) -> list[Call]:
+        """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
+        name, options = self.options.script, self.options
+        if name is None:
+            return []
+        if name != "-":
+            try:
+                return parse_script(Path(name).read_text(encoding="utf-8").splitlines(), name)
+            except (OSError, UnicodeDecodeError) as error:
+                raise InputError(f"cannot read --script {name}: {reason_of(error)}") from error
+        if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
+            raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
+        if sys.stdin is None:
+            raise InputError("cannot read standard input: it is closed")
+        return parse_script(sys.stdin.read().splitlines(), "standard input")
+
+    def _take_saved_model(self, path: Path) -> None:
+        """Load the checkpoint that the tree was made with, if no flag names another place of it."""
+        from genctl.tree.journal import read_tree
+
+        opened = read_tree(path).opened
+        layer = Layer("saved", {"model": opened.model}, {"model": f"--open {path}"}, "user")
+        self.options = replace(self.options, flags=[layer, *self.options.flags])
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with a tree."""
+        super().check_early(resolved)
+        if resolved.runtime.backend is not None:
+            raise UsageError(
+                f"backend = {resolved.runtime.backend} ({resolved.origins['backend']}): a tree needs the distribution "
+                "over all token ids, and a server gives a few",
+                hint="genctl chat talks to servers",
+            )
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the prompt; a tree that is opened has its own."""
+        if self.options.open is not None:
+            return True
+        if not super().read(stack):
+            return False
+        rows = list(self.input)
+        if len(rows) != 1:
+            raise UsageError(f"a tree has one prompt, and there are {len(rows)}", hint="--input-format text reads one")
+        if isinstance(rows[0], BadRow):
+            raise InputError(rows[0].message)
+        self.row, self.lone = rows[0], True
+        return True
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        options = self.options
+        self.shown = self.live = options.on_screen
+        sink = None
+        if not self.shown:
+            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+        self.results = TreeOutput(options.format, sink, self._show, expanding=options.expand is not None)
+
+    def load(self) -> None:
+        """Load the checkpoint; make the tree, or open it."""
+        from genctl.terminal.loading_bar import LoadingBar
+
+        options = self.options
+        bar = LoadingBar(self.err, time.monotonic)
+        with closing(bar):
+            session: Any = self.load_engine(
+                self.early.runtime,
+                self.layers,
+                on_event=None if options.quiet else bar.show,
+                need_tokenizer=self.row is not None and self.row.prompt_ids is None,
+                live=self.shown,
+            )
+        self.detail(*session.notes)
+        self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
+        self.explorer.interrupted = self.interrupt
+        session.use_threads([self.explorer.space.base], 1)
+
+    def _reopen(self, session: Session) -> Explorer:
+        from genctl.tree.explorer import Explorer
+
+        return Explorer.reopen(session, Path(self.options.open or ""), memory=self.memory)
+
+    def _begin(self, session: Session) -> Explorer:
+        from genctl.tree.explorer import Explorer
+
+        assert self.row is not None
+        layers = [*self.layers, *([row_layer(self.row.params, self.row.where)] if self.row.params else [])]
+        resolved = self.settle(session, layers, self.options.strategy)
+        self.describe(session, resolved)
+        prompt = session.planner.read(request_of(self.row, resolved, 0))
+        return Explorer.begin(
+            session,
+            prompt.text,
+            prompt.ids,
+            layers,
+            seed=start_seed(resolved),
+            path=None if self.options.save is None else Path(self.options.save),
+            memory=self.memory,
+            shown=prompt.shown,
+        )
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Do the commands, and write what they give."""
+        stack.callback(self.explorer.close)
+        self.interrupt.gentle = True
+        for result in self.explorer.resume():
+            self._put(result)
+        for call in self.calls:
+            if self.interrupt.status:
+                break
+            try:
+                for result in self.explorer.do(call):
+                    self._put(result)
+            except GenctlError as error:
+                if self.options.script is not None:
+                    error.message = f"{call.line}: {error.message}"
+                raise
+        self._finish()
+
+    def _put(self, result: Result) -> None:
+        with self.interrupt.busy():
+            self.results.put(result)
+
+    def _show(self, line: str) -> None:
+        """Print a line on the terminal, and in the picture of --svg."""
+        from rich.text import Text
+
+        self.hide()
+        self.out.print(Text(line))
+        for watcher in self.watchers:
+            watcher.draw(lambda console: console.print(Text(line)))
+
+    def _finish(self) -> None:
+        """Complete the output and the page; say what an expansion came to, and where the tree is."""
+        from genctl.tree.as_events import events_of
+
+        events = list(events_of(self.explorer.tree)) if self.watchers or self.results.format == "dot" else []
+        for watcher in self.watchers:
+            for event in events:
+                watcher.feed(event)
+        self.results.close(events)
+        if self.results.expanding and self.results.covered is not None:
+            self.note(formats.covered_line(self.results.covered))
+        if self.options.save is not None:
+            self.note(f"the tree is in {self.options.save}: --open continues it, genctl report makes a page of it")

@@ -1,0 +1,157 @@
+"""`genctl explore`: its table, and what is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
+from genctl.commands.memory_size import memory_bytes
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.errors import UsageError
+from genctl.params import Generation, knobs
+from genctl.terminal.standard_streams import is_terminal
+from genctl.tree import language
+from genctl.tree.language import MEMORY
+
+TREE, SCREENLESS = OptionGroup("The tree"), OptionGroup("Without a screen")
+
+
+@dataclass(frozen=True)
+class ExploreOptions(PresetOptions):
+    """The command line of `genctl explore`."""
+
+    expand: str | None = SCREENLESS.option(
+        "all continuations by joint probability, until they cover the mass or have the depth", "mass=SHARE,depth=N"
+    )
+    max_nodes: int | None = SCREENLESS.option(
+        "with --expand: continue this many texts at most (default: 1000)", "N", least=1
+    )
+    script: str | None = SCREENLESS.option("do the commands of a file, one a line; - is standard input", "FILE")
+    save: str | None = TREE.option("save the tree in this new file", "FILE")
+    open: str | None = TREE.option("continue the tree that a file has", "FILE")
+    memory: str | None = TREE.option("memory for the caches of branches, such as 4GiB (default: 1GiB)", "SIZE")
+    format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
+
+    @property
+    def has_screen(self) -> bool:
+        """Whether a person goes through the tree."""
+        return self.expand is None and self.script is None
+
+
+def no_screen() -> str:
+    """Why there is no screen here; "" if there is one."""
+    if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
+        return "TERM=dumb: this terminal cannot be drawn on"
+    for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
+        if not is_terminal(stream):
+            return f"{name} is no terminal"
+    return ""
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("output", also=PICTURES),
+    *PAGE,
+    (given("expand", "script"), "--expand and --script exclude each other: expand is a command of a script, too"),
+    (
+        given("max_nodes", without=["expand"]),
+        "--max-nodes {max_nodes} bounds --expand, but there is no --expand",
+    ),
+    (given("open", "save"), "--open {open} continues that file, and --save {save} names another one"),
+    *because(
+        given("open"),
+        "--open continues a tree, which has its prompt and its settings: ",
+        (given("arguments"), "leave out the prompt"),
+        (given("input"), "leave out --input"),
+        (given("presets"), "leave out --preset; preset NAME is a command"),
+        (given("set"), "leave out --set; set KNOB=VALUE is a command"),
+        (given("strategy"), "leave out --strategy"),
+    ),
+    (
+        given("script", format=["tsv"]),
+        "--format tsv has a line for each continuation, and --script has none",
+    ),
+    (given(save=["-"]), "--save -: a tree is a file that is read again; give it a name"),
+    (given(open=["-"]), "--open -: a tree is a file that is continued; give its name"),
+    same_file("save", "output"),
+    same_file("save", "report"),
+    same_file("open", "output"),
+    same_file("open", "report"),
+    *because(
+        lambda options: options.has_screen,
+        "the screen shows what it finds: ",
+        *((given(name), f"--{name} is for --expand and --script") for name in ("output", "report", "svg")),
+    ),
+)
+
+EXPLORE = Command(
+    "explore",
+    ExploreOptions,
+    "genctl.commands.explore.job:ExploreJob",
+    """Go through the tree of what a model may write: see what is probable at each token, take another one, sample or
+    search from there, undo, compare. --expand and --script do it without a terminal.
+
+    --expand writes the continuations of the prompt in the order of their joint probability: exact, not sampled, after
+    the processors of the settings. A continuation ends with EOS or has the depth. Each row has its token_ids, text,
+    logprob (the model's own, in nats), total (after the processors) and mass: the probability of this row and all
+    before it.
+
+    --script does the commands that the keys of the screen stand for: take, generate, sample, beams, edit, undo, set,
+    show, why, layers, compare, repeat … docs/explore.md lists them.""",
+    (
+        'genctl explore "Hello" --expand mass=0.9,depth=4',
+        'genctl explore "Hello" --script FILE --save tree.jsonl',
+    ),
+    {
+        SCREENLESS: ("expand", "max_nodes", "script"),
+        TREE: ("save", "open", "memory"),
+        "Model and settings": ("model", "presets", "set", "do_sample", "temperature", "top_p", "seed"),
+        IN_OUT: ("output", "format"),
+    },
+    CONFLICTS,
+    without=frozenset({"batch_size", "tokenizer", "prompt_cache", "truncate", "row_timeout"}),
+)
+
+
+def check_screen(options: ExploreOptions) -> None:
+    """Raises UsageError where there is no screen, and no option that does without one."""
+    if not options.has_screen:
+        return
+    reason = no_screen()
+    what = f"{reason}, and going through a tree by keys needs one" if reason else "there is no screen yet"
+    raise UsageError(what, hint="--expand mass=0.9,depth=6 writes the continuations, --script FILE does commands")
+
+
+def check_opened(options: ExploreOptions) -> None:
+    """Raises UsageError for flags of settings that a tree has already."""
+    own = {*knobs(Generation), "seed", "chat", "system"}
+    for layer in options.flags:
+        for key in layer.values:
+            if key in own:
+                flag = layer.place(key).removeprefix("flag ")
+                raise UsageError(
+                    f"{flag}: --open {options.open} continues a tree, which has its own settings",
+                    hint=f"the command `set {key}=VALUE` changes them" if key in knobs(Generation) else "",
+                )
+
+
+def memory(options: ExploreOptions) -> int:
+    """The bytes of --memory. Raises UsageError."""
+    return MEMORY if options.memory is None else memory_bytes(options.memory)
+
+
+def expansion(options: ExploreOptions) -> dict[str, Any] | None:
+    """The limits of --expand; None without it. Raises UsageError."""
+    if options.expand is None:
+        return None
+    try:
+        limits = language.expansion(options.expand)
+    except ValueError as error:
+        raise UsageError(f"--expand {options.expand}: {error}", hint="--expand mass=0.9,depth=6") from None
+    if options.max_nodes is not None:
+        if "nodes" in limits:
+            raise UsageError(f"--max-nodes {options.max_nodes} contradicts nodes={limits['nodes']} of --expand")
+        limits["nodes"] = options.max_nodes
+    return limits

@@ -1,0 +1,161 @@
+"""The model beside a tree: its numbers on every kind of cache, what is read again and what is not."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import torch
+
+from genctl import events
+from genctl.config.layers import Layer
+from genctl.engines.local.session import Session
+from genctl.engines.requests import Request
+from genctl.errors import ModelError
+from genctl.params import Runtime
+from genctl.tree.explorer import Explorer
+from genctl.tree.nodes import ROOT
+from genctl.tree.results import Wrote
+from tests import tiny
+from tests.tree.trees import explorer, stories
+
+PROMPT = (5, 17, 230, 41, 8, 99, 12, 64, 7, 3, 150)
+SCRIPT = ["generate 6", "left 3", "take 2 4", "start", "take 3 5", "goto 2", "sample 2 3", "take 2 0"]
+
+
+@cache
+def session(arch: str, runtime: str = "auto") -> Session:
+    folder = Path(mkdtemp()) / arch
+    tiny.checkpoint(arch, folder)
+    return Session.load(Runtime(model=str(folder), runtime=runtime))
+
+
+def made(arch: str, runtime: str = "auto", memory: int = 2**30, path: Path | None = None, **knobs: object) -> Explorer:
+    layers = [Layer("flag", knobs, said="command", typed=True)] if knobs else []
+    loaded = session(arch, runtime)
+    return Explorer.begin(loaded, "", PROMPT, layers, seed=7, memory=memory, path=path)
+
+
+@pytest.mark.parametrize("memory", [2**30, 1], ids=["kept", "nothing kept"])
+@pytest.mark.parametrize("arch", tiny.CAUSAL)
+def test_the_scores_after_every_node_are_those_of_its_text_alone(arch: str, memory: int) -> None:
+    tree = made(arch, memory=memory)
+    for line in SCRIPT:
+        tree.all(line)
+    forward = tree.space.session.forward
+    assert len(tree.tree) > 15
+    for node in list(tree.tree.subtree())[::-1]:
+        ids = tree.tree.ids(node)
+        alone = forward.prefill(ids, None, use_cache=False).logits[0].log_softmax(-1)
+        kept = tree.space.branches.scores(node).log_softmax(-1)
+        assert torch.allclose(kept, alone, atol=2e-4), (arch, node)
+        if node != ROOT:
+            token = tree.tree.nodes[node]
+            own = tree.space.branches.scores(token.parent).log_softmax(-1)
+            assert token.logprob == pytest.approx(float(own[token.id]), abs=2e-4)
+
+
+@pytest.mark.parametrize("arch", ["llama", "mistral", "mamba", "jamba", "bloom"])
+@pytest.mark.parametrize("runtime", ["auto", "transformers"])
+@pytest.mark.parametrize(
+    "knobs", [{}, {"do_sample": True, "temperature": 0.9, "top_p": 0.9}], ids=["greedy", "sampled"]
+)
+def test_the_tokens_are_those_of_a_run_with_the_same_ids(arch: str, runtime: str, knobs: dict[str, object]) -> None:
+    """A branch that the cache holds continues as one that is read at once."""
+    tree = made(arch, runtime, **knobs)
+    for line in ("generate 5", "left 2", "take 3 0"):
+        tree.all(line)
+    start = tree.tree.cursor
+    tree.space.distribution(start)
+    (wrote,) = [result for result in tree.all("generate 12") if isinstance(result, Wrote)]
+    engine = tree.space.session
+    resolved = engine.resolve([Layer("flag", {**knobs, "max_new_tokens": 12}, said="command", typed=True)])
+    request = Request("0", resolved, wrote.seed or 0, prompt_ids=tree.tree.ids(start))
+    (finished,) = [event for event in engine.stream(iter([request])) if isinstance(event, events.Finished)]
+    assert (
+        tuple(tree.tree.nodes[node].id for node in tree.tree.path(wrote.node, start)) == finished.hypotheses[0].tokens
+    )
+
+
+def test_going_back_to_a_branch_reads_nothing() -> None:
+    made = explorer()
+    for line in ("generate 6", "left 2", "take 2 3", "start", "sample 3 4", "left"):
+        made.all(line)
+    branches = made.space.branches
+    ends = list(made.tree.leaves)
+    for node in ends:
+        branches.scores(node)
+    read = branches.read_tokens
+    assert read <= made.tree.length(ROOT) + len(made.tree)  # every token once
+    for node in [*ends, *ends[::-1]]:
+        made.all(f"goto {node}")
+        made.all("show 3")
+        made.all("start")
+        made.all("right")
+        made.all("show 3")
+    assert branches.read_tokens == read
+    forwards = made.space.session.forward.forwards
+    made.all("set temperature=0.5")
+    made.all("show")
+    made.all("why")
+    assert made.space.session.forward.forwards == forwards  # other settings need no pass
+
+
+def test_branches_share_the_columns_of_what_they_have_in_common() -> None:
+    made = explorer()
+    made.all("generate 6")
+    branches, prompt = made.space.branches, made.tree.length(ROOT)
+    branches.scores(made.tree.tip)
+    assert branches.shared(made.tree.tip) == (0, prompt + 6)
+    made.all("left 2")
+    made.all("take 2 2")
+    branches.scores(made.tree.tip)
+    assert branches.shared(made.tree.tip) == (prompt + 4, 3)
+    assert branches.shared(6) == (prompt + 4, 2)
+    column = branches.columns.bytes / (prompt + 6 + 3)
+    whole = stories().forward.prefill(made.tree.ids(6), None, whole=True).cache
+    assert whole is not None
+    assert column == sum(part["bytes"] for part in whole.describe()) / (prompt + 6)  # nothing is stored twice
+
+
+def test_the_branch_that_was_visited_longest_ago_leaves_first() -> None:
+    made = explorer()
+    made.all("sample 4 6")
+    branches, columns = made.space.branches, made.space.branches.columns
+    ends = list(made.tree.leaves)
+    for node in ends:
+        branches.scores(node)
+    columns.most = columns.bytes
+    branches.scores(ends[0])
+    columns.states(branches_path(made, ends[0]), made.tree.length(ends[0]))  # visited again
+    made.all(f"goto {ends[1]}")
+    made.all("take 2 8")
+    branches.scores(made.tree.tip)
+    held = {node: columns.held(branches_path(made, node)) == made.tree.length(node) for node in ends}
+    assert columns.bytes <= columns.most
+    assert held[ends[0]]
+    assert not held[ends[2]]
+    read = branches.read_tokens
+    branches._scores.clear()
+    branches.scores(ends[2])
+    assert branches.read_tokens > read  # read again when it is visited
+
+
+def branches_path(made: Explorer, node: int) -> list[int]:
+    return [ROOT, *made.tree.path(node)]
+
+
+@pytest.mark.parametrize("arch", ["t5", "bart"])
+def test_an_encoder_decoder_is_refused_by_name(arch: str) -> None:
+    with pytest.raises(ModelError, match=f"{arch} is an encoder-decoder"):
+        made(arch)
+
+
+def test_settings_that_keep_no_cache_write_the_same() -> None:
+    plain, uncached = explorer(), explorer(use_cache=False)
+    for line in ("generate 5", "left", "take 2 3"):
+        plain.all(line)
+        uncached.all(line)
+    assert [node.id for node in uncached.tree.nodes] == [node.id for node in plain.tree.nodes]
