@@ -12,8 +12,8 @@
 
 #define STRIP 64  /* outputs whose weights stay in the second cache while all rows pass */
 #define PARTS 8
-#define COLUMNS 512 /* outputs whose sums stay in the first cache, where the inputs lie outermost */
-#define FEW 8       /* rows up to which that is faster than tiles */
+#define COLUMNS 256 /* outputs whose sums stay in the first cache, where the inputs lie outermost */
+#define FEW 18       /* rows up to which that is faster than tiles */
 
 typedef struct {
   const Weight *w;
@@ -346,48 +346,59 @@ static void sum_parts(void *p, int number) {
       for (int64_t l = 0; l < 16 && o + l < to; l++) put(job, i, o + l, y[l]);
     }
 }
-/* Many rows: R rows by C times 16 columns in registers, part after part. `w` [I, 16 C] is a copy of these columns: in the file
-   each row of it is another page. */
-IN void tile_across(const Job *job, const float *w, int64_t row, int64_t o, const int r) {
-  const int64_t in = job->w->in, out = job->w->out, n = out - o < 16 * C ? out - o : 16 * C;
-  float total[R * C * 16];
-  for (int part = 0; part < job->count; part++) {
-    F s[R][C], v[C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
-    const int64_t stop = (part + 1) * job->length < in ? (part + 1) * job->length : in;
-    for (int64_t k = part * job->length; k < stop; k++) {
-      UNROLL for (int j = 0; j < C; j++) v[j] = ld(w + k * 16 * C + 16 * j);
-      UNROLL for (int i = 0; i < r; i++) {
-        F u = all(job->x[(row + i) * in + k]);
-        UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
-      }
-    }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
-      float *t = total + (i * C + j) * 16;
-      st(t, add(part ? ld(t) : all(0), s[i][j]));
+/* Many rows: R rows by C times 16 columns in registers, part after part. `w` [length, 16 C] is a copy of a part of these columns,
+   which stays in the first caches while all rows pass: in the file each row of it is another page. `total` [N, 16 C]. */
+IN void tile_across(const Job *job, const float *w, int64_t k, int64_t length, int64_t row, float *total, const int r) {
+  const float *x = job->x + row * job->w->in + k;
+  F s[R][C], v[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
+  for (int64_t n = 0; n < length; n++) {
+    UNROLL for (int j = 0; j < C; j++) v[j] = ld(w + n * 16 * C + 16 * j);
+    UNROLL for (int i = 0; i < r; i++) {
+      F u = all(x[i * job->w->in + n]);
+      UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
-  for (int i = 0; i < r; i++)
-    for (int64_t l = 0; l < n; l++) put(job, row + i, o + l, total[i * C * 16 + l]);
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+    float *t = total + (row + i) * 16 * C + 16 * j;
+    st(t, add(k ? ld(t) : all(0), s[i][j]));
+  }
+}
+IN void copy_part(const Job *job, const int type, int64_t k, int64_t length, int64_t o, float *to) {
+  const int64_t out = job->w->out, size = type == F32 ? 4 : 2;
+  for (int64_t n = 0; n < length; n++) {
+    const char *w = (const char *)job->w->w + ((k + n) * out + o) * size;
+    UNROLL for (int line = 0; line < C * size / 4; line++) __builtin_prefetch(w + 16 * out * size + line * 64, 0, 3);
+    UNROLL for (int j = 0; j < C; j++) {
+      const int64_t some = out - o - 16 * j;
+      st(to + n * 16 * C + 16 * j, some >= 16 ? load(w, 16 * j, type) : some > 0 ? loadn(w, 16 * j, type, (int)some) : all(0));
+    }
+  }
 }
 static void many_across(void *p, int number) {
   const Job *job = p;
   const int64_t o = (int64_t)number * C * 16, rows = job->rows, in = job->w->in, out = job->w->out;
-  float *w = scratch(4, sizeof(float) * (size_t)(in * 16 * C));
-  for (int64_t k = 0; k < in; k++)
-    for (int64_t c = 0; c < 16 * C; c += 16) {
-      const int64_t n = out - o - c;
-      st(w + k * 16 * C + c, n >= 16 ? load(job->w->w, k * out + o + c, job->w->type) : n > 0 ? loadn(job->w->w, k * out + o + c, job->w->type, (int)n) : all(0));
+  float *w = scratch(4, sizeof(float) * (size_t)(job->length * 16 * C)), *total = scratch(5, sizeof(float) * (size_t)(rows * 16 * C));
+  for (int64_t k = 0; k < in; k += job->length) {
+    const int64_t length = in - k < job->length ? in - k : job->length;
+    switch (job->w->type) {
+    case F32: copy_part(job, F32, k, length, o, w); break;
+    case BF16: copy_part(job, BF16, k, length, o, w); break;
+    default: copy_part(job, F16, k, length, o, w);
     }
-  int64_t row = 0;
-  for (; row + R <= rows; row += R) tile_across(job, w, row, o, R);
-  switch (rows - row) {
-  case 5: tile_across(job, w, row, o, 5 < R ? 5 : R); break;
-  case 4: tile_across(job, w, row, o, 4 < R ? 4 : R); break;
-  case 3: tile_across(job, w, row, o, 3 < R ? 3 : R); break;
-  case 2: tile_across(job, w, row, o, 2 < R ? 2 : R); break;
-  case 1: tile_across(job, w, row, o, 1); break;
+    int64_t row = 0;
+    for (; row + R <= rows; row += R) tile_across(job, w, k, length, row, total, R);
+    switch (rows - row) {
+    case 5: tile_across(job, w, k, length, row, total, 5 < R ? 5 : R); break;
+    case 4: tile_across(job, w, k, length, row, total, 4 < R ? 4 : R); break;
+    case 3: tile_across(job, w, k, length, row, total, 3 < R ? 3 : R); break;
+    case 2: tile_across(job, w, k, length, row, total, 2 < R ? 2 : R); break;
+    case 1: tile_across(job, w, k, length, row, total, 1); break;
+    }
   }
+  const int64_t n = out - o < 16 * C ? out - o : 16 * C;
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t l = 0; l < n; l++) put(job, row, o + l, total[row * 16 * C + l]);
 }
 
 /* -- rows in the form that a product reads -------------------------------------------------------------------------- */
