@@ -62,6 +62,10 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "cli/test_beam.py": ("test_a_pipe_*", "test_the_n_best_*"),
     "cli/test_replay.py": ("test_a_pipe_*",),
     "cli/test_help.py": (),
+    "commands/chat/test_script.py": ("*[[]chatml-*", "test_text_*", "test_a_row_*"),
+    "commands/chat/test_saved.py": (),
+    "commands/chat/test_words.py": (),
+    "commands/chat/test_terminal.py": ("*[[]80[]]", "test_ctrl_c_*", "test_a_dumb_*"),
     "cli/test_table.py": (),
     "commands/compare/test_compare.py": ("test_five_strategies_*", "test_records_are_*"),
     "commands/inspect/test_inspect_command.py": (

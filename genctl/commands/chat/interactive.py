@@ -19,7 +19,7 @@ from genctl.commands.chat.slash_work import Leave, SlashWork
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
-from genctl.errors import Exit, GenctlError, UsageError
+from genctl.errors import Exit, GenctlError
 from genctl.plural import count
 from genctl.results import Result
 from genctl.terminal import theme, widgets
@@ -119,14 +119,11 @@ class Interactive(SlashWork):
         turn = self._fitting(chat.plan_again, question.parent)
         if turn is None:
             return
-        if not turn.request.resolved.generation.draws and chat.story.conversation.attempts(question.number):
-            same = chat.story.conversation.last_answer
-            if same is not None and not chat.own_values:
-                raise UsageError(
-                    "/retry would give the same answer: nothing is drawn (do_sample = false)",
-                    hint="/set do_sample=true, or /set temperature=0.8",
-                )
+        before = {message.content for message in chat.story.conversation.children(question.number)}
         self._answer(turn, lambda *how: chat.retry(turn, *how), "")
+        answer = chat.story.conversation.last_answer
+        if not turn.request.resolved.generation.draws and answer is not None and answer.content in before:
+            self.note("the same answer: nothing is drawn (do_sample = false); /set temperature=0.8 draws")
 
     def _edit(self, typed: slash.Typed) -> None:
         chat = self.chat

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from genctl.cli.help import ALSO
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.commands.options import FORMAT, IN_OUT, SHOWN, PresetOptions
 from genctl.config import presets
@@ -118,12 +119,11 @@ CHAT_COMMAND = Command(
         "printf 'Hello\\nAnd then?\\n' | genctl chat --format jsonl",
     ),
     {
-        "Model": ("model", "backend", "device"),
+        "Model": ("model", "backend"),
         CHAT: ("system", "prefill", "open", "save"),
-        "How tokens are chosen": ("do_sample", "temperature", "top_p", "max_new_tokens", "seed"),
+        "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        SHOWN: ("scores", "top_logprobs"),
-        "Settings": ("presets", "set"),
+        ALSO: ("top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
     },
     CONFLICTS,
     without=frozenset({"chat", "batch_size", "num_return_sequences", "prompt_cache"}),

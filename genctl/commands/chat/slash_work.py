@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,7 @@ class SlashWork:
     def _undone(self, words: str, line: str) -> None:
         self.chat.refold()
         turns = count(len(self.chat.story.conversation.turns), "turn")
-        self.note(f"{words}: {widgets.first_words(line, 50)}; the chat has {turns}")
+        self.note(f"{words}: {_step(line)}; the chat has {turns}")
 
     def _branch(self, typed: slash.Typed) -> None:
         number = slash.number(typed, "branch")
@@ -200,3 +201,20 @@ class SlashWork:
 
     def _quit(self, typed: slash.Typed) -> None:
         raise Leave
+
+
+def _step(line: str) -> str:
+    """What a step of the tree was, in words."""
+    name, _, rest = line.partition(" ")
+    if name in ("say", "edit"):
+        number, text = ("", rest) if name == "say" else rest.split(" ", 1)
+        shown = widgets.first_words(json.loads(text), 40)
+        return f"turn {number}, {shown}" if number else f"the turn {shown}"
+    words = {
+        "read": "another answer",
+        "answer": "the answer",
+        "message": "a message",
+        "branch": f"going to branch {rest}",
+    }
+    words["leave-out"] = f"leaving out {count(int(rest), 'message')}" if name == "leave-out" else ""
+    return words.get(name, f"/{widgets.first_words(line, 40)}")

@@ -1,0 +1,231 @@
+"""`genctl chat` on a terminal: what is typed, what stays on the screen, how it ends."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.commands.chat.talk import ROOT, Talk
+
+QUIET = ("-q", "-n", "12")
+
+
+def saved(state: Path) -> Path:
+    (path,) = (state / "genctl" / "sessions").glob("*.jsonl")
+    return path
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) -> None:
+    with Talk(own_state, "-n", "20", width=width) as talk:
+        talk.at_prompt()
+        said = talk.say("Once upon a time there was a fox")
+        assert said[0].startswith(" named Rowan")
+        assert all(len(line) <= width for line in talk.lines)
+        assert re.search(r"20 tokens · .* tok/s · read 9 of 9 tokens( ·)? cut at max_new_tokens", " ".join(said))
+        more = talk.say("He met a bear")
+        assert "20 tokens · " in " ".join(more)
+        tree = talk.say("/tree")
+        assert [line[0] for line in tree] == ["›", "·", "›", "·"]
+        assert tree[-1].endswith("[1]")
+        talk.press("\x04")
+        assert talk.end() == 0
+        assert "saved; genctl chat --open" in " ".join(talk.lines)
+        assert "Once upon a time there was a fox" in talk.lines[1]  # nothing was erased
+        assert b"\x1b[?1049h" not in talk.raw  # no other screen
+    assert '"line": "say \\"He met a bear\\""' in saved(own_state).read_text()
+
+
+def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
+    with Talk(own_state, "-n", "400") as talk:
+        talk.at_prompt()
+        talk.child.send("Once upon a time\r")
+        talk.wait(lambda: len(talk.lines) > 4)
+        talk.press("\x03")
+        talk.at_prompt()
+        assert "interrupted" in " ".join(talk.lines[-3:])
+        tokens = int(re.findall(r"(\d+) tokens · \d+ tok/s", " ".join(talk.lines))[-1])
+        assert 0 < tokens < 400
+        talk.press("\x03")  # twice leaves
+        assert talk.end() == 130
+        assert "saved; genctl chat --open" in " ".join(talk.lines)
+    text = saved(own_state).read_text()
+    assert text.count('"seed"') >= 1
+    assert text.count('"event": "grown"') - text.count('"by": "edit"') == tokens
+
+
+def test_ctrl_c_clears_the_line_and_says_how_to_leave(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt().press("half a sent")
+        talk.wait(lambda: talk.lines[-1] == "> half a sent")
+        talk.press("\x03")
+        talk.wait(lambda: "Ctrl-C again leaves, and so does Ctrl-D" in talk.lines)
+        talk.at_prompt()
+        talk.say("/help")  # something else is in between
+        talk.press("\x03")
+        talk.wait(lambda: talk.lines.count("Ctrl-C again leaves, and so does Ctrl-D") == 2)
+        talk.press("\x03")
+        assert talk.end() == 130
+    assert not (own_state / "genctl" / "sessions").exists()  # nothing was said
+
+
+def test_a_chat_is_edited_tried_again_undone_and_done_again(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, "--do-sample", "--seed", "3") as talk:
+        talk.at_prompt()
+        first = talk.say("A fox")
+        again = talk.say("/retry")
+        assert again != first
+        assert talk.say("/undo") == ["undone: another answer; the chat has 1 turn"]
+        assert [line.split()[0] for line in talk.say("/branch")] == ["*"]
+        talk.say("/redo")
+        assert len(talk.say("/branch")) == 2
+        assert talk.say("/branch 1")[:2] == ["> A fox", first[0]]
+        talk.press("/edit 1\r")
+        talk.wait(lambda: talk.lines[-1] == "> A fox")
+        talk.press(" and a hen\r")
+        talk.wait(lambda: "> A fox and a hen" in talk.lines)
+        talk.at_prompt()
+        assert len(talk.say("/branch")) == 3
+        assert talk.say("/branch 7") == ["error: there is no branch 7: there are 3 branches"]
+
+
+def test_settings_are_checked_as_flags_are(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt()
+        assert talk.say("/set") == ["nothing is set here"]
+        assert talk.say("/set max_new_tokens=3") == ["set max_new_tokens=3"]
+        assert talk.say("/set temprature=1") == [
+            "error: /set temprature: unknown key temprature; did you mean temperature?"
+        ]
+        assert talk.say("/set top_p=7") == ["error: /set top_p: top_p = 7: must be at most 1"]
+        assert talk.say("/set dtype=float16")[0].startswith("error: /set dtype: it belongs to the whole chat")
+        assert "num_return_sequences = 2" in " ".join(talk.say("/set num_return_sequences=2"))
+        assert talk.say("/preset nowhere")[0].startswith("error: preset nowhere: no such preset")
+        assert talk.say("/set") == ["max_new_tokens = 3"]
+        talk.say("A fox")
+        assert "cut at max_new_tokens" in talk.lines
+        assert talk.say("/retri") == [
+            "error: there is no command /retri; did you mean /retry?",
+            "hint: /help lists them; // begins a text with /",
+        ]
+        assert "the same answer: nothing is drawn (do_sample = false)" in " ".join(talk.say("/retry"))
+
+
+def test_tokens_prompt_scores_and_why(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt()
+        assert talk.say("/why")[0] == "error: nothing has been answered yet"
+        talk.say("A fox")
+        assert talk.say("/tokens") == ["15 tokens of the context are used, 497 of 512 are left"]
+        assert talk.say("/prompt") == ["3 tokens:", "1 35 1155", "<bos>A fox"]
+        assert talk.say("/scores") == ["token probabilities are shown under each answer"]
+        lines = talk.say("A hen")
+        assert lines.count(next(line for line in lines if line.lstrip().startswith("step "))) == 1
+        assert sum("%" in line and "▸" not in line for line in lines) == 12
+        why = " ".join(talk.say("/why"))
+        copy = next((own_state / "genctl" / "sessions").glob("*-copy.jsonl"))
+        assert "genctl explore --open" in why
+        assert copy.read_bytes().count(b'"begun"') == 4
+
+
+def test_an_answer_is_copied_by_osc_52(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt()
+        answer = talk.say("A fox")[0]
+        talk.say("/copy")
+        (sent,) = re.findall(rb"\x1b\]52;c;([^\x07]+)\x07", talk.raw)
+        assert base64.b64decode(sent).decode().startswith(answer)
+
+
+def test_lines_go_on_history_is_kept_and_commands_are_completed(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt().press("A fox\x1b\rand a hen\\\rand a bear")
+        talk.wait(lambda: "and a bear" in talk.lines[-1])
+        talk.say("")
+        talk.press("\x04")
+        assert talk.end() == 0
+    assert '"say \\"A fox\\\\nand a hen\\\\nand a bear\\""' in saved(own_state).read_text()
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt().press("\x1b[A")
+        talk.wait(lambda: talk.lines[-1].endswith("and a bear"))
+        talk.press("\x03")
+        talk.at_prompt().press("/tok\t")
+        talk.wait(lambda: talk.lines[-1] == "> /tokens")
+
+
+def test_a_saved_chat_goes_on(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt()
+        answer = talk.say("A fox")
+        talk.say(f"/save {own_state.parent / 'mine.jsonl'}")
+        talk.press("\x04")
+        talk.end()
+    with Talk(own_state, "-q", "--open", "mine.jsonl") as talk:
+        talk.at_prompt()
+        assert talk.lines[:2] == ["> A fox", answer[0]]
+        assert talk.say("/load nowhere.jsonl") == ["error: there is no file nowhere.jsonl"]
+        old = saved(own_state)
+        talk.say(f"/load {old}")
+        assert f"saved in {old}" in "".join(talk.say("/save")).replace("saved in", "saved in ").replace("  ", " ")
+
+
+def test_what_is_left_out_of_a_full_context_is_asked(own_state: Path) -> None:
+    with Talk(own_state, "-q", "-n", "40") as talk:
+        talk.at_prompt()
+        talk.say("A fox")
+        talk.say("A " + "bear " * 200)
+        talk.press("A " + "hen " * 220 + "\r")
+        talk.wait(lambda: "[c]ancel?" in talk.lines[-1])
+        assert "left for the answer" in " ".join(talk.lines[-3:])
+        assert "[d]rop the oldest 4 messages" in talk.lines[-1]
+        talk.press("c\r")
+        talk.at_prompt()
+        assert "the turn was not said" in talk.lines
+        talk.press("A " + "hen " * 220 + "\r")
+        talk.wait(lambda: talk.lines[-1].endswith("[c]ancel?"))
+        talk.press("d\r")
+        talk.wait(lambda: "cut at max_new_tokens" in talk.lines[-2:])
+        talk.at_prompt()
+        assert "the first 4 messages are left out of the prompt" in " ".join(talk.say("/tokens"))
+
+
+def test_a_dumb_terminal_gets_plain_lines(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, term="dumb") as talk:
+        talk.at_prompt()
+        talk.press("A fox\r")
+        talk.wait(lambda: "cut at max_new_tokens" in talk.lines)
+        talk.at_prompt().press("/undo\r")
+        talk.wait(lambda: any("undone" in line for line in talk.lines))
+        talk.at_prompt().press("\x04")
+        assert talk.end() == 0
+        assert b"\x1b" not in talk.raw
+
+
+def test_no_colour_is_used_where_there_is_to_be_none(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, NO_COLOR="1") as talk:
+        talk.at_prompt()
+        talk.say("A fox")
+        talk.press("\x04")
+        talk.end()
+        assert not re.search(rb"\x1b\[[\d;]*(3[0-7]|4[0-7]|38|48)[\d;]*m", talk.raw)
+
+
+def test_arguments_are_said_first(own_state: Path) -> None:
+    with Talk(own_state, *QUIET, "A fox") as talk:
+        talk.at_prompt()
+        assert "> A fox" in talk.lines
+        assert "cut at max_new_tokens" in talk.lines
+
+
+def test_the_transcript_of_the_documents_is_what_a_terminal_shows(own_state: Path) -> None:
+    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
+    command, *shown = re.findall(r"^```\n% genctl chat (.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
+    with Talk(own_state, *command.split()) as talk:
+        talk.at_prompt()
+        for line in shown:
+            if line.startswith("> "):
+                talk.say(line.removeprefix("> "))
+        assert talk.lines[:-1] == shown
