@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from genctl.config.check import default, known, shown
+from genctl.config.listed_knobs import PROCESSORS
 from genctl.params import Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or read because it exists. "": all other places.
@@ -25,12 +26,7 @@ SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "for
 
 # Knobs that refine another one and have no effect without it.
 REFINES = {
-    "xtc_threshold": "xtc_probability",
-    "dynatemp_exponent": "dynatemp_range",
-    "mirostat_eta": "mirostat_tau",
-    "dry_base": "dry_multiplier",
-    "dry_allowed_length": "dry_multiplier",
-    "dry_sequence_breakers": "dry_multiplier",
+    **{knob: row.knobs[0] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in PROCESSORS},
     "negative_prompt": "guidance_scale",
     "stop_repeat_times": "stop_repeat_ngram",
     "early_stopping": "num_beams",

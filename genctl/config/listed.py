@@ -13,7 +13,10 @@ from genctl.config.plugins import installed
 from genctl.config.toml import printable
 from genctl.errors import nearest
 
-LISTS: dict[str, dict[str, tuple[str, ...]]] = {"processors": PROCESSORS, "stopping": CRITERIA}
+LISTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "processors": {name: row.knobs for name, row in PROCESSORS.items()},
+    "stopping": CRITERIA,
+}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
 
 

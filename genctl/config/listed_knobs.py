@@ -1,25 +1,94 @@
 """What the lists [[processors]] and [[stopping]] may name, each with its knobs and in its default order."""
-# ruff: noqa: SIM905 — a long list of names reads best as one text
 
 from __future__ import annotations
 
-# What [[processors]] may name, in the order in which processors are applied by default, each with its knobs: the first
-# one turns it on. `decode.processors.build` says why this order.
-PROCESSORS: dict[str, tuple[str, ...]] = {
-    name: (name,)
-    for name in (
-        "guidance_scale sequence_bias logit_bias encoder_repetition_penalty repetition_penalty presence_penalty "
-        "frequency_penalty dry no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids bad_words min_length "
-        "min_new_tokens forced_bos_token_id forced_eos_token_id remove_invalid_values exponential_decay_length_penalty "
-        "suppress_tokens begin_suppress_tokens json_schema regex grammar prefix top_n_sigma temperature dynatemp top_h "
-        "top_k top_p min_p typical_p epsilon_cutoff eta_cutoff xtc mirostat watermarking_config renormalize_logits"
-    ).split()
-} | {
-    "dry": ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
-    "dynatemp": ("dynatemp_range", "dynatemp_exponent", "temperature"),
-    "xtc": ("xtc_probability", "xtc_threshold"),
-    "mirostat": ("mirostat_tau", "mirostat_eta"),
-}
+from dataclasses import dataclass
+
+from genctl.params import knobs
+
+
+@dataclass(frozen=True)
+class ProcessorRow:
+    """A logits processor."""
+
+    name: str  # in [[processors]]
+    source: str  # the transformers class, or the paper or tool it was taken from
+    maker: str  # FILE.FUNCTION in `decode/processors`, called with a ProcessorContext and the value of the first knob
+    knobs: tuple[str, ...]  # the first one turns it on; the others have no effect without it
+    of_scores: bool  # it depends on scores alone: lanes with equal knobs may share one call
+
+    @property
+    def sampling(self) -> bool:
+        """Whether it acts only when tokens are drawn (transformers' warpers)."""
+        return bool(knobs()[self.knobs[0]].metadata["sampling"])
+
+
+def _row(
+    name: str, source: str, maker: str = "", knobs: tuple[str, ...] = (), *, of_scores: bool = False
+) -> ProcessorRow:
+    """A row. The maker is the function of `standard.py` with that name, and so is the only knob, if not given."""
+    return ProcessorRow(name, source, maker or f"standard.{name}", knobs or (name,), of_scores)
+
+
+# The processors in the order in which they are applied by default. It is that of transformers. Processors that
+# transformers lacks stand where other tools put them: biases and penalties among the penalties, before any filter
+# (llama.cpp's `logit_bias`, `penalties` and `dry` come first; so do text-generation-webui's); top-n-sigma before
+# temperature (both); dynamic temperature in the place of temperature; XTC after the filters (both); mirostat last,
+# since it must see the distribution that is sampled.
+_ROWS = (
+    _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
+    _row("sequence_bias", "SequenceBiasLogitsProcessor"),
+    _row("logit_bias", "OpenAI API, llama.cpp"),
+    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor"),
+    _row("repetition_penalty", "RepetitionPenaltyLogitsProcessor"),
+    _row("presence_penalty", "OpenAI API, vLLM", "repetition.presence"),
+    _row("frequency_penalty", "OpenAI API, vLLM", "repetition.frequency"),
+    _row(
+        "dry",
+        "oobabooga/text-generation-webui#5677",
+        "repetition.dry_of_knobs",
+        ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+    ),
+    _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor"),
+    _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor"),
+    _row("bad_words_ids", "NoBadWordsLogitsProcessor"),
+    _row("bad_words", "NoBadWordsLogitsProcessor, on text"),
+    _row("min_length", "MinLengthLogitsProcessor"),
+    _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor"),
+    _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor"),
+    _row("forced_eos_token_id", "ForcedEOSTokenLogitsProcessor"),
+    _row("remove_invalid_values", "InfNanRemoveLogitsProcessor", of_scores=True),
+    _row("exponential_decay_length_penalty", "ExponentialDecayLengthPenalty"),
+    _row("suppress_tokens", "SuppressTokensLogitsProcessor", of_scores=True),
+    _row("begin_suppress_tokens", "SuppressTokensAtBeginLogitsProcessor"),
+    _row("json_schema", "llguidance", "grammar.json_schema"),
+    _row("regex", "llguidance", "grammar.regex"),
+    _row("grammar", "llguidance", "grammar.lark"),
+    _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
+    _row("top_n_sigma", "arXiv:2411.07641", "samplers.top_n_sigma_filter", of_scores=True),
+    _row("temperature", "TemperatureLogitsWarper", of_scores=True),
+    _row(
+        "dynatemp",
+        "llama.cpp temp_ext",
+        "samplers.dynatemp",
+        ("dynatemp_range", "dynatemp_exponent", "temperature"),
+        of_scores=True,
+    ),
+    _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", of_scores=True),
+    _row("top_k", "TopKLogitsWarper", of_scores=True),
+    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", of_scores=True),
+    _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", of_scores=True),
+    _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", of_scores=True),
+    _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", of_scores=True),
+    _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", of_scores=True),
+    _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
+    _row(
+        "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
+    ),
+    _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor"),
+    _row("renormalize_logits", "LogitNormalization", of_scores=True),
+)
+PROCESSORS: dict[str, ProcessorRow] = {row.name: row for row in _ROWS}
 
 # What [[stopping]] may name, in the order in which criteria are called by default, each with the keys that it takes.
 CRITERIA: dict[str, tuple[str, ...]] = {

@@ -320,6 +320,18 @@ def grammar_of(processors: Sequence[Any]) -> Grammar | None:
     return next((function for function in functions if isinstance(function, Grammar)), None)
 
 
+def json_schema(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "json_schema")
+
+
+def regex(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "regex")
+
+
+def lark(context: ProcessorContext, value: object) -> Processor | None:
+    return constraint(context, "grammar")
+
+
 def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     """The processor of `json_schema`, `regex` or `grammar`; None if the knob is not set."""
     source = read(context.generation, knob)

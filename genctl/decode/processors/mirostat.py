@@ -11,12 +11,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
 Past: TypeAlias = tuple[float, Places, NDArray[Any]]
 
 # Steps that a row may be rolled back (drafts are far shorter).
 _DEPTH = 64
+
+
+def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
+    return Mirostat(tau, m.generation.mirostat_eta, m.prompt_len, m.min_tokens_to_keep)
 
 
 class Mirostat:

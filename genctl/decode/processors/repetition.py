@@ -11,9 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.processors import Processor
+from genctl.decode.processors import Processor, token_sequences
+from genctl.decode.processors.context import ProcessorContext
 
 Ids: TypeAlias = NDArray[np.int64]
+
+
+def presence(m: ProcessorContext, penalty: float) -> Processor:
+    return presence_penalty(penalty, m.prompt_len)
+
+
+def frequency(m: ProcessorContext, penalty: float) -> Processor:
+    return frequency_penalty(penalty, m.prompt_len)
+
+
+def dry_of_knobs(m: ProcessorContext, multiplier: float) -> Processor:
+    g, knob = m.generation, "dry_sequence_breakers"
+    sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
+    breakers, phrases = as_ids(sequences)
+    return dry(multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases)
 
 
 def presence_penalty(penalty: float, prompt_len: int) -> Processor:

@@ -140,7 +140,7 @@ def _cut(rest: bytes | None, piece: bytes) -> bytes | None:
     return b"" if piece.startswith(rest) else None
 
 
-def prefix(context: ProcessorContext) -> Processor | None:
+def prefix(context: ProcessorContext, value: object = None) -> Processor | None:
     """The processor for the text that token healing removed and for the knob `prefix`; None without either."""
     text = context.generation.prefix or ""
     healed = context.healed

@@ -13,8 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import Processor
+from genctl.decode.processors import Processor, filters
+from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.rows import RowCandidates
+
+
+def top_n_sigma_filter(m: ProcessorContext, n: float) -> Processor:
+    least = m.min_tokens_to_keep
+    return Filter(filters.top_n_sigma(n, least), top_n_sigma(n, least))
+
+
+def dynatemp(m: ProcessorContext, spread: float) -> Processor:
+    return dynamic_temperature(m.generation.temperature, spread, m.generation.dynatemp_exponent)
+
+
+def xtc(m: ProcessorContext, probability: float) -> Processor:
+    return exclude_top_choices(probability, m.generation.xtc_threshold, m.seed, m.min_tokens_to_keep)
 
 
 def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:

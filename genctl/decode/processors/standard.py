@@ -2,12 +2,11 @@
 
 Each function takes a `ProcessorContext` and the value of its knob (never the one that turns it off), and returns a
 processor, or None if the setting has no effect. Conditions and arguments follow
-`GenerationMixin._get_logits_processor` of transformers 5; `build.ORDER` follows its order.
+`GenerationMixin._get_logits_processor` of transformers 5.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from functools import lru_cache
 from typing import Annotated, Any, Literal, get_type_hints
@@ -33,7 +32,7 @@ def _own(name: str, *arguments: Any, **keywords: Any) -> Processor:
     return processor
 
 
-def guidance(m: ProcessorContext, scale: float) -> Processor:
+def guidance_scale(m: ProcessorContext, scale: float) -> Processor:
     if m.unconditional is None:
         raise UsageError("guidance_scale: this strategy cannot read a second prompt, so it cannot be guided")
     unconditional = m.unconditional
@@ -277,8 +276,3 @@ def _within(m: ProcessorContext, knob: str, ids: Any) -> None:
     for token in ids:
         if not 0 <= token < m.vocab_size:
             raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
-
-
-def changed(m: ProcessorContext, **values: Any) -> ProcessorContext:
-    """The same context with other knobs."""
-    return dataclasses.replace(m, generation=dataclasses.replace(m.generation, **values))

@@ -13,18 +13,12 @@ from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
 
-# knob -> the names that servers have for it
-SAMPLING: dict[str, tuple[str, ...]] = {
-    "top_p": ("top_p",),
-    "top_k": ("top_k",),
-    "min_p": ("min_p",),
-    "typical_p": ("typical_p",),
-    "top_n_sigma": ("top_n_sigma",),
-    "xtc_probability": ("xtc_probability",),
-    "xtc_threshold": ("xtc_threshold",),
-    "dynatemp_range": ("dynatemp_range",),
-    "dynatemp_exponent": ("dynatemp_exponent",),
-}
+# Knobs of sampling that servers call by the same name, with the same meaning
+SAMPLING = (
+    "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
+    "dynatemp_exponent",
+)  # fmt: skip
+# Other knobs -> the names that servers have for it
 ALWAYS: dict[str, tuple[str, ...]] = {
     "min_new_tokens": ("min_tokens",),
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
@@ -92,10 +86,10 @@ def _drawn(resolved: Resolved, fields: frozenset[str], body: dict[str, Any], ref
     generation = resolved.generation
     if not generation.draws:
         return
-    for knob, names in SAMPLING.items():
-        if knob == "top_k" and resolved.origins.get("top_k", "default") == "default" and names[0] not in fields:
+    for knob in SAMPLING:
+        if knob == "top_k" and resolved.origins.get("top_k", "default") == "default" and knob not in fields:
             continue  # said in a note (`unused_default`)
-        _one(generation, knob, names, fields, body, refuse)
+        _one(generation, knob, (knob,), fields, body, refuse)
     if generation.mirostat_tau is None:
         return
     name = next((name for name in ("mirostat", "mirostat_mode") if name in fields), None)
