@@ -126,6 +126,19 @@ class Generation:
     dynatemp_exponent: Positive = knob(
         1.0, "dynatemp: exponent that maps the normalised entropy to the temperature", SAMPLING, sampling=True
     )
+    smoothing_factor: Weight = knob(
+        0.0,
+        "quadratic sampling: flatten the top choices, penalise the tail (oobabooga/text-generation-webui#5403)",
+        SAMPLING,
+        neutral=0.0,
+        sampling=True,
+    )
+    smoothing_curve: Annotated[float, Ge(1.0)] = knob(
+        1.0,
+        "quadratic sampling: above 1 the tail falls faster (oobabooga/text-generation-webui#5551)",
+        SAMPLING,
+        sampling=True,
+    )
     mirostat_tau: Positive | None = knob(
         None, "mirostat 2: target surprise in bits; use with top_k = 0 (arXiv:2007.14966)", SAMPLING, sampling=True
     )

@@ -74,6 +74,13 @@ _ROWS = (
         ("dynatemp_range", "dynatemp_exponent", "temperature"),
         of_scores=True,
     ),
+    _row(
+        "quadratic",
+        "oobabooga/text-generation-webui#5403, #5551",
+        "samplers.quadratic",
+        ("smoothing_factor", "smoothing_curve"),
+        of_scores=True,
+    ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", of_scores=True),
     _row("top_k", "TopKLogitsWarper", of_scores=True),
     _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", of_scores=True),

@@ -1,4 +1,4 @@
-"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, XTC. All are stateless.
+"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, quadratic sampling, XTC. All are stateless.
 
 All of them ignore removed tokens: a score of -inf (or the lowest float, which `remove_invalid_values` writes instead)
 does not count in a deviation, an entropy or a count.
@@ -66,6 +66,24 @@ def dynamic_temperature(temperature: float, spread: float, exponent: float) -> P
         best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(-1, keepdim=True), True)
         frozen = scores.masked_fill(~best, -torch.inf)
         return torch.where(at > 0.0, scores / at.clamp(min=torch.finfo(scores.dtype).tiny), frozen)
+
+    return processor
+
+
+def quadratic(m: ProcessorContext, factor: float) -> Processor:
+    """Quadratic sampling: a score d below the best becomes best - factor * (k * d ** 2 + s * d ** 3).
+
+    github.com/oobabooga/text-generation-webui/pull/5403, and with `smoothing_curve` c pull/5551: k = (3 - c) / 2,
+    s = (c - 1) / 2. Scores with a small d come closer to the best, others go further away. With c above 3, those that
+    are nearest overtake it, as they do there.
+    """
+    curve = m.generation.smoothing_curve
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        best = scores.amax(-1, keepdim=True)
+        below = best - scores
+        smoothed = best - factor * below.square() * ((3.0 - curve) + (curve - 1.0) * below) / 2.0
+        return torch.where(_there(scores), smoothed, scores)
 
     return processor
 

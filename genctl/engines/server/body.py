@@ -16,7 +16,7 @@ SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
 # Knobs of sampling that servers call by the same name, with the same meaning
 SAMPLING = (
     "top_p", "top_k", "min_p", "typical_p", "top_n_sigma", "xtc_probability", "xtc_threshold", "dynatemp_range",
-    "dynatemp_exponent",
+    "dynatemp_exponent", "smoothing_factor", "smoothing_curve",
 )  # fmt: skip
 # Other knobs -> the names that servers have for it
 ALWAYS: dict[str, tuple[str, ...]] = {

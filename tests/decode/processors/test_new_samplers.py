@@ -48,6 +48,16 @@ def dynatemp(row: Array, temperature: float, spread: float, exponent: float) -> 
     return row / (low + (high - low) * entropy**exponent)
 
 
+def quadratic(row: Array, factor: float, curve: float) -> Array:
+    """oobabooga/text-generation-webui#5403 and #5551, token by token."""
+    best, made = float(row.max()), row.copy()
+    for token, score in enumerate(row):
+        if math.isfinite(score):
+            near = score - best
+            made[token] = -((3 - curve) / 2 * factor * near**2) + (curve - 1) / 2 * factor * near**3 + best
+    return made
+
+
 def xtc(row: Array, threshold: float) -> Array:
     """oobabooga/text-generation-webui#6335: sorted, a token goes if the next one is above the threshold too."""
     order = np.argsort(-row, kind="stable")
@@ -123,6 +133,20 @@ def test_dynamic_temperature_is_that_of_llama_cpp(
     if np.abs(expected[np.isfinite(expected)]).max() < 100:  # float32 has few digits of an entropy near 0
         made = samplers.dynamic_temperature(at, spread, exponent)(HISTORY, tensor(row))
         np.testing.assert_allclose(made[0].numpy(), expected, rtol=2e-3, atol=1e-3)
+
+
+@given(rows, st.floats(0.01, 2.0), st.floats(1.0, 5.0))
+def test_quadratic_sampling_is_that_of_its_author(values: list[float], factor: float, curve: float) -> None:
+    made = made_of({"smoothing_factor": factor, "smoothing_curve": curve})(HISTORY, tensor(np.array(values)))
+    same(made, quadratic(np.array(values), factor, curve))
+
+
+def test_quadratic_sampling_brings_the_top_together_and_pushes_the_tail_away() -> None:
+    scores = torch.tensor([[4.0, 3.0, 0.0, -math.inf]])
+    made = made_of({"smoothing_factor": 0.5})(HISTORY, scores)
+    assert made.tolist() == [[4.0, 3.5, -4.0, -math.inf]]  # 4 - 0.5 * 1 ** 2, 4 - 0.5 * 4 ** 2
+    steeper = made_of({"smoothing_factor": 0.5, "smoothing_curve": 2.0})(HISTORY, scores)
+    assert steeper.tolist() == [[4.0, 3.5, -16.0, -math.inf]]  # 4 - 0.5 * (0.5 * 4 ** 2 + 0.5 * 4 ** 3)
 
 
 @given(rows, st.sampled_from([0.03, 0.11, 0.21, 0.5]))
