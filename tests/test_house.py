@@ -18,6 +18,7 @@ from genctl.cli.app import COMMANDS
 from genctl.cli.table import Command
 from genctl.config import listed_knobs
 from genctl.errors import UsageError
+from genctl.io import scored
 from genctl.io.writers import FORMATS, Format, Unclosed, open_writer
 from genctl.params import Generation, knobs
 from tests import tiers
@@ -378,5 +379,6 @@ def test_no_command_offers_a_format_that_nobody_writes() -> None:
             offered[name] = {choice for choice in get_args(hints["format"]) if isinstance(choice, str)}
     assert {"run", "score", "compare", "inspect-cache", "models"} <= set(offered)
     others = {"compare": {"md"}, "explore": {"dot"}}  # tables of its own, and a graph
+    assert offered["score"] == set(scored.FORMATS), "score writes other records: its formats are those of io/scored.py"
     unknown = {name: some - set(FORMATS) - others.get(name, set()) for name, some in offered.items()}
     assert {name: some for name, some in unknown.items() if some} == {}, "writers.FORMATS has no such format"

@@ -28,6 +28,7 @@ from genctl.errors import UsageError
 from genctl.io import readers
 from genctl.io.template import Template
 from genctl.io.template import read as read_template
+from genctl.io.writers import FLAT, TEXTS
 from genctl.terminal.standard_streams import is_terminal
 
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
@@ -47,7 +48,7 @@ WATCH: Any = SHOWN.repeated(
     "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
 )
 TIMING: Conflict = (
-    given("timing", format=("text", "md", "tsv")),
+    given("timing", format=(*FLAT, "md")),
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
 PICTURES = ("report", "svg")
@@ -74,9 +75,9 @@ def shown_top(options: Any) -> int:
     given: int | None = options.top_logprobs
     if given is not None:
         return given
-    if options.report is not None and (options.format == "text" or not getattr(options, "with_tokens", options.scores)):
+    if options.report is not None and (options.format in TEXTS or not getattr(options, "with_tokens", options.scores)):
         return SHOWN_TOP
-    return SHOWN_TOP if options.scores and options.format == "text" else 0
+    return SHOWN_TOP if options.scores and options.format in TEXTS else 0
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class OutputFormat:
 
     open: Callable[[Binary, WriterSetup], Writer]
     suffixes: tuple[str, ...] = ()  # of file names that select it where --format does not
-    records: bool = True  # whether it holds records, not texts alone
+    records: bool = True  # whether it holds records, not only texts
     nested: bool = False  # whether values may be lists and objects
 
 
@@ -158,6 +158,8 @@ FORMATS: dict[str, OutputFormat] = {
     "jsonl": OutputFormat(lambda sink, setup: JsonlWriter(sink), (".jsonl", ".ndjson"), nested=True),
     "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, COLUMNS, header=not setup.begun), (".tsv",)),
 }
+TEXTS = frozenset(name for name, format in FORMATS.items() if not format.records)
+FLAT = tuple(name for name, format in FORMATS.items() if not format.nested)
 
 
 def open_writer(

@@ -123,6 +123,7 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
 
 
 RECORDS = tuple(name for name, format in FORMATS.items() if format.records)
+WHOLE = tuple(name for name in FORMATS if name != "text")  # what is written at the end of each result
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
     "--echo begins texts with their prompt, but --tree-format writes trees instead of texts",
@@ -160,12 +161,12 @@ CONFLICTS: tuple[Conflict, ...] = (
     *because(
         given("stream"),
         "--stream writes text as soon as it is certain, in input order, but ",
-        (given(format=RECORDS), "--format {format} writes whole records"),
+        (given(format=WHOLE), "--format {format} writes whole records"),
         (given(to_file=[True]), "--output keeps results until they are whole"),
         (given("unordered"), "--unordered writes results as they finish"),
         (given("tree_format"), TREES),
     ),
-    (given("tree_format", format=RECORDS), f"{TREES}, which contradicts --format {{format}}"),
+    (given("tree_format", format=WHOLE), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
     WATCH_TSV,
     *refused(

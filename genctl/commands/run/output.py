@@ -48,7 +48,7 @@ def records_of(
     records = []
     for number, sequence in enumerate(result.sequences):
         hypothesis = sequence.hypothesis
-        if options.format == "text" and not texts:  # the same as on a terminal
+        if options.format in writers.TEXTS and not texts:  # the same as on a terminal
             hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
         if options.echo:
             between = "\t" if encoder_decoder else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions
+from genctl.io.writers import TEXTS
 from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
@@ -52,14 +53,14 @@ def make_view(options: RunOptions, out: Console, err: Console, *, live: bool, lo
         from genctl.commands.run.beam_view import BeamView
 
         return BeamView(out, err, quiet=options.quiet, tree=options.tree, formula=not options.quiet, **shared)
-    shown = out if live else err if details and options.format == "text" else discard()
+    shown = out if live else err if details and options.format in TEXTS else discard()
     return RunView(shown, err, live=live, quiet=_is_quiet(options, live=live), **shared)
 
 
 def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     """Whether to show a progress bar: only where nothing else is written to its terminal."""
     alone = options.to_file or not is_terminal(sys.stdout)
-    details = options.format == "text" and _has_details(options)
+    details = options.format in TEXTS and _has_details(options)
     if err is None or not alone or live or options.quiet or details:
         return False
     from genctl.terminal.console import takes_lines

@@ -10,7 +10,7 @@ from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, 
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
 from genctl.commands.worker_options import ADDRESS, WORKERS, refused
 from genctl.errors import UsageError
-from genctl.io.writers import Format
+from genctl.io.scored import Format
 
 SCORED = OptionGroup("What is scored")
 
