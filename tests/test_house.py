@@ -366,7 +366,7 @@ def test_every_processor_has_its_knobs_and_its_function() -> None:
 
 def test_every_output_format_is_a_key() -> None:
     assert get_args(Format) == tuple(FORMATS), "a format is one value of writers.Format and one key of writers.FORMATS"
-    with pytest.raises(UsageError, match="unknown output format 'xml': expected one of text, json, jsonl, tsv"):
+    with pytest.raises(UsageError, match="unknown output format 'xml': expected one of text, json, jsonl, tsv, nul"):
         open_writer("xml", Unclosed(), on_error=lambda record: None)
 
 

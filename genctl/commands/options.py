@@ -87,9 +87,7 @@ class ModelOptions(CommandOptions):
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
     input_format: InputFormat | None = IN_OUT.option("how prompts are separated (default: lines; jsonl for *.jsonl)")
-    template: str | None = IN_OUT.option(
-        "make each prompt of a text with {prompt}, or the {fields} of JSONL rows", "TEXT|@FILE"
-    )
+    template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
     report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
     svg: str | None = SHOWN.option("also draw what a terminal shows in the end, as a picture", "FILE")

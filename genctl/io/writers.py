@@ -1,4 +1,4 @@
-"""Writers of records as text, JSON, JSONL or TSV. UTF-8 in every locale; each record is one write of whole lines.
+"""Writers of results: text, JSON, JSONL, TSV, NUL. UTF-8 in every locale; each result is one write of whole lines.
 
 Misleading characters are escaped in JSON, JSONL and TSV: controls, bidi controls, line separators and lone surrogates.
 `text` is written unchanged; only a lone surrogate, which UTF-8 cannot encode, becomes `\\udXXX`.
@@ -20,7 +20,7 @@ from genctl.io.output import open_output as open_output
 from genctl.io.printable import quote
 
 # The keys of `FORMATS`, as a type: what --format takes.
-Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
+Format: TypeAlias = Literal["text", "json", "jsonl", "tsv", "nul"]
 Record: TypeAlias = Mapping[str, Any]
 
 COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", "text", "prompt", "error")
@@ -95,6 +95,17 @@ class TextWriter:
         self._sink.close()
 
 
+class NulWriter(TextWriter):
+    """As `TextWriter`, with a NUL after each text in place of a newline. A NUL within a text becomes `\\x00`."""
+
+    def write(self, record: Record) -> None:
+        if "error" in record:
+            super().write(record)
+        else:
+            text = self._shown(record["text"]).replace("\0", "\\x00")
+            self._sink.write(f"{text}\0".encode("utf-8", "backslashreplace"))
+
+
 class JsonlWriter:
     """One object per line."""
 
@@ -157,6 +168,7 @@ FORMATS: dict[str, OutputFormat] = {
     "json": OutputFormat(lambda sink, setup: JsonWriter(sink), (".json",), nested=True),
     "jsonl": OutputFormat(lambda sink, setup: JsonlWriter(sink), (".jsonl", ".ndjson"), nested=True),
     "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, COLUMNS, header=not setup.begun), (".tsv",)),
+    "nul": OutputFormat(lambda sink, setup: NulWriter(sink, setup.on_error, setup.shown), records=False),
 }
 TEXTS = frozenset(name for name, format in FORMATS.items() if not format.records)
 FLAT = tuple(name for name, format in FORMATS.items() if not format.nested)

@@ -108,6 +108,7 @@ def test_text_errors_go_to_stderr_and_the_rest_goes_on() -> None:
         ("text", "seven\neight\n"),
         ("json", None),
         ("tsv", None),
+        ("nul", "seven\0eight\0"),
     ],
 )
 def test_formats(format: str, expected: str | None) -> None:
