@@ -133,3 +133,15 @@ def test_what_the_loop_and_a_search_tell_each_other_is_small() -> None:
 
     assert len(fields(Scores)) <= 8
     assert len(fields(Choice)) <= 8
+
+
+def test_the_additions_that_the_guide_shows_are_in_the_files() -> None:
+    """Each added line of the diffs in contributing.md: an example that no longer holds misleads the next person."""
+    path, shown = Path(), list[str]()
+    for line in (ROOT / "docs/contributing.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("--- a/"):
+            path = Path(line.removeprefix("--- a/"))
+        elif line.startswith("+") and line.strip("+ ") not in ("", "…"):
+            shown.append(line[1:])
+            assert line[1:] in (ROOT / path).read_text(encoding="utf-8").splitlines(), f"{path} has no {line[1:]!r}"
+    assert len(shown) > 50
