@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from genctl import events
 from genctl.io import jsonl, writers
@@ -114,7 +114,6 @@ class ScoreTextWriter(writers.TextWriter):
         self._sink.write(("\t".join(cells) + "\n").encode())
 
 
-Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]  # the keys of `FORMATS`
 FORMATS = {
     "text": writers.OutputFormat(lambda sink, setup: ScoreTextWriter(sink, setup.on_error), records=False),
     "json": writers.FORMATS["json"],
@@ -123,7 +122,9 @@ FORMATS = {
 }
 
 
-def open_writer(format: Format, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]) -> writers.Writer:
+def open_writer(
+    format: writers.ReportFormat, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
+) -> writers.Writer:
     """As `writers.open_writer`, for these records."""
     return writers.open_writer(format, sink, on_error=on_error, formats=FORMATS)
 

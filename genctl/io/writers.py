@@ -21,6 +21,7 @@ from genctl.io.printable import quote
 
 # The keys of `FORMATS`, as a type: what --format takes.
 Format: TypeAlias = Literal["text", "json", "jsonl", "tsv", "nul"]
+ReportFormat: TypeAlias = Literal["text", "json", "jsonl", "tsv"]  # of commands whose results are not texts
 Record: TypeAlias = Mapping[str, Any]
 
 COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", "text", "prompt", "error")

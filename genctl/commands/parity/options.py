@@ -20,7 +20,7 @@ from genctl.commands.parity.sides import DECODING, Side, is_prompt, read_sides
 from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.errors import UsageError
-from genctl.io.writers import Format
+from genctl.io.writers import ReportFormat
 
 COMPARED = OptionGroup("What is compared")
 FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that have a flag here
@@ -36,7 +36,7 @@ class ParityCommandOptions(ModelOptions):
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
-    format: Format = FORMAT
+    format: ReportFormat = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --report and --svg")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
     by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")

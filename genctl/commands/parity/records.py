@@ -92,6 +92,6 @@ class ParityTsvWriter(writers.TsvWriter):
 
 
 FORMATS = {
-    **writers.FORMATS,
+    **{name: writers.FORMATS[name] for name in ("text", "json", "jsonl")},
     "tsv": writers.OutputFormat(lambda sink, setup: ParityTsvWriter(sink, COLUMNS), (".tsv",)),
 }
