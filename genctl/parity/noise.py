@@ -40,6 +40,8 @@ class MeasuredNoise:
     rounding: Tensor  # f64 [SEEDS, M, V], of the difference of both sides
     moved: float  # nats by which rounding moves the margin of the first two choices at most
     equal: bool  # whether both sides have equal weights and compute in one dtype
+    oracles: tuple[Oracle, Oracle]
+    dtypes: tuple[torch.dtype, torch.dtype]
 
     def place(self, text: str, index: int) -> int | None:
         """The number of a position among those that were checked."""
@@ -119,7 +121,9 @@ def measure_noise(
         ),
         typical_allowed=ALLOWANCE * max(typical, 1.0),
     )
-    return MeasuredNoise(noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same)
+    return MeasuredNoise(
+        noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same, (mine, theirs), dtypes
+    )
 
 
 def _margin(logits: Tensor, differences: Iterable[Tensor]) -> float:

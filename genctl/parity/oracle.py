@@ -6,10 +6,10 @@ the dtype in which it is stored, so that its weights stay mapped from the files.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Text
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,21 @@ class Oracle:
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
-        with self._model_of(torch.float64), Exact(self._weights(dtype)):
-            return self._read(readings)
+        return self.exactly(dtype, lambda: self._read(readings))
 
     def shaken(self, readings: Sequence[Reading], dtype: torch.dtype, seed: int) -> Tensor:
         """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
+        return self.shakily(dtype, seed, lambda: self._read(readings)).double()
+
+    def exactly(self, dtype: torch.dtype, read: Callable[[], Found]) -> Found:
+        """What `read` finds with weights of `dtype`, without any rounding."""
+        with self._model_of(torch.float64), Exact(self._weights(dtype)):
+            return read()
+
+    def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
+        """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""
         with self._model_of(dtype), Shaken(self._weights(dtype), seed):
-            return self._read(readings).double()
+            return read()
 
     def _read(self, readings: Sequence[Reading]) -> Tensor:
         rows = []

@@ -161,8 +161,8 @@ class LayerDifference:
     sublayer: str  # embedding, norm, attention, mlp, layer, head
     name: str  # the part's own name: "model.layers.3.self_attn"
     size: float  # norm of the difference over the norm of the output, the largest of all positions
-    noise: float  # the same for the reference's own rounding
-    position: int  # where the difference is largest
+    noise: float  # the same for what weights and rounding explain
+    position: int  # the index of the token before which the difference is largest
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,10 @@ class Fault:
 
     text: str  # the id of the text that was read
     layer: int | None  # None: before the first layer, after the last, or outside of the layers
-    sublayer: str  # as in `LayerDifference`; "cache" if a reading in one pass agrees, and only steps part
+    sublayer: str  # as in `LayerDifference`; "batch" if a text that is read alone agrees
     name: str
     position: int  # the first that parts, from the beginning of the prompt
-    size: float  # at that position, as `LayerDifference.size`
+    size: float  # at that position, as `LayerDifference.size`; of "batch" the largest ratio to rounding
     reason: str  # one sentence
     curve: tuple[LayerDifference, ...] = ()
 
