@@ -51,6 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
+    "commands.explore": {*_SLICE, "decode", "tree"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native", "pages", "transformers"},
     "commands.replay": {*_SLICE, "collection", "commands.run", "pages"},
     "commands.batch": {*_SLICE, "engines.server"},
@@ -179,6 +180,7 @@ HEAVY = {
     "typer": {"cli", "commands", "commands.batch"},
     "httpx2": {"engines.server"},
     "prompt_toolkit": {"commands.chat"},
+    "textual": {"commands.explore"},
 }
 
 

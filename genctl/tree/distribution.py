@@ -63,7 +63,7 @@ class Distribution:
         settings: int = 0,
     ) -> None:
         self.node, self.settings = node, settings
-        self._stages, self._piece = stages, piece
+        self.stages, self._piece = stages, piece
         self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
         self.processed: NDArray[np.float32] = self.logprobs
         if stages:
@@ -131,13 +131,13 @@ class Distribution:
     def why(self, id: int) -> tuple[Trace, ...]:
         """What each processor did to one token, in their order."""
         row = torch.zeros(1, dtype=torch.long)
-        stages = [Stage(one.name, one.before.cpu(), one.after.cpu()) for one in self._stages]
+        stages = [Stage(one.name, one.before.cpu(), one.after.cpu()) for one in self.stages]
         return trace.traces(stages, row, torch.tensor([id]))[0]
 
     def _remover(self, id: int) -> str:
         if self.processed[id] > -np.inf:
             return ""
-        for stage in self._stages:
+        for stage in self.stages:
             if not float(stage.after[0, id]) > torch.finfo(stage.after.dtype).min:
                 return stage.name
         return ""

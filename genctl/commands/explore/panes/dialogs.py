@@ -1,0 +1,159 @@
+"""What opens above the panes: help, the layers, two branches side by side, a command to repeat, an editor of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Protocol
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static, TextArea
+
+from genctl.commands.explore.panes import marks
+from genctl.commands.explore.panes.alternatives import AlternativeRow
+from genctl.commands.explore.panes.flow import TextFlow, TextPiece
+from genctl.terminal import theme, widgets
+
+
+class Dialog(ModalScreen[None]):
+    """A text to read: arrows scroll, Escape, Enter or q closes it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key, "app.pop_screen", show=False) for key in ("escape", "enter", "q", "question_mark")
+    ]
+
+    def __init__(self, title: str, body: RenderableType) -> None:
+        super().__init__()
+        self.heading, self.body = title, body
+
+    def compose(self) -> ComposeResult:
+        """A frame with the text."""
+        with VerticalScroll(classes="dialog") as frame:
+            frame.border_title = self.heading
+            frame.border_subtitle = "Escape closes"
+            yield Static(self.body, id="body", markup=False)
+
+
+class Editor(ModalScreen[str | None]):
+    """A text to change. The answer is the text, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False, priority=True),
+        Binding("ctrl+s,f2", "take", show=False, priority=True),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+    def compose(self) -> ComposeResult:
+        """A frame with the text in it."""
+        with Vertical(classes="dialog editor") as frame:
+            frame.border_title = "Another text from here"
+            frame.border_subtitle = "Ctrl+S or F2 takes it · Escape leaves"
+            yield TextArea(self.text, soft_wrap=True, id="edited", compact=True)
+
+    def action_take(self) -> None:
+        """Close with the text."""
+        self.dismiss(self.query_one("#edited", TextArea).text)
+
+    def action_leave(self) -> None:
+        """Close without."""
+        self.dismiss(None)
+
+
+class LayerRow(Protocol):
+    """What the model would say after one of its layers."""
+
+    @property
+    def layer(self) -> int: ...
+    @property
+    def alternatives(self) -> Sequence[tuple[int, str, float]]: ...
+    @property
+    def entropy(self) -> float: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def rank(self) -> int | None: ...
+
+
+def layers_table(layers: Sequence[LayerRow], chosen: str, width: int, *, coloured: bool) -> RenderableType:
+    """A row for each layer: its most probable tokens, and what it gives the chosen one."""
+    table = Table(box=None, pad_edge=False, header_style=marks.DIM, padding=(0, 1))
+    table.add_column("layer", justify="right")
+    table.add_column("entropy", justify="right")
+    if any(layer.logprob is not None for layer in layers):
+        table.add_column(f"{widgets.cells(chosen, 12).rstrip()}", justify="right")
+        table.add_column("rank", justify="right")
+    table.add_column("most probable", no_wrap=True, overflow="ellipsis")
+    several = max((width - 34) // 20, 1)
+    for layer in layers:
+        cells: list[RenderableType] = [str(layer.layer), f"{layer.entropy:.2f}"]
+        if layer.logprob is not None:
+            cells += [_share(layer.logprob, coloured), "–" if layer.rank is None else str(layer.rank)]
+        line = Text()
+        for id, text, logprob in layer.alternatives[:several]:
+            line.append(widgets.cells(widgets.token_text(id, text), 11)).append(" ")
+            line.append_text(_share(logprob, coloured)).append("  ")
+        table.add_row(*cells, line)
+    return table
+
+
+def _share(logprob: float, coloured: bool) -> Text:
+    probability = math.exp(min(logprob, 0.0))
+    style = theme.colour(probability) if coloured else theme.PLAIN
+    return Text(widgets.percent(probability), style=style)
+
+
+def side_by_side(
+    heads: tuple[str, str],
+    pieces: tuple[Sequence[TextPiece], Sequence[TextPiece]],
+    shared: str,
+    width: int,
+    *,
+    coloured: bool,
+) -> RenderableType:
+    """What two branches share, and below it each from where they part, in two columns; narrow: one below the other."""
+    top = Text("… " + widgets.visible(shared[-200:]) if len(shared) > 200 else widgets.visible(shared), style=marks.DIM)
+    half = width if width < 60 else (width - 3) // 2
+    columns = [_column(each, half, coloured) for each in pieces]
+    titles = [Text(widgets.first_words(head, half), style=marks.BOLD) for head in heads]
+    rule = Text("▸ they part here", style=marks.DIM)
+    if width < 60:
+        return Group(top, rule, titles[0], *columns[0], Text(), titles[1], *columns[1])
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 3, 0, 0))
+    table.add_column(width=half)
+    table.add_column(width=half)
+    table.add_row(*titles)
+    longest = max(map(len, columns))
+    for line in range(longest):
+        table.add_row(*(column[line] if line < len(column) else Text() for column in columns))
+    return Group(top, rule, table)
+
+
+def _column(pieces: Sequence[TextPiece], width: int, coloured: bool) -> list[Text]:
+    flow = TextFlow(width)
+    flow.update(list(pieces))
+    lines = []
+    for number in range(len(flow)):
+        line, digits = Text(no_wrap=True), Text(no_wrap=True, style=marks.DIM)
+        for run in flow.line(number):
+            piece = flow.pieces[run.piece]
+            share = piece.probability
+            line.append(run.text, style=theme.colour(share) if coloured and share is not None else theme.PLAIN)
+            digits.append(marks.tenth(share).ljust(run.cells)[: run.cells])
+        lines += [line] if coloured else [line, digits]
+    return lines
+
+
+def alternative_line(row: AlternativeRow, *, coloured: bool) -> Text:
+    """One token with its probability by the model and after the processors."""
+    line = Text(f"{row.rank:>6} {widgets.cells(widgets.token_text(row.id, row.text), 20)} ", no_wrap=True)
+    line.append_text(_share(row.logprob, coloured)).append(" ")
+    return line.append_text(_share(row.processed, coloured))

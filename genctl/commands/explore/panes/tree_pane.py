@@ -1,0 +1,134 @@
+"""The tree: its branches, their joint probability, length and bookmarks. Only the rows in view are made."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from rich.segment import Segment
+from rich.text import Text
+from textual import events
+from textual.message import Message
+from textual.strip import Strip
+
+from genctl.commands.explore.panes import marks
+from genctl.commands.explore.panes.branch_rows import Branching, BranchPart, BranchRows, text_of
+from genctl.commands.explore.panes.rows_pane import RowsPane
+from genctl.terminal import theme, widgets
+
+LIMIT = 12  # cells of the lines that lead to a row
+
+
+class TreePane(RowsPane):
+    """A row for each part of a branch, one of them selected."""
+
+    class BranchOpened(Message):
+        """A row was clicked. `node` is its last token."""
+
+        def __init__(self, node: int) -> None:
+            super().__init__()
+            self.node = node
+
+    def __init__(self, tree: Branching, *, id: str | None = None, coloured: bool = True) -> None:
+        super().__init__(id=id)
+        self.tree_shown = tree
+        self.coloured = coloured
+        self.rows = BranchRows()
+        self.at = 0
+        self.on_path: Collection[int] = frozenset()  # nodes of the current branch
+        self.marked: dict[int, list[str]] = {}
+
+    @property
+    def selected(self) -> int | None:
+        """The last node of the selected row."""
+        return self.rows.parts[self.at].end if self.at < len(self.rows.parts) else None
+
+    def show(self, on_path: Collection[int], *, follow: bool = True) -> None:
+        """Show the tree, with a branch as the current one; `follow` selects its last row."""
+        made = self.rows.refresh(self.tree_shown)
+        moved = on_path != self.on_path
+        self.on_path = on_path
+        marked = defaultdict(list)
+        for name, node in self.tree_shown.bookmarks.items():
+            marked[node].append(name)
+        if made or moved or marked != self.marked:
+            self.refresh()
+        self.marked = dict(marked)
+        if follow:
+            self.at = self.rows.row_of(on_path) or 0
+        self.at = min(self.at, max(len(self.rows.parts) - 1, 0))
+        self._measure()
+
+    def _measure(self) -> None:
+        self.measure(len(self.rows.parts))
+        self.keep_in_view(self.at)
+
+    def move(self, rows: int) -> None:
+        """Select another row."""
+        before, self.at = self.at, min(max(self.at + rows, 0), max(len(self.rows.parts) - 1, 0))
+        self.keep_in_view(self.at)
+        self.redraw(before, before + 1)
+        self.redraw(self.at, self.at + 1)
+
+    def on_resize(self) -> None:
+        """Keep the selection in view."""
+        self._measure()
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """One row."""
+        row, width = y + self.scroll_offset.y, self.room.width
+        if row >= len(self.rows.parts):
+            words = "" if y or self.rows.parts else "no tokens yet: Space generates"
+            return Strip([Segment(words, marks.DIM)]).extend_cell_length(width).crop(0, width)
+        self.drawn += 1
+        line = self._line(self.rows.parts[row], width)
+        if row == self.at and self.has_focus:
+            line.stylize(marks.CURSOR)
+        return Strip([Segment(text, style) for text, style, _ in line.render(self.app.console)]).adjust_cell_length(
+            width, marks.CURSOR if row == self.at and self.has_focus else None
+        )
+
+    def _line(self, part: BranchPart, width: int) -> Text:
+        here = part.end in self.on_path or part.first in self.on_path
+        limit = min(LIMIT, max(width // 4, 2))
+        lines = part.forks if len(part.forks) < limit else f"{len(part.forks)}…{part.forks[-limit + 4 :]}"
+        line = Text("▸" if here else " ", no_wrap=True, end="")
+        line.append(lines + ("└" if part.last else "├"), style=marks.DIM)
+        figures = Text(no_wrap=True)
+        names = [name for node, found in self.marked.items() if self._within(part, node) for name in found]
+        if names:
+            figures.append(f" ★{widgets.first_words(' '.join(names), 16)}", style=marks.BOLD)
+        joint, depth = self.tree_shown.joints[part.end], self.tree_shown.depths[part.end]
+        probability = marks.probability_of(joint / max(depth, 1))
+        figures.append(f" {marks.odds(joint)}", style=theme.colour(probability) if self.coloured else theme.PLAIN)
+        figures.append(f" {depth:>5}", style=marks.DIM)
+        room = max(width - line.cell_len - figures.cell_len, 4)
+        text = widgets.first_words(text_of(self.tree_shown, part, room + 1), room) or "▯"
+        line.append(widgets.cells(text, room), style=marks.BOLD if here else theme.PLAIN)
+        return line.append_text(figures)
+
+    def _within(self, part: BranchPart, node: int) -> bool:
+        depths, nodes = self.tree_shown.depths, self.tree_shown.nodes
+        if not depths[part.first] <= depths[node] <= depths[part.end]:
+            return False
+        while depths[node] > depths[part.first]:
+            node = nodes[node].parent
+        return node == part.first
+
+    def on_focus(self) -> None:
+        """Show the selection."""
+        self.refresh()
+
+    def on_blur(self) -> None:
+        """Hide the selection."""
+        self.refresh()
+
+    def on_click(self, event: events.Click) -> None:
+        """Go to the branch that was clicked."""
+        place = event.get_content_offset(self)
+        if place is None or place.y + self.scroll_offset.y >= len(self.rows.parts):
+            return
+        self.move(place.y + self.scroll_offset.y - self.at)
+        if self.selected is not None:
+            self.post_message(self.BranchOpened(self.selected))

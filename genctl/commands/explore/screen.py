@@ -1,0 +1,68 @@
+"""The full screen of `genctl explore`, from the terminal to the exit status. Enter by `run_screen`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from genctl.errors import GenctlError, UsageError
+from genctl.terminal.standard_streams import is_terminal
+
+if TYPE_CHECKING:
+    from genctl.commands.explore.screen_panes import ScreenSource
+
+POLL_S = 0.1  # how often a signal is looked for
+
+
+def check_terminal() -> None:
+    """Raises UsageError where a full screen cannot be drawn; the hint is the command that does the same without one."""
+    hint = "genctl explore PROMPT --expand mass=0.9,depth=6 needs no screen, and neither does --script FILE"
+    term = os.environ.get("TERM", "")
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
+        if not is_terminal(stream):
+            raise UsageError(f"genctl explore fills a terminal, and standard {name} is none", hint=hint)
+    if term.lower() in ("", "dumb", "unknown"):
+        raise UsageError(f"genctl explore fills a terminal, and TERM={term} cannot move its cursor", hint=hint)
+
+
+def run_screen(
+    source: ScreenSource,
+    *,
+    saved: str = "",
+    coloured: bool = True,
+    signalled: Callable[[], int] = lambda: 0,
+    resume: bool = False,
+) -> int:
+    """Show a tree until the person leaves. Returns the exit status.
+
+    `saved` is the file of the tree, which the last line names. `signalled` is the status to exit with once a signal has
+    come, else 0; whoever calls handles signals. `resume` finishes the command that was cut short. Raises GenctlError
+    after the terminal is restored, if the screen itself fails.
+    """
+    from genctl.commands.explore.screen_app import ExploreApp
+    from genctl.terminal.message import print_message
+
+    app = ExploreApp(source, coloured=coloured)
+    errors = app.capture_errors()
+    app.watch_signals(signalled, POLL_S)
+    if resume:
+        app.first_command = "resume"
+    status = app.run()
+    app.worker.close()
+    if saved:
+        print_message(f"saved: genctl explore --open {shlex.quote(saved)} continues this tree")
+    if app.return_code:
+        told = errors.getvalue()
+        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", told, re.MULTILINE)), "no message")
+        raise ScreenError(f"the screen failed: {last}", hint="this is a bug; --debug shows where") from RuntimeError(
+            told
+        )
+    return signalled() or int(status or 0)
+
+
+class ScreenError(GenctlError):
+    """The screen failed, not the model."""

@@ -1,0 +1,364 @@
+"""The keys of the full screen: each is a command of the tree, or moves the screen's own cursor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+from textual import on
+from textual.binding import Binding, BindingType
+from textual.widgets import Input, TextArea
+
+from genctl.commands.explore.panes import marks
+from genctl.commands.explore.panes.alternatives import Alternatives, matching
+from genctl.commands.explore.panes.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
+from genctl.commands.explore.panes.flow import TextPiece
+from genctl.commands.explore.panes.prompt_line import PromptLine
+from genctl.commands.explore.panes.text_pane import TextPane
+from genctl.commands.explore.panes.tree_pane import TreePane
+from genctl.commands.explore.screen_keys import KEYS, help_rows
+from genctl.commands.explore.screen_panes import TreeApp
+from genctl.commands.explore.screen_place import UNCERTAIN
+from genctl.commands.explore.screen_worker import CommandDone
+from genctl.events import Token
+from genctl.terminal import widgets
+from genctl.terminal.explain import explain_lines
+from genctl.tree.language import WORDS
+from genctl.tree.results import AtLayer, BranchText, Compared, Repeat, Shown, Why
+
+_LABELS = {
+    "settings": "a knob or a preset: top_p=0.9, temperature=1.2, beam5; reset",
+    "expand": "expand up to: mass=0.9,depth=6",
+    "command": "a command: goto m1, sample 3 40, find TEXT",
+    "filter": "filter the alternatives",
+}
+
+
+class ExploreApp(TreeApp):
+    """The panes with their keys."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding(key.keys, key.action, key.about, show=False, priority=key.keys == "ctrl+c") for key in KEYS
+    ]
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.layers: list[AtLayer] = []
+        self.first_of_two: int | None = None  # the end of the branch that `d` was pressed on
+        self.texts: list[str] | None = None  # of the vocabulary
+
+    # -- moving --------------------------------------------------------------------------------------------------------
+
+    def _moved(self) -> None:
+        self.follows = False
+        self.show_text()
+        self.show_choices()
+
+    def _go_to_piece(self, index: int) -> None:
+        if self.place.move(index):
+            self._moved()
+
+    def action_left(self) -> None:
+        """The token before."""
+        self._go_to_piece(self.place.index - 1)
+
+    def action_right(self) -> None:
+        """The next token."""
+        self._go_to_piece(self.place.index + 1)
+
+    def action_start(self) -> None:
+        """The beginning."""
+        self._go_to_piece(0)
+
+    def action_end(self) -> None:
+        """The end of the branch."""
+        self._go_to_piece(len(self.place.pieces))
+
+    def action_up(self) -> None:
+        """Up in the pane that has the focus."""
+        self._move_lines(-1)
+
+    def action_down(self) -> None:
+        """Down in the pane that has the focus."""
+        self._move_lines(1)
+
+    def action_page(self, pages: int) -> None:
+        """A page up or down in the pane that has the focus."""
+        focused = self.focused
+        height = focused.size.height if focused is not None else 10
+        rows = self.text_pane.rows if focused is self.text_pane else 1
+        self._move_lines(pages * max(height // rows - 1, 1))
+
+    def _move_lines(self, lines: int) -> None:
+        if self.focused is self.text_pane:
+            self._go_to_piece(self.text_pane.neighbour(lines))
+        elif self.focused is self.tree_pane:
+            self.tree_pane.move(lines)
+        else:
+            self.choices.move(lines)
+
+    def action_uncertain(self, direction: int) -> None:
+        """The next or the previous token that was chosen with a high entropy."""
+        index = self.place.uncertain(direction)
+        if index is None:
+            where = "after" if direction > 0 else "before"
+            self.say(f"no token {where} this one was chosen with an entropy of {UNCERTAIN:g} nat or more")
+        else:
+            self._go_to_piece(index)
+
+    @on(TextPane.Clicked)
+    def _text_clicked(self, event: TextPane.Clicked) -> None:
+        self._go_to_piece(event.index)
+
+    @on(TreePane.BranchOpened)
+    def _branch_clicked(self, event: TreePane.BranchOpened) -> None:
+        self._open_branch(event.node)
+
+    def _open_branch(self, node: int) -> None:
+        self.place.go(node, None)
+        self._moved()
+        self.show_tree()
+
+    @on(Alternatives.Selected)
+    def _row_selected(self) -> None:
+        self.show_detail()
+
+    @on(Alternatives.Taken)
+    def _row_taken(self) -> None:
+        self._take_selected()
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def action_take(self) -> None:
+        """Take the alternative, or go to the branch."""
+        if self.focused is self.tree_pane:
+            if self.tree_pane.selected is not None:
+                self._open_branch(self.tree_pane.selected)
+        else:
+            self._take_selected()
+
+    def _take_selected(self) -> None:
+        if self.choices.selected is None:
+            self.say("the alternatives are not known yet", failed=True)
+        else:
+            self.run_command(f"take id:{self.choices.selected}", at=self.place.cursor)
+
+    def action_pause(self) -> None:
+        """Stop what runs; else generate on from the end of the branch."""
+        if self.worker.busy:
+            self.worker.stop()
+        elif self.run_command("generate", at=self.place.tip):
+            self.action_end()
+
+    def action_sample(self, number: int) -> None:
+        """Sample continuations from here."""
+        self.run_command(f"sample {number}", at=self.place.cursor)
+
+    def action_beams(self) -> None:
+        """Beam search from here."""
+        self.run_command("beams", at=self.place.cursor)
+
+    def action_edit(self) -> None:
+        """Another text from here."""
+        rest = "".join(piece.text for piece in self.place.pieces[self.place.index :])
+        at = self.place.cursor
+
+        def edited(text: str | None) -> None:
+            if text is not None and text != rest:
+                if text:
+                    self.run_command(f"edit {json.dumps(text, ensure_ascii=False)}", at=at)
+                else:
+                    self.say("there is no text to write", failed=True)
+
+        self.push_screen(Editor(rest), edited)
+
+    def action_undo(self) -> None:
+        """Undo."""
+        self.run_command("undo")
+
+    def action_redo(self) -> None:
+        """Redo."""
+        self.run_command("redo")
+
+    def action_bookmark(self) -> None:
+        """Bookmark this place."""
+        self.run_command("bookmark", at=self.place.cursor)
+
+    # -- asking --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, purpose: str, value: str = "", suggestions: Any = ()) -> None:
+        self.prompt.ask(purpose, _LABELS[purpose], value, suggestions)
+
+    def action_settings(self) -> None:
+        """Change a knob or a preset."""
+        self._ask("settings", "", self.source.suggestions)
+
+    def action_expand(self) -> None:
+        """Expand by joint probability."""
+        self._ask("expand", self.prompt.answers.get("expand", "mass=0.9,depth=6"))
+
+    def action_command(self) -> None:
+        """Any command."""
+        self._ask("command", "", [f"{name} " for name in WORDS])
+
+    def action_filter(self) -> None:
+        """Filter the alternatives."""
+        if self.texts is None:
+            self.run_worker(self._read_vocabulary, thread=True, exclusive=True)
+        self._ask("filter")
+
+    def _read_vocabulary(self) -> None:
+        texts = list(self.source.vocabulary())
+        self.call_from_thread(self._know_vocabulary, texts)
+
+    def _know_vocabulary(self, texts: list[str]) -> None:
+        self.texts = texts
+        if self.prompt.display and self.prompt.purpose == "filter":
+            self._filter(self.prompt.value)
+
+    def _filter(self, wanted: str) -> None:
+        if self.texts is not None:
+            self.choices.filter(matching(self.texts, wanted) if wanted else None)
+            self.query_one("#choices").border_subtitle = f"/{widgets.first_words(wanted, 20)}" if wanted else ""
+            self.show_detail()
+
+    @on(Input.Changed, "#prompt")
+    def _asked(self, event: Input.Changed) -> None:
+        if self.prompt.purpose == "filter":
+            self._filter(event.value)
+
+    @on(PromptLine.Left)
+    def _left(self, event: PromptLine.Left) -> None:
+        if event.purpose == "filter":
+            self._filter("")
+        self.choices.focus()
+
+    @on(Input.Submitted, "#prompt")
+    def _answered(self, event: Input.Submitted) -> None:
+        answer, purpose = event.value.strip(), self.prompt.purpose
+        self.prompt.close()
+        self.choices.focus()
+        if purpose == "filter" or not answer:
+            return
+        if purpose == "expand":
+            self.run_command(f"expand {answer}", at=self.place.cursor)
+        elif purpose == "settings":
+            words = answer if answer == "reset" else f"set {answer}" if "=" in answer else f"preset {answer}"
+            self.run_command(words)
+        else:
+            self.run_command(answer, at=self.place.cursor)
+
+    # -- looking -------------------------------------------------------------------------------------------------------
+
+    def action_layers(self) -> None:
+        """What the model would say after each layer."""
+        self.layers = []
+        self.run_command("layers", at=self.place.cursor)
+
+    def action_repeat(self) -> None:
+        """The command that repeats the branch."""
+        self.run_command("repeat", at=self.place.tip)
+
+    def action_copy(self) -> None:
+        """Copy the text of the branch."""
+        self.run_command("copy", at=self.place.tip)
+
+    def action_compare(self) -> None:
+        """Note a branch, or compare this one with the noted one."""
+        here, there = self.place.tip, self.first_of_two
+        if there is None or there == here or not self.source.tree.is_shown(there):
+            self.first_of_two = here
+            self.say("this branch is noted: go to another one and press d again")
+            return
+        self.first_of_two = None
+        self._show_two(there, here)
+
+    def _show_two(self, *ends: int) -> None:
+        """Two branches side by side, given by their ends."""
+        tree = self.source.tree
+        fork = tree.fork_of(*ends)
+        shared = tree.opened.shown or tree.opened.prompt
+        shared += "".join(tree.nodes[node].text for node in tree.path(fork))
+        heads = [
+            f"{name}: logprob {widgets.rounded(tree.joints[end] - tree.joints[fork])}, "
+            f"{tree.depths[end] - tree.depths[fork]} tokens from there"
+            for name, end in zip("AB", ends, strict=True)
+        ]
+        columns = [[self._piece(node) for node in tree.path(end, fork)] for end in ends]
+        width = self._dialog_width()
+        body = side_by_side((heads[0], heads[1]), (columns[0], columns[1]), shared, width, coloured=self.coloured)
+        self.push_screen(Dialog("two branches", body))
+
+    def _piece(self, node: int) -> TextPiece:
+        token = self.source.tree.nodes[node]
+        return TextPiece(node, token.text, marks.probability_of(token.logprob))
+
+    def _dialog_width(self) -> int:
+        return max(min(self.size.width * 9 // 10, 110) - 6, 20)
+
+    def action_help(self) -> None:
+        """The keys."""
+        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+        for shown, about in help_rows():
+            table.add_row(Text(shown, style=marks.BOLD), about)
+        self.push_screen(Dialog("keys", table))
+
+    def take_result(self, told: Any) -> set[str]:
+        """Layers are gathered; a text or a command line goes to the clipboard."""
+        if isinstance(told, AtLayer):
+            self.layers.append(told)
+        elif isinstance(told, Repeat):
+            command = "\n".join(told.commands)
+            if command:
+                self.copy_to_clipboard(command)
+            words = "\n\n".join(part for part in (command, "copied" if command else "", told.note) if part)
+            self.push_screen(Dialog("the command that repeats this branch", Text(widgets.visible(words))))
+        elif isinstance(told, (Shown, Why)):
+            tokens = told.alternatives if isinstance(told, Shown) else (told.token,)
+            lines = [alternative_line(each, coloured=self.coloured) for each in tokens]
+            traces = (
+                explain_lines(Token(0, 0.0, trace=told.trace), self._dialog_width()) if isinstance(told, Why) else []
+            )
+            self.push_screen(Dialog(self.running, Group(*lines, *traces)))
+        elif isinstance(told, Compared):
+            self._show_two(*told.nodes)
+        elif isinstance(told, BranchText):
+            self.copy_to_clipboard(told.text)
+            self.answer = f"copied {len(told.text)} characters"
+        else:
+            return super().take_result(told)
+        return set()
+
+    def finished(self, done: CommandDone) -> None:
+        """Show the layers once they are all there."""
+        if done.line == "layers" and self.layers and not done.error:
+            under = self.place.under
+            tree = self.source.tree
+            chosen = "" if under is None else widgets.token_text(tree.nodes[under].id, tree.nodes[under].text)
+            table = layers_table(self.layers, chosen, self._dialog_width(), coloured=self.coloured)
+            self.push_screen(Dialog("what the model would say after each layer", table))
+
+    # -- leaving -------------------------------------------------------------------------------------------------------
+
+    def action_let_go(self) -> None:
+        """Stop what runs, else remove the filter."""
+        if self.worker.busy:
+            self.worker.stop()
+        else:
+            self._filter("")
+
+    def action_stop_or_leave(self) -> None:
+        """Stop what runs, else leave."""
+        if self.worker.busy:
+            self.worker.stop()
+        elif isinstance(self.focused, (PromptLine, TextArea)):
+            self.say("Escape leaves the line")
+        else:
+            self.action_leave()
+
+    def action_leave(self) -> None:
+        """Leave."""
+        self.exit(0)

@@ -1,0 +1,64 @@
+"""The keys of `genctl explore`: one table for the bindings, the help and the documents."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """One key, or several that do the same kind of thing."""
+
+    keys: str  # as Textual names them, with commas
+    action: str
+    shown: str  # as people read it
+    about: str
+
+
+KEYS: tuple[Key, ...] = (
+    Key("left", "left", "←", "the token before"),
+    Key("right", "right", "→", "the next token"),
+    Key("home", "start", "Home", "the beginning of the branch"),
+    Key("end", "end", "End", "the end of the branch"),
+    Key("up", "up", "↑", "the alternative, line or branch above"),
+    Key("down", "down", "↓", "the one below"),
+    Key("pageup", "page(-1)", "PgUp", "a page up"),
+    Key("pagedown", "page(1)", "PgDn", "a page down"),
+    Key("tab", "app.focus_next", "Tab", "the next pane: alternatives, tree, text"),
+    Key("shift+tab", "app.focus_previous", "Shift+Tab", "the pane before"),
+    Key("enter", "take", "Enter", "take the alternative and generate on; in the tree, go to the branch"),
+    Key("space", "pause", "Space", "generate on from the end of the branch; while something runs, stop it"),
+    *(
+        Key(str(digit), f"sample({digit})", "1 … 9" if digit == 1 else "", "sample so many continuations from here")
+        for digit in range(1, 10)
+    ),
+    Key("b", "beams", "b", "beam search from here"),
+    Key("e", "edit", "e", "write another text from here (a token that it cuts is healed)"),
+    Key("u", "undo", "u", "undo"),
+    Key("U,shift+u", "redo", "U", "redo"),
+    Key("n", "uncertain(1)", "n", "the next uncertain token: entropy of 1 nat or more"),
+    Key("N,shift+n", "uncertain(-1)", "N", "the uncertain token before"),
+    Key("s", "settings", "s", "change a knob (top_p=0.9) or a preset: the distribution changes at once"),
+    Key("x", "expand", "x", "expand all continuations by joint probability, up to a mass and a depth"),
+    Key("m", "bookmark", "m", "bookmark this place"),
+    Key("d", "compare", "d", "compare two branches: press it on one, then on the other"),
+    Key("l", "layers", "l", "what the model would say after each of its layers"),
+    Key("slash", "filter", "/", "filter the alternatives by text"),
+    Key("c", "copy", "c", "copy the text of the branch"),
+    Key("y", "repeat", "y", "show and copy the command that repeats this branch"),
+    Key("colon", "command", ":", "a command, as in --script"),
+    Key("escape", "let_go", "Esc", "stop what runs; remove the filter"),
+    Key("question_mark", "help", "?", "these keys"),
+    Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
+    Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
+)
+
+
+def help_rows() -> list[tuple[str, str]]:
+    """The keys and what they do, for people."""
+    return [(key.shown, key.about) for key in KEYS if key.shown]
+
+
+def markdown_table() -> str:
+    """The table of the documents."""
+    rows = [f"| `{shown}` | {about} |" for shown, about in help_rows()]
+    return "\n".join(("| key | what it does |", "|---|---|", *rows))

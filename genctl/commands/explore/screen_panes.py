@@ -1,0 +1,360 @@
+"""The panes of `genctl explore` on one tree, and what the worker tells.
+
+The model runs in the worker's thread. This one only reads the tree and moves a cursor of its own, so that every key is
+answered at once.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.containers import Container, Vertical
+from textual.css.query import QueryError
+from textual.message import Message
+from textual.widgets import Static
+
+from genctl.commands.explore.panes import marks
+from genctl.commands.explore.panes.alternatives import Alternatives
+from genctl.commands.explore.panes.beams import Beams
+from genctl.commands.explore.panes.prompt_line import PromptLine
+from genctl.commands.explore.panes.status_line import StatusFigures, status_text
+from genctl.commands.explore.panes.text_pane import TextPane
+from genctl.commands.explore.panes.tree_pane import TreePane
+from genctl.commands.explore.screen_place import Place
+from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, Hands, ModelThread, NodeLook
+from genctl.history import LaneHistory
+from genctl.plural import count
+from genctl.terminal import widgets
+from genctl.tree.nodes import Tree
+from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
+
+LOOKS = 8  # looks that are kept
+NARROW = 100  # columns below which the panes are stacked
+_FOLLOWED = ("take", "generate", "edit", "resume")  # commands whose tokens the cursor follows
+# commands after which the cursor is where the tree has it
+_MOVING = {"sample", "beams", "expand", "undo", "redo", "goto", "left", "right", "up", "down", "start", "end"}
+_MOVING |= {"next", "previous"}
+
+
+class ScreenSource(Hands, Protocol):
+    """A tree with what works on it."""
+
+    @property
+    def tree(self) -> Tree: ...
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while the tree changes."""
+
+    @property
+    def names(self) -> tuple[str, str] | None:
+        """The two models or presets that are compared, if there are two."""
+
+    @property
+    def suggestions(self) -> Sequence[str]:
+        """Knobs and presets, for completion."""
+
+    def vocabulary(self) -> Sequence[str]:
+        """The text of every token, by id. From any thread."""
+
+
+class TreeApp(App[int]):
+    """Three panes, a line of input and a status line."""
+
+    CSS_PATH = "screen.tcss"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW, "-wide")]  # noqa: RUF012 (as Textual declares it)
+
+    class Told(Message):
+        """The worker has told something."""
+
+    def __init__(
+        self, source: ScreenSource, *, coloured: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(ansi_color=True)
+        self.source, self.coloured, self.clock = source, coloured, clock
+        self.place = Place(source.tree)
+        self.worker = ModelThread(source, self._tell)
+        self.inbox: deque[object] = deque()
+        self.running = ""  # the command
+        self.follows = False  # whether the cursor goes with the tokens that are written
+        self.answer, self.failed = "? shows the keys", False
+        self.looks: OrderedDict[tuple[int, int], NodeLook] = OrderedDict()
+        self.look: NodeLook | None = None
+        self.search: LaneHistory | None = None  # of beams, while they run
+        self.speed: float | None = None
+        self.written, self.since = 0, 0.0
+        self.first_command = ""  # is done at the beginning
+        self._told = False
+        self._signalled: Callable[[], int] = lambda: 0
+        self._poll = 0.0
+
+    def capture_errors(self) -> io.StringIO:
+        """Where the traceback goes if the screen fails, in place of the terminal."""
+        errors = io.StringIO()
+        self.error_console = Console(file=errors, width=200, color_system=None)
+        return errors
+
+    def watch_signals(self, signalled: Callable[[], int], seconds: float) -> None:
+        """Leave once `signalled` gives a status; it is asked every so many seconds."""
+        self._signalled, self._poll = signalled, seconds
+
+    def _leave_on_signal(self) -> None:
+        if self._signalled():
+            self.exit(self._signalled())
+
+    # -- the panes -----------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """The panes."""
+        with Container(id="panes"):
+            yield TextPane(coloured=self.coloured, id="text")
+            with Vertical(id="choices"):
+                yield Static(id="heading", markup=False)
+                yield Alternatives(id="alternatives", coloured=self.coloured)
+                yield Beams(id="beams", coloured=self.coloured)
+                yield Static(id="detail", markup=False)
+            yield TreePane(self.source.tree, id="tree", coloured=self.coloured)
+        yield PromptLine(id="prompt")
+        yield Static(id="status", markup=False)
+
+    def on_mount(self) -> None:
+        """Name the panes, and begin."""
+        self.text_pane = self.query_one("#text", TextPane)
+        self.choices = self.query_one("#alternatives", Alternatives)
+        self.beams = self.query_one("#beams", Beams)
+        self.tree_pane = self.query_one("#tree", TreePane)
+        self.prompt = self.query_one("#prompt", PromptLine)
+        self.text_pane.border_title = "text"
+        self.query_one("#choices").border_title = "what may follow"
+        self.tree_pane.border_title = "tree: joint probability, tokens"
+        self.choices.focus()
+        self.worker.start()
+        self.call_after_refresh(self.show_all)
+        if self._poll:
+            self.set_interval(self._poll, self._leave_on_signal)
+        if self.first_command:
+            self.run_command(self.first_command)
+
+    def on_resize(self) -> None:
+        """Fit the lines that depend on the width."""
+        self.call_after_refresh(self.show_all)
+
+    def show_all(self) -> None:
+        """Show the place in all panes."""
+        self.show_text()
+        self.show_choices()
+        self.show_tree()
+
+    def show_text(self) -> None:
+        """Show the branch and its cursor."""
+        self.text_pane.show(self.place.pieces, self.place.index)
+
+    def show_tree(self, *, follow: bool = True) -> None:
+        """Show the branches."""
+        with self.source.lock:
+            self.tree_pane.show(frozenset(self.place.on_path), follow=follow)
+
+    def show_choices(self, *, keep: bool = False) -> None:
+        """Show what may follow the cursor, asking the worker if it is not known."""
+        node, tree = self.place.cursor, self.source.tree
+        look = self.looks.get((node, tree.view.settings))
+        self.look = look
+        if look is None and not (self.running and self.follows):
+            self.worker.look(node)
+        under = self.place.under
+        with self.source.lock:
+            there = {tree.nodes[child].id for child in tree.children(node)}
+        self.choices.show(
+            None if look is None else look.first,
+            None if look is None else look.other,
+            chosen=None if under is None else tree.nodes[under].id,
+            there=there,
+            keep=keep,
+        )
+        self.query_one("#heading", Static).update(self.choices.heading())
+        self.show_detail()
+
+    def show_detail(self) -> None:
+        """Show what the processors did to the selected token, and the status line."""
+        detail, look, id = Text(no_wrap=True), self.look, self.choices.selected
+        if look is not None and look.error:
+            detail.append(widgets.visible(look.error), style=marks.BOLD)
+        elif look is not None and look.first is not None and id is not None:
+            how = look.first.how(id)
+            kept = look.first.of(id).processed > float("-inf")
+            if how:
+                detail.append(f"{'changed' if kept else 'removed'} by {widgets.visible(how)}", style=marks.DIM)
+        self.query_one("#detail", Static).update(detail)
+        self.show_status()
+
+    def show_status(self) -> None:
+        """Show the status line."""
+        look = self.look
+        figures = StatusFigures(
+            self._state(),
+            self.failed and not self.running,
+            None if look is None or look.first is None else look.first.entropy,
+            None if look is None or look.first is None else self.choices.mass_in_view(),
+            self.source.tree.joints[self.place.cursor],
+            None if look is None else look.shared,
+            None if look is None else look.own,
+            self.speed,
+            " ".join(f"{key}={value}" for key, value in self.source.tree.knobs.items()),
+        )
+        width = max(self.size.width, 20)
+        self.query_one("#status", Static).update(status_text(figures, width, coloured=self.coloured))
+
+    def _state(self) -> str:
+        if self.running:
+            return f"{self.running.split()[0]}: {count(self.written, 'token')} · Space stops"
+        return self.answer
+
+    def say(self, words: str, *, failed: bool = False) -> None:
+        """Answer in the status line."""
+        self.answer, self.failed = words, failed
+        self.show_status()
+
+    # -- commands ------------------------------------------------------------------------------------------------------
+
+    def run_command(self, line: str, *, at: int | None = None) -> bool:
+        """Give a command to the worker; with `at`, from this node. False while another one runs."""
+        lines = [line] if at is None or at == self.source.tree.cursor else [f"goto {at}", line]
+        if not self.worker.submit(lines):
+            self.say("one command at a time: Space stops what runs", failed=True)
+            return False
+        return True
+
+    def _tell(self, told: object) -> None:
+        """From the worker's thread."""
+        self.inbox.append(told)
+        if not self._told:
+            self._told = True
+            self.post_message(self.Told())
+
+    def on_tree_app_told(self) -> None:
+        """Take in everything that was told, and draw once."""
+        self._told = False
+        try:
+            self._take_in()
+        except QueryError:  # the screen is closing
+            return
+
+    def _take_in(self) -> None:
+        seen: set[str] = set()
+        while self.inbox:
+            told = self.inbox.popleft()
+            with self.source.lock:
+                seen |= self._take(told)
+        if "text" in seen:
+            self.show_text()
+        if "search" in seen:
+            self._show_search()
+        if "choices" in seen:
+            self.show_choices(keep="keep" in seen)
+        if "tree" in seen:
+            self.show_tree(follow=self.screen.focused is not self.tree_pane or self.follows)
+        self.show_status()
+
+    def _take(self, told: object) -> set[str]:
+        """One thing that was told. Returns the panes that it changes."""
+        if isinstance(told, CommandBegan):
+            self.running, self.written, self.since = told.line, 0, self.clock()
+            self.follows = told.line.split()[0] in _FOLLOWED
+            self.failed, self.answer = False, ""
+        elif isinstance(told, TokenWritten):
+            return self._grow(told)
+        elif isinstance(told, Searching):
+            lane = told.step.lane
+            self.search = (self.search or LaneHistory(lane)).after(told.step)
+            self.written += 1
+            return {"search"}
+        elif isinstance(told, NodeLook):
+            return self._looked(told)
+        elif isinstance(told, DiffersAt):
+            self.place.mark(told.nodes)
+            return {"text"}
+        elif isinstance(told, CommandDone):
+            return self._done(told)
+        else:
+            return self.take_result(told)
+        return set()
+
+    def _grow(self, told: TokenWritten) -> set[str]:
+        token, tree = told.token, self.source.tree
+        self.written += 1
+        spent = self.clock() - self.since
+        self.speed = self.written / spent if spent > 0 else None
+        if told.known:
+            self.tree_pane.rows.stale = True  # it may have been undone
+        else:
+            self.tree_pane.rows.grow(token.node, token.parent, len(tree.children(token.parent)))
+        if not self.follows:
+            return {"tree"}
+        self.place.grow(token)
+        return {"tree", "text"}
+
+    def _looked(self, look: NodeLook) -> set[str]:
+        if not look.error:
+            self.looks[look.node, look.settings] = look
+            while len(self.looks) > LOOKS:
+                self.looks.popitem(last=False)
+        if look.node != self.place.cursor:
+            return set()
+        if look.error:
+            self.look = look
+            self.say(look.error, failed=True)
+            return set()
+        return {"choices", *({"keep"} if self.choices.first is not None else set())}
+
+    def _done(self, done: CommandDone) -> set[str]:
+        tree, name = self.source.tree, done.line.split()[0]
+        followed, self.running, self.search = self.follows, "", None
+        self.follows = False
+        if name in ("undo", "redo", "expand", "goto") or done.error or done.stopped:
+            self.tree_pane.rows.stale = True
+        gone = not (tree.is_shown(self.place.cursor) and tree.is_shown(self.place.tip))
+        if followed or name in _MOVING or gone:
+            self.place.adopt()
+        if done.error:
+            self.answer, self.failed = f"{done.error}{f' ({done.hint})' if done.hint else ''}", True
+        elif not self.answer:
+            self.answer = "stopped" if done.stopped else f"{name}: done"
+        self.looks = OrderedDict((key, look) for key, look in self.looks.items() if tree.is_shown(key[0]))
+        self.finished(done)
+        if self.source.names is not None:
+            self.worker.compare(self.place.unknown())
+        return {"text", "search", "choices", "tree", *({"keep"} if name in ("set", "preset", "reset") else set())}
+
+    def take_result(self, told: Any) -> set[str]:
+        """A result that is for the keys. Returns the panes that it changes."""
+        if isinstance(told, Bookmarked):
+            self.answer = f"bookmarked as {told.name}"
+            return {"tree"}
+        if isinstance(told, At):
+            self.answer = self.answer or told.note
+        elif isinstance(told, Settings):
+            self.answer = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
+        elif isinstance(told, Covered):
+            covered = widgets.percent(told.mass).strip()
+            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
+            self.answer += f": {told.reason}" if told.reason else ""
+        return set()
+
+    def finished(self, done: CommandDone) -> None:
+        """After a command, before the panes are drawn."""
+
+    def _show_search(self) -> None:
+        searching = self.search is not None
+        if self.beams.display != searching:
+            self.beams.display, self.choices.display = searching, not searching
+        if self.search is not None:
+            self.beams.show(self.search)

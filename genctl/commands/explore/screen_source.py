@@ -1,0 +1,176 @@
+"""What the screen shows of a tree and its checkpoint, and of a second model or preset beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from numpy.typing import NDArray
+
+from genctl.commands.explore.reasons import Reasons
+from genctl.commands.explore.screen_worker import NodeLook
+from genctl.engines.local.session import Session
+from genctl.errors import UsageError
+from genctl.tree.distribution import Alternative, Distribution
+from genctl.tree.explorer import Explorer
+from genctl.tree.nodes import Tree
+from genctl.tree.workspace import Workspace
+
+BEST = 4096  # nodes whose most probable token is kept
+
+
+class ExplainedDistribution:
+    """A distribution, with words for what the processors did."""
+
+    def __init__(self, distribution: Distribution, reasons: Reasons) -> None:
+        self._distribution, self._reasons = distribution, reasons
+
+    def __len__(self) -> int:
+        """V."""
+        return len(self._distribution)
+
+    @property
+    def order(self) -> NDArray[Any]:
+        """int [V], ids by the model's probability."""
+        return self._distribution.order
+
+    @property
+    def entropy(self) -> float:
+        """Of the model's distribution, in nats."""
+        return self._distribution.entropy
+
+    @cached_property
+    def best(self) -> int:
+        """The most probable token after the processors."""
+        return int(self._distribution.processed.argmax())
+
+    def of(self, id: int, /) -> Alternative:
+        """One token."""
+        return self._distribution.of(id)
+
+    def rank(self, id: int, /) -> int:
+        """By the model, from 1."""
+        return self._distribution.rank(id)
+
+    def how(self, id: int, /) -> str:
+        """What removed a token or changed it."""
+        return self._reasons.how(id)
+
+
+class TreeSource:
+    """A tree with the explorer that works on it; `other` is a second model, or settings beside the tree's own.
+
+    Raises UsageError for a model whose tokens are others.
+    """
+
+    def __init__(
+        self,
+        explorer: Explorer,
+        *,
+        other_model: Session | None = None,
+        other_settings: Mapping[str, Any] | None = None,
+        names: tuple[str, str] | None = None,
+    ) -> None:
+        self.explorer = explorer
+        self.names = names
+        self._space = explorer.space
+        self._other: Workspace | None = None
+        self._entry: int | None = None  # of the tree's settings, for the second distribution
+        if other_settings is not None:
+            self._entry = self._space.entry({**explorer.tree.knobs, **other_settings})
+            self._other = self._space
+        if other_model is not None:
+            self._other = _beside(self._space, other_model)
+        self._best: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
+
+    @property
+    def tree(self) -> Tree:
+        """The tree; the worker's thread changes it."""
+        return self.explorer.tree
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held while the tree changes."""
+        return self._space.lock
+
+    @property
+    def suggestions(self) -> Sequence[str]:
+        """Knobs and presets, for completion."""
+        from genctl.config import presets
+        from genctl.config.check import known
+
+        return [
+            *(f"{name}=" for name in sorted(known())),
+            *sorted({preset.name for preset in presets.available()}),
+            "reset",
+        ]
+
+    def do(self, line: str, /) -> Iterator[Any]:
+        """Do a command; `resume` finishes the one that was cut short."""
+        return self.explorer.resume() if line == "resume" else self.explorer.do(line)
+
+    def pause(self) -> None:
+        """End what is done at its next token."""
+        self.explorer.pause()
+
+    def look(self, node: int, /) -> NodeLook:
+        """What is shown of a node."""
+        settings = self.tree.view.settings
+        first = self._shown(self._space, node, settings)
+        other = None if self._other is None else self._shown(self._other, node, self._second(settings))
+        shared, own = self._space.branches.shared(node)
+        return NodeLook(node, settings, first, other, shared, own)
+
+    def differs(self, node: int, /) -> bool:
+        """Whether the two would write different tokens after a node."""
+        if self._other is None:
+            return False
+        settings = self.tree.view.settings
+        return self._best_of(self._space, node, settings) != self._best_of(self._other, node, self._second(settings))
+
+    def vocabulary(self) -> Sequence[str]:
+        """The text of every token, by id."""
+        return [self._space.piece(id) for id in range(self._space.session.forward.vocab_size)]
+
+    def _second(self, settings: int) -> int:
+        return settings if self._entry is None else self._entry
+
+    def _best_of(self, space: Workspace, node: int, settings: int) -> int:
+        key = node, settings, space is self._space
+        if key not in self._best:
+            self._best[key] = int(_distribution(space, self.tree, node, settings).processed.argmax())
+            while len(self._best) > BEST:
+                self._best.popitem(last=False)
+        return self._best[key]
+
+    def _shown(self, space: Workspace, node: int, settings: int) -> ExplainedDistribution:
+        found = _distribution(space, self.tree, node, settings)
+        return ExplainedDistribution(found, Reasons(found.stages, space.resolved(settings).generation))
+
+
+def _distribution(space: Workspace, tree: Tree, node: int, settings: int) -> Distribution:
+    space.tree.view = tree.view
+    return space.distribution(node, settings)
+
+
+def _beside(space: Workspace, session: Session) -> Workspace:
+    """The same nodes, read by another model. Raises UsageError if its tokens are others."""
+    one, two = space.session, session
+    if one.forward.vocab_size != two.forward.vocab_size or _tokens(one) != _tokens(two):
+        raise UsageError(
+            f"--models: {one.name} and {two.name} do not have the same tokens, so they cannot share a tree",
+            hint="genctl compare shows models with different tokenizers side by side",
+        )
+    mirror = copy.copy(space.tree)  # its lists and tables are those of the tree
+    mirror.opened = replace(mirror.opened, model=two.name, checkpoint=two.loaded.fingerprint())
+    return Workspace(two, mirror)
+
+
+def _tokens(session: Session) -> dict[str, int]:
+    tokenizer = session.loaded.tokenizer
+    return {} if tokenizer is None else dict(tokenizer.get_vocab())

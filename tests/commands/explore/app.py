@@ -1,0 +1,76 @@
+"""The full screen without a terminal, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from textual.pilot import Pilot
+
+from genctl.commands.explore.screen_app import ExploreApp
+from genctl.commands.explore.screen_source import TreeSource
+from genctl.tree.explorer import Explorer
+from tests.tree.trees import explorer
+
+Play = Callable[["Shown"], Awaitable[None]]
+
+
+class Shown:
+    """A screen at work. `press` waits until everything is answered."""
+
+    def __init__(self, app: ExploreApp, pilot: Pilot[int]) -> None:
+        self.app, self.pilot = app, pilot
+
+    @property
+    def tree(self) -> Any:
+        return self.app.source.tree
+
+    @property
+    def lines(self) -> list[str]:
+        """What the screen shows, row by row."""
+        return [
+            "".join(segment.text for segment in strip).rstrip() for strip in self.app.screen._compositor.render_strips()
+        ]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    async def settled(self) -> None:
+        for _ in range(2):
+            await self.pilot.pause()
+            while not (self.app.worker.idle and not self.app.inbox):
+                await self.pilot.pause(0.01)
+            await self.pilot.pause()
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.pilot.press(key)
+            await self.settled()
+
+    async def type(self, text: str) -> None:
+        """Write into the line or the editor that is open."""
+        names = {" ": "space", "=": "equals_sign", ".": "full_stop", ",": "comma", "_": "underscore"}
+        await self.pilot.press(*(names.get(character, character) for character in text))
+        await self.settled()
+
+    async def answer(self, text: str) -> None:
+        await self.type(text)
+        await self.press("enter")
+
+
+def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:
+    """Show a tree, do `part`, and close."""
+    coloured = options.pop("coloured", True)
+    app = ExploreApp(TreeSource(made or explorer(max_new_tokens=6, do_sample=False), **options), coloured=coloured)
+
+    async def run() -> None:
+        async with app.run_test(size=size) as pilot:
+            shown = Shown(app, pilot)
+            await shown.settled()
+            await part(shown)
+        assert app.worker.close(20)
+
+    asyncio.run(run())
+    return app
