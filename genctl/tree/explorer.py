@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from genctl.config import presets
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
@@ -14,7 +13,7 @@ from genctl.errors import InputError, ModelError, PresetError, UsageError
 from genctl.tree import looking, writing
 from genctl.tree.changes import Redone, Undone
 from genctl.tree.journal import TreeFile
-from genctl.tree.language import MEMORY, Call, parse
+from genctl.tree.language import MEMORY, Call, parse, preset_values
 from genctl.tree.nodes import ROOT, Tree
 from genctl.tree.results import At, Bookmarked, BranchText, Result, Settings
 from genctl.tree.workspace import Workspace, opened_of
@@ -264,13 +263,7 @@ class Explorer:
         yield self._with({**self.tree.knobs, key: value}, line)
 
     def _preset(self, line: str, name: str) -> Iterator[Result]:
-        values: dict[str, Any] = {}
-        for layer in presets.load([name]):
-            for error in layer.broken:
-                raise error
-            values |= layer.values
-        values.pop("about", None)
-        yield self._with(values, line)
+        yield self._with(preset_values(name), line)
 
     def _reset(self, line: str) -> Iterator[Result]:
         yield self._with({}, line)

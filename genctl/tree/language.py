@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from genctl.config import presets
 from genctl.config.check import Wrong, check, did_you_mean, known
 from genctl.config.presets import parse_value
 from genctl.errors import UsageError, nearest
@@ -169,6 +170,17 @@ def _name(rest: str) -> Arguments:
     if not rest:
         raise ValueError("there is no name")
     return {"name": rest}
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The knobs of a preset. Raises PresetError."""
+    values: dict[str, Any] = {}
+    for layer in presets.load([name]):
+        for error in layer.broken:
+            raise error
+        values |= layer.values
+    values.pop("about", None)
+    return values
 
 
 def expansion(text: str) -> Arguments:

@@ -6,19 +6,20 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.explore import formats
-from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory
+from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory, two_models
 from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.config.layers import Layer, Resolved, row_layer
 from genctl.errors import GenctlError, InputError, UsageError, reason_of
 from genctl.io.rows import BadRow, InputRow
 from genctl.terminal.interrupt import Interrupt
-from genctl.tree.language import Call, parse_script
+from genctl.tree.language import Call, parse_script, preset_values
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
@@ -33,10 +34,18 @@ class ExploreJob(Job[ExploreOptions]):
         super().__init__(options, interrupt, choice)
         self.open_consoles()
         self.row: InputRow | None = None  # the prompt; None for a tree that is opened
+        self.second: Session | None = None  # of --models
+        self.beside: dict[str, Any] | None = None  # the knobs of --beside
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint, and the commands."""
         check_screen(self.options)
+        self.models = two_models(self.options)
+        if self.models is not None:
+            first = Layer("flag", {"model": self.models[0]}, {"model": "--models"}, "command")
+            self.options = replace(self.options, flags=[*self.options.flags, first])
+        if self.options.beside is not None:
+            self.beside = preset_values(self.options.beside)
         self.memory = memory(self.options)
         self.calls = self._script()
         limits = expansion(self.options)
@@ -110,14 +119,14 @@ class ExploreJob(Job[ExploreOptions]):
 
         options = self.options
         bar = LoadingBar(self.err, time.monotonic)
+        needed = self.row is not None and self.row.prompt_ids is None
+        on_event = None if options.quiet else bar.show
+        loading = partial(self.load_engine, on_event=on_event, need_tokenizer=needed, live=self.shown)
         with closing(bar):
-            session: Any = self.load_engine(
-                self.early.runtime,
-                self.layers,
-                on_event=None if options.quiet else bar.show,
-                need_tokenizer=self.row is not None and self.row.prompt_ids is None,
-                live=self.shown,
-            )
+            if self.models is not None:
+                second: Any = loading(replace(self.early.runtime, model=self.models[1]))
+                self.second, self.loaded = second, None  # both stay loaded
+            session: Any = loading(self.early.runtime, self.layers)
         self.detail(*session.notes)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
         self.explorer.interrupted = self.interrupt
@@ -142,15 +151,26 @@ class ExploreJob(Job[ExploreOptions]):
             prompt.ids,
             layers,
             seed=start_seed(resolved),
-            path=None if self.options.save is None else Path(self.options.save),
+            path=self._new_path(prompt.shown or prompt.text),
             memory=self.memory,
             shown=prompt.shown,
         )
 
+    def _new_path(self, prompt: str) -> Path | None:
+        """Where a new tree is saved: what a person does by hand always is."""
+        from genctl.tree.journal import new_file
+
+        if self.options.save is not None:
+            return Path(self.options.save)
+        return new_file("explore", prompt) if self.options.has_screen else None
+
     def deliver(self, stack: ExitStack) -> None:
-        """Do the commands, and write what they give."""
+        """Do the commands, and write what they give; or show the screen."""
         stack.callback(self.explorer.close)
         self.interrupt.gentle = True
+        if self.options.has_screen:
+            self._show_screen(stack)
+            return
         for result in self.explorer.resume():
             self._put(result)
         for call in self.calls:
@@ -164,6 +184,26 @@ class ExploreJob(Job[ExploreOptions]):
                     error.message = f"{call.line}: {error.message}"
                 raise
         self._finish()
+
+    def _show_screen(self, stack: ExitStack) -> None:
+        from genctl.commands.explore.screen import run_screen
+        from genctl.commands.explore.screen_source import TreeSource
+
+        if self.second is not None:
+            stack.callback(self.second.close)
+        names = self.models
+        if self.options.beside is not None:
+            names = "the tree's settings", self.options.beside
+        source = TreeSource(self.explorer, other_model=self.second, other_settings=self.beside, names=names)
+        journal = self.explorer.space.journal
+        assert journal is not None
+        run_screen(
+            source,
+            saved=str(journal.path),
+            coloured=not self.out.no_color,
+            signalled=lambda: self.interrupt.status,
+            resume=bool(journal.unfinished),
+        )
 
     def _put(self, result: Result) -> None:
         with self.interrupt.busy():

@@ -16,7 +16,7 @@ from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
 from genctl.tree.language import MEMORY
 
-TREE, SCREENLESS = OptionGroup("The tree"), OptionGroup("Without a screen")
+SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class ExploreOptions(PresetOptions):
     save: str | None = TREE.option("save the tree in this new file", "FILE")
     open: str | None = TREE.option("continue the tree that a file has", "FILE")
     memory: str | None = TREE.option("memory for the caches of branches, such as 4GiB (default: 1GiB)", "SIZE")
+    models: str | None = SCREEN.option("go through the first, and show what the second would write beside it", "A,B")
+    beside: str | None = SCREEN.option("show what another preset makes of the distribution beside it", "PRESET")
     format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
 
     @property
@@ -45,9 +47,9 @@ def no_screen() -> str:
     """Why there is no screen here; "" if there is one."""
     if os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return "TERM=dumb: this terminal cannot be drawn on"
-    for stream, name in ((sys.stdin, "standard input"), (sys.stdout, "standard output")):
+    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
         if not is_terminal(stream):
-            return f"{name} is no terminal"
+            return f"standard {name} is no terminal"
     return ""
 
 
@@ -75,6 +77,13 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given(save=["-"]), "--save -: a tree is a file that is read again; give it a name"),
     (given(open=["-"]), "--open -: a tree is a file that is continued; give its name"),
+    (given("models", "beside"), "--models {models} and --beside {beside}: one distribution is shown beside the tree's"),
+    *because(
+        lambda options: not options.has_screen,
+        "two distributions are shown side by side on the screen alone: ",
+        (given("models"), "leave out --models {models}"),
+        (given("beside"), "leave out --beside {beside}"),
+    ),
     same_file("save", "output"),
     same_file("save", "report"),
     same_file("open", "output"),
@@ -101,10 +110,12 @@ EXPLORE = Command(
     --script does the commands that the keys of the screen stand for: take, generate, sample, beams, edit, undo, set,
     show, why, layers, compare, repeat … docs/explore.md lists them.""",
     (
+        'genctl explore "Hello"',
         'genctl explore "Hello" --expand mass=0.9,depth=4',
         'genctl explore "Hello" --script FILE --save tree.jsonl',
     ),
     {
+        SCREEN: ("models", "beside"),
         SCREENLESS: ("expand", "max_nodes", "script"),
         TREE: ("save", "open", "memory"),
         "Model and settings": ("model", "presets", "set", "do_sample", "temperature", "top_p", "seed"),
@@ -119,9 +130,23 @@ def check_screen(options: ExploreOptions) -> None:
     """Raises UsageError where there is no screen, and no option that does without one."""
     if not options.has_screen:
         return
-    reason = no_screen()
-    what = f"{reason}, and going through a tree by keys needs one" if reason else "there is no screen yet"
-    raise UsageError(what, hint="--expand mass=0.9,depth=6 writes the continuations, --script FILE does commands")
+    if reason := no_screen():
+        raise UsageError(
+            f"{reason}, and going through a tree by keys needs one",
+            hint="--expand mass=0.9,depth=6 writes the continuations, --script FILE does commands",
+        )
+
+
+def two_models(options: ExploreOptions) -> tuple[str, str] | None:
+    """The names of --models; None without it. Raises UsageError."""
+    if options.models is None:
+        return None
+    names = [name.strip() for name in options.models.split(",")]
+    if len(names) != 2 or not all(names) or names[0] == names[1]:
+        raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
+    if any("model" in layer.values for layer in options.flags):
+        raise UsageError(f"--models {options.models} names both models; leave out --model")
+    return names[0], names[1]
 
 
 def check_opened(options: ExploreOptions) -> None:
