@@ -112,7 +112,11 @@ OLDEST = (
 
 # The files that take longest, in this order: they come first, so that no worker is left alone with one at the end.
 SLOWEST = (
+    "native/test_flipped_fields.py",
+    "native/test_same_bits.py",
+    "zoo/test_zoo.py",
     "decode/test_compiled.py",
+    "decode/test_shortage.py",
     "decode/test_parity.py",
     "commands/inspect/test_plan_measured.py",
     "native/test_generate.py",
