@@ -9,7 +9,8 @@ again each time. The numbers are the same.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,11 +19,13 @@ from torch import Tensor
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.errors import ModelError
+from genctl.native.products.ops import log_softmax
 from genctl.tree.columns import Columns
 from genctl.tree.nodes import ROOT, Tree
 
 if TYPE_CHECKING:
     from genctl.decode.cache.cache import Cache
+    from genctl.decode.runtime import Output
 
 AT_ONCE = 2**24  # most logits of a pass; a longer text is read in several passes
 LOGITS = 0.25  # of the memory is for scores, the rest for the cache
@@ -68,6 +71,35 @@ class Branches:
         cache.narrow(self.forward.new_cache())
         self.forward.prepare(cache)
         return Prefix(self._tokens(node), cache, logits[None].to(self.forward.device))
+
+    def read_given(self, node: int, ids: Sequence[int]) -> GivenTokens:
+        """Read tokens that are given, after a node: what the model says of each, in few passes.
+
+        They are in the cache once `GivenTokens.keep` is told their nodes.
+        """
+        first = _figures(self.scores(node), ids[0])
+        if not self._keeps_columns or self._beyond(node, len(ids)) or not self._held(node):
+            before = self.tree.ids(node)
+            rest = [_figures(self._alone((*before, *ids[:end])), ids[end]) for end in range(1, len(ids))]
+            return GivenTokens([first, *rest], lambda nodes: None)
+        path, at = self._path(node), self.tree.length(node)
+        cache = self._cache(path, at)
+        tokens = torch.tensor([[*self.tree.ids(node), *ids]], dtype=torch.long, device=self.forward.device)
+        figures, scores = [first], list[Tensor]()
+        for output, begin, end in self._passes(tokens, cache, at, at):
+            cache = output.cache or cache
+            for place in range(begin, end):
+                logits = output.logits[0, place - end].float().cpu()
+                if place + 1 < tokens.shape[1]:
+                    figures.append(_figures(logits, int(tokens[0, place + 1])))
+                else:
+                    scores.append(logits.clone())
+
+        def keep(nodes: Sequence[int]) -> None:
+            self.columns.keep([*path, *nodes], cache.state_dict())
+            self._keep(nodes[-1], scores[0])
+
+        return GivenTokens(figures, keep)
 
     def shared(self, node: int) -> tuple[int, int]:
         """How many columns of the branch down to `node` other branches have too, and how many it has alone."""
@@ -137,10 +169,24 @@ class Branches:
         length = tokens.shape[1]
         at = min(self.columns.held(path), length - 1)
         cache = self._cache(path, at)
-        several = self.forward.reads_several(True)
+        for output, begin, end in self._passes(tokens, cache, at, prompt):
+            cache = output.cache or cache
+            for place in range(max(begin, prompt - 1), end):
+                self._keep(path[place - prompt + 1], output.logits[0, place - end].float().cpu().clone())
+        self.columns.keep(path, cache.state_dict())
+        found = self._scores.get(node)
+        assert found is not None
+        return found
+
+    def _passes(self, tokens: Tensor, cache: Cache, at: int, prompt: int) -> Iterator[tuple[Output, int, int]]:
+        """Feed tokens int64 [1, T] from place `at` on: the output of each pass, and the places that it read.
+
+        Of the first `prompt` tokens, which one pass reads, only the last has scores.
+        """
+        several, length = self.forward.reads_several(True), tokens.shape[1]
         size = max(AT_ONCE // self.forward.vocab_size, 1) if several else 1
         while at < length:
-            if at < prompt:  # of the prompt only the last scores are needed
+            if at < prompt:
                 end, keep = prompt if several else at + 1, 1
             else:
                 end = min(at + size, length)
@@ -150,14 +196,8 @@ class Branches:
             assert output.cache is not None
             cache = output.cache
             self.read_tokens += end - at
-            for place in range(end - keep, end):
-                if place >= prompt - 1:
-                    self._keep(path[place - prompt + 1], output.logits[0, place - end].float().cpu().clone())
+            yield output, end - keep, end
             at = end
-        self.columns.keep(path, cache.state_dict())
-        found = self._scores.get(node)
-        assert found is not None
-        return found
 
     def _read_states(self, node: int) -> Tensor:
         """Continue the state after the nearest node above, which a recurrent model reads token by token."""
@@ -189,6 +229,22 @@ class Branches:
         while len(self._scores) > most:
             self._scores.popitem(last=False)
         return logits
+
+
+@dataclass(frozen=True)
+class GivenTokens:
+    """What the model says of tokens that were given: log-probability, rank and entropy of each."""
+
+    figures: list[tuple[float, int, float]]
+    keep: Callable[[Sequence[int]], None]  # takes their nodes
+
+
+def _figures(logits: Tensor, id: int) -> tuple[float, int, float]:
+    """Log-probability, rank and entropy of a token, from logits f32 [V]."""
+    logprobs = log_softmax(logits[None])[0]
+    own = logprobs[id]
+    entropy = float(torch.special.entr(logprobs.exp()).sum())
+    return float(own), 1 + int((logprobs > own).sum()), entropy
 
 
 def _bytes(prefix: Prefix) -> int:

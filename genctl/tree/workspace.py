@@ -73,6 +73,7 @@ class Workspace:
         self.branches = Branches(session, tree, memory)
         self.lock = threading.RLock()  # held while the tree changes
         self.base = session.resolve([_layer(each) for each in opened.layers])
+        self.speed: float | None = None  # tokens a second, of the newest generation
         self._resolved: dict[int, Resolved] = {}
         self._distributions: OrderedDict[tuple[int, int], Distribution] = OrderedDict()
         self._words: OrderedDict[int, Words] = OrderedDict()
@@ -154,16 +155,23 @@ class Workspace:
 
     def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
         """Write tokens that are given, with what the model says of each."""
-        start = parent
-        for id in ids:
-            known = self.tree.find(parent, id)
-            token = Token(id, 0.0)
-            if known is None:
-                found = self.plain(parent)
-                token = Token(id, float(found.logprobs[id]), rank=found.rank(id), entropy=found.entropy)
-            written = self.write(parent, token, by, self.tree.view.settings, None, start)
+        start, settings = parent, self.tree.view.settings
+        known = 0
+        while known < len(ids) and (node := self.tree.find(parent, ids[known])) is not None:
+            parent = self.write(parent, Token(ids[known], 0.0), by, settings, None, start).token.node
+            yield TokenWritten(self.tree.nodes[node], True)
+            known += 1
+        if known == len(ids):
+            return
+        given = self.branches.read_given(parent, ids[known:])
+        nodes = []
+        for id, (logprob, rank, entropy) in zip(ids[known:], given.figures, strict=True):
+            token = Token(id, logprob, rank=rank, entropy=entropy)
+            written = self.write(parent, token, by, settings, None, start)
             parent = written.token.node
+            nodes.append(parent)
             yield written
+        given.keep(nodes)
 
     def seed(self, run: int) -> int:
         """The seed of a generation: the tree's own for the first."""

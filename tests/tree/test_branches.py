@@ -17,7 +17,7 @@ from genctl.errors import ModelError
 from genctl.params import Runtime
 from genctl.tree.explorer import Explorer
 from genctl.tree.nodes import ROOT
-from genctl.tree.results import Wrote
+from genctl.tree.results import TokenWritten, Wrote
 from tests import tiny
 from tests.tree.trees import explorer, stories
 
@@ -101,6 +101,28 @@ def test_going_back_to_a_branch_reads_nothing() -> None:
     made.all("show")
     made.all("why")
     assert made.space.session.forward.forwards == forwards  # other settings need no pass
+
+
+def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> None:
+    made = explorer()
+    ids = stories().loaded.tokenizer(" and the little dog ran home to sleep in the warm barn", add_special_tokens=False)
+    made.all("generate 2")
+    made.all("show")
+    branches, forward = made.space.branches, stories().forward
+    forwards, read = forward.forwards, branches.read_tokens
+    written = [result for result in made.extend(ids["input_ids"], "turn") if isinstance(result, TokenWritten)]
+    assert len(written) == len(ids["input_ids"]) > 10
+    assert forward.forwards == forwards + 1
+    made.all("show")
+    assert branches.read_tokens == read + len(written)
+    alone = explorer(memory=1)
+    alone.all("generate 2")
+    for result in written:
+        (one,) = [each for each in alone.extend([result.token.id], "turn") if isinstance(each, TokenWritten)]
+        assert one.token.logprob == result.token.logprob
+        assert (one.token.rank, one.token.entropy, one.token.text) == (
+            result.token.rank, result.token.entropy, result.token.text
+        )  # fmt: skip
 
 
 def test_branches_share_the_columns_of_what_they_have_in_common() -> None:
