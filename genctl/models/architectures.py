@@ -227,7 +227,7 @@ _ROWS = (
     Architecture(
         "cohere2",
         native=Native(llama.cohere2, "Cohere2ForCausalLM", context=8192),
-        tokenizer=LEFT_TO_TRANSFORMERS,
+        tokenizer="CohereTokenizer",
         compared="decoder",
     ),
     Architecture(

@@ -18,7 +18,7 @@ from genctl.models.architectures import LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 _BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
 _SAME = {"BartTokenizer": "RobertaTokenizer"}
 CLASSES = frozenset(
-    {"GPT2Tokenizer", "GPTNeoXTokenizer", "CodeGenTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
+    {"CodeGenTokenizer", "CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
     | {"PegasusTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer"}
 )
 

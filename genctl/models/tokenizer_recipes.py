@@ -133,6 +133,17 @@ def _qwen2(fields: Fields) -> Tokenizer:
     return tokenizer
 
 
+def _cohere(fields: Fields) -> Tokenizer:
+    space = fields.flag("add_prefix_space", False)
+    tokenizer = _byte_level_bpe(fields)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
+    )
+    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=space)
+    return tokenizer
+
+
 def _llama(fields: Fields) -> Tokenizer:
     space = fields.flag("add_prefix_space", True)
     first = "always" if fields.flag("legacy", False) else "first"
@@ -221,6 +232,14 @@ def _qwen2_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> N
     backend.add_tokens([AddedToken(token, special=True) for token in names])
 
 
+def _cohere_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
+    """Add the special tokens again, as its class does: a token of the file that is named as one becomes special."""
+    tokens = [token for token in (*special.values(), *(fields.settings.get("extra_special_tokens") or ())) if token]
+    backend.add_special_tokens(
+        [token if isinstance(token, AddedToken) else AddedToken(token, normalized=False) for token in tokens]
+    )
+
+
 def _gpt_neox_end(backend: Tokenizer, fields: Fields, special: dict[str, Any]) -> None:
     backend.post_processor = alone()
 
@@ -271,6 +290,19 @@ RECIPES: dict[str, Recipe] = {
         _gpt_neox, _special_tokens(unk=_END, bos=_END, eos=_END, pad="<|padding|>"), _gpt_neox_end
     ),
     "Qwen2Tokenizer": Recipe(_qwen2, _special_tokens(unk=_END, bos=None, eos=_END, pad=_END), _qwen2_end),
+    "CohereTokenizer": Recipe(
+        _cohere,
+        _special_tokens(
+            unk="<UNK>",
+            bos="<BOS_TOKEN>",
+            eos="<|END_OF_TURN_TOKEN|>",
+            pad="<PAD>",
+            cls="<CLS>",
+            sep="<SEP>",
+            mask="<MASK_TOKEN>",
+        ),
+        _cohere_end,
+    ),
     "LlamaTokenizer": Recipe(_llama, _COMMON),
     "GemmaTokenizer": Recipe(
         _gemma, _special_tokens(unk="<unk>", bos="<bos>", eos="<eos>", pad="<pad>", mask="<mask>")

@@ -78,6 +78,7 @@ NATIVE = {
     "GPT2Tokenizer": ("bytes", "gpt2"),
     "GPTNeoXTokenizer": ("bytes", "gpt_neox"),
     "CodeGenTokenizer": ("bytes", "phi"),
+    "CohereTokenizer": ("bytes", "cohere2"),
     "Qwen2Tokenizer": ("bytes", "qwen2"),
     "RobertaTokenizer": ("bytes", "bart"),
     "BartTokenizer": ("bytes", "bart"),

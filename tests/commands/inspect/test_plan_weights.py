@@ -13,6 +13,7 @@ from genctl.errors import ModelError, UsageError
 from genctl.models.hub import load
 from genctl.native.model import NativeModel
 from genctl.params import Generation, Runtime
+from tests.native import variations
 from tests.tiny import checkpoint
 
 NAMES = ["llama", "gpt2", "t5", "bart", "builtin:stories", "builtin:numbers"]
@@ -29,6 +30,17 @@ def test_planned_weights_are_those_that_are_held(arch: str, quantize: Any, tmp_p
     runtime = Runtime(model=name, device="cpu", quantize=quantize)
     model = load(runtime).model
     assert isinstance(model, NativeModel)
+    assert planned(runtime)["weights_bytes"] == model.bytes()
+
+
+@pytest.mark.parametrize("arch", ["mixtral", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_planned_weights_of_experts_are_those_that_are_held(arch: str, quantize: Any, tmp_path: Path) -> None:
+    variations.model(arch).save_pretrained(tmp_path)
+    runtime = Runtime(model=str(tmp_path), device="cpu", quantize=quantize)
+    model = load(runtime).model
+    assert isinstance(model, NativeModel)
+    assert model.spec.experts is not None
     assert planned(runtime)["weights_bytes"] == model.bytes()
 
 
