@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genctl.io import writers
-from genctl.io.resumable import Resumable
 from genctl.io.rows import BadRow, InputRow
-from genctl.io.same_job import check_same
 from genctl.io.tally import RowTally
 
 Record = writers.Record
@@ -83,6 +81,8 @@ class ResumedOutput(RecordOutput):
     """
 
     def __init__(self, path: str, format: writers.Format, tally: RowTally, on_error: Callable[[Record], None]) -> None:
+        from genctl.io.resumable import Resumable
+
         self._format, self._tally, self._on_error = format, tally, on_error
         self.file = Resumable(path)
         mark = self.file.mark
@@ -103,6 +103,8 @@ class ResumedOutput(RecordOutput):
         return isinstance(batch, dict) and "width" in batch
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
+        from genctl.io.same_job import check_same
+
         before = self.file.header
         if before is not None:
             if not seed_given and isinstance(before.get("seed"), int):

@@ -17,9 +17,10 @@ MOST = 1 << 16  # the largest size that is not a dimension of a tensor in the we
 _DEEPEST = 8
 # Not sizes: ids of tokens, lengths in tokens, samples and pixels, rates, seeds, and training parameters.
 _OTHERWISE = re.compile(
-    r".*(token|vocab|_ids?$|_index|offset|theta|base|length|position|context|window|chunk|floor|seed|rate|samples|pixels"
-    r"|max_|min_|_max$|_min$|factor|version|budget|steps?$|hop|fft|image_size|budget|ctx|hash|period|threshold|limit"
-    r"|bucket|distance|duration|frames|seconds|clip|param|bytes|flops|epoch|batch|timestamp|seen).*|n_positions|pad_.*|.*_(ms|sec)"
+    r".*(token|vocab|_ids?$|_index|offset|theta|base|length|position|context|window|chunk|floor|seed|rate|samples"
+    r"|pixels|max_|min_|_max$|_min$|factor|version|budget|steps?$|hop|fft|image_size|budget|ctx|hash|period|threshold"
+    r"|limit|bucket|distance|duration|frames|seconds|clip|param|bytes|flops|epoch|batch|timestamp|seen).*"
+    r"|n_positions|pad_.*|.*_(ms|sec)"
 )
 _TABLE = re.compile(
     r".*(vocab|position|hash|bucket).*"

@@ -18,7 +18,6 @@ from genctl.models import (
     adapter,
     architecture,
     check,
-    gguf,
     offload,
     optional_packages,
     prepare,
@@ -226,6 +225,8 @@ def _find(
     flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
     place = resolve(runtime.model, revision=runtime.revision, offline=runtime.offline, on_event=on_event, **flags)
     if place.gguf is not None:
+        from genctl.models import gguf
+
         return place, gguf.inspect(place.gguf, need_tokenizer=need_tokenizer)
     return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
@@ -344,6 +345,8 @@ def _model(
         raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
     notes = []
     if checkpoint.gguf:
+        from genctl.models import gguf
+
         unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
     else:
         unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)

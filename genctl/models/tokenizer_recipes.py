@@ -140,7 +140,6 @@ def _cohere(fields: Fields) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=space)]
     )
-    tokenizer.decoder = decoders.ByteLevel(add_prefix_space=space)
     return tokenizer
 
 

@@ -113,7 +113,11 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             best, least = (codes, short, base), error
         else:
             better = error < least
-            best = tuple(torch.where(better, new, old) for new, old in zip((codes, short, base), best, strict=True))  # type: ignore[assignment]
+            best = (
+                torch.where(better, codes, best[0]),
+                torch.where(better, short, best[1]),
+                torch.where(better, base, best[2]),
+            )
             least = torch.minimum(error, least)
         if turn < ROUNDS:
             middle = codes.mean(1, keepdim=True)

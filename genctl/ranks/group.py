@@ -47,7 +47,8 @@ def stop() -> None:
 
 def silence(stack: ExitStack) -> None:
     """For ranks other than 0: discard output, and leave signals to rank 0."""
-    nowhere: Any = stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 — the stack closes it
+    nowhere: Any = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 — the stack closes it
+    stack.enter_context(nowhere)
     before = sys.stdout, sys.stderr
     sys.stdout = sys.stderr = nowhere
 

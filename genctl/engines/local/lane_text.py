@@ -12,14 +12,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from genctl.decode.token_healing import HealedPrompt
 from genctl.engines.local import rerank
-from genctl.engines.local.forced_phrases import ForcedPhrases
 from genctl.engines.local.stop_text import HeldText, StopTrimmer
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
 
 if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
+    from genctl.decode.token_healing import HealedPrompt
+    from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.models.text import Words
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.engines.local import rerank
-from genctl.engines.local.forced_phrases import ForcedPhrases, forced_phrases
 from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError
 from genctl.models.architectures import facts_of
-from genctl.params import DEFAULT_NEW_TOKENS, Generation, Runtime
+from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 from genctl.plural import count
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
+    from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.requests import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -68,14 +68,17 @@ class PlannedLane:
 
     def text(self, words: Words) -> LaneText:
         """Fills in the texts of the lane's events. `words` detokenizes."""
-        from genctl.decode.processors.grammar import grammar_of
+        grammar = None
+        if any(getattr(processor, "name", None) in GRAMMARS for processor in self.lane.processors):
+            from genctl.decode.processors.grammar import grammar_of
 
+            grammar = grammar_of(self.lane.processors)
         return LaneText(
             words,
             stops=self.stops,
             healed=self.healed,
             phrases=self.phrases,
-            grammar=grammar_of(self.lane.processors),
+            grammar=grammar,
             prompt_length=len(self.lane.tokens),
             ranking=self.ranking,
         )
@@ -247,6 +250,7 @@ class Planner:
         """The phrases that a finished text must contain."""
         if not (generation.force_words or generation.force_words_ids):
             return None
+        from genctl.engines.local.forced_phrases import ForcedPhrases, forced_phrases
         from genctl.strategies.constrained import ConstrainedBeam
         from genctl.strategies.constraints import Constraints
 
