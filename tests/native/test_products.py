@@ -120,6 +120,19 @@ def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[i
         assert torch.equal(product(x.flip(0)), wanted.flip(0))
 
 
+@pytest.mark.parametrize("form", FORMS[:6], ids=str)
+@pytest.mark.usefixtures("threads")
+def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> None:
+    """Tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are."""
+    product, x = made(compiled, (300, 800), form, True), inputs(40, 800, form[0])
+    torch.set_num_threads(1)
+    wanted = torch.cat([product(row) for row in x.split(1)])
+    for count in (1, 9):
+        torch.set_num_threads(count)
+        for rows in (5, 18, 23, 40):
+            assert torch.equal(product(x[:rows]), wanted[:rows])
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:

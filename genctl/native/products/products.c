@@ -12,8 +12,11 @@
 
 #define STRIP 64  /* outputs whose weights stay in the second cache while all rows pass */
 #define PARTS 8
-#define COLUMNS 256 /* outputs whose sums stay in the first cache, where the inputs lie outermost */
-#define FEW 18       /* rows up to which that is faster than tiles */
+/* Where the inputs lie outermost: */
+#define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the first cache; more: tiles */
+#define COLUMNS 4096 /* the most of these sums in a row */
+#define SUMMED 512   /* outputs of a piece where parts are added up */
+#define BLOCK 64     /* inputs whose weights stay in the caches while the tiles of all rows pass */
 
 typedef struct {
   const Weight *w;
@@ -27,8 +30,8 @@ typedef struct {
   int64_t rows, width; /* of a row of codes, with its padding */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;
-  int64_t length, block;
-  int pieces; /* of the outputs */
+  int64_t length, block; /* inputs of a part; outputs of a piece */
+  int pieces;
 } Job;
 
 IN void put(const Job *j, int64_t row, int64_t o, float v) {
@@ -37,6 +40,16 @@ IN void put(const Job *j, int64_t row, int64_t o, float v) {
   const int64_t at = row * j->y_row + j->first + o;
   if (j->type == F32) ((float *)j->y)[at] = v;
   else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
+}
+IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
+  if (n >= 16 && j->type == F32) {
+    if (j->w->bias) v = add(v, ld(j->w->bias + o));
+    st((float *)j->y + row * j->y_row + j->first + o, v);
+    return;
+  }
+  float h[16];
+  st(h, v);
+  for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
 }
 
 /* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
@@ -328,77 +341,95 @@ static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums,
 }
 static void few_across(void *p, int number) { /* -> parts [P, N, O rounded up to 16] */
   const Job *job = p;
-  const int64_t out = job->w->out, blocks = (out + COLUMNS - 1) / COLUMNS, o = number % blocks * COLUMNS;
-  const int64_t n = out - o < COLUMNS ? out - o : COLUMNS, step = (out + 15) & ~(int64_t)15;
+  const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, o = number % blocks * job->block;
+  const int64_t n = out - o < job->block ? out - o : job->block, step = (out + 15) & ~(int64_t)15;
   const int part = (int)(number / blocks);
   part_of(job, part, o, n, job->parts + part * job->rows * step + o, step);
 }
 static void sum_parts(void *p, int number) {
   const Job *job = p;
-  const int64_t out = job->w->out, step = (out + 15) & ~(int64_t)15, from = (int64_t)number * COLUMNS;
-  const int64_t to = from + COLUMNS < out ? from + COLUMNS : out;
+  const int64_t out = job->w->out, step = (out + 15) & ~(int64_t)15, from = (int64_t)number * SUMMED;
+  const int64_t to = from + SUMMED < out ? from + SUMMED : out;
   for (int64_t i = 0; i < job->rows; i++)
     for (int64_t o = from; o < to; o += 16) {
       F s = all(0);
       for (int part = 0; part < job->count; part++) s = add(s, ld(job->parts + (part * job->rows + i) * step + o));
-      float y[16];
-      st(y, s);
-      for (int64_t l = 0; l < 16 && o + l < to; l++) put(job, i, o + l, y[l]);
+      put16(job, i, o, to - o, s);
     }
 }
-/* Many rows: R rows by C times 16 columns in registers, part after part. `w` [length, 16 C] is a copy of a part of these columns,
-   which stays in the first caches while all rows pass: in the file each row of it is another page. `total` [N, 16 C]. */
-IN void tile_across(const Job *job, const float *w, int64_t k, int64_t length, int64_t row, float *total, const int r) {
-  const float *x = job->x + row * job->w->in + k;
+/* Many rows: R rows by C times 16 columns in registers, for a block of a part's inputs. Sums wait in `sums` [N, 16 C] between
+   the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be another page and
+   all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. The first two tiles ask for the next
+   block, half of it each, so that memory is not idle while the others compute. */
+typedef struct {
+  int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
+  float *copy, *sums, *total;
+} Across;
+IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
+  const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
+  const float *x = job->x + row * in;
   F s[R][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
-  for (int64_t n = 0; n < length; n++) {
-    UNROLL for (int j = 0; j < C; j++) v[j] = ld(w + n * 16 * C + 16 * j);
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++)
+    s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
+  float *copy = a->copy;
+  for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C) {
+    UNROLL for (int j = 0; j < C; j++) {
+      if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(w + BLOCK * out * size + j * 16 * size, 0, 2);
+      if (tile) v[j] = ld(copy + 16 * j);
+      else {
+        v[j] = wide >= 16 * j + 16 ? load(w, 16 * j, type) : wide > 16 * j ? loadn(w, 16 * j, type, (int)(wide - 16 * j)) : all(0);
+        st(copy + 16 * j, v[j]);
+      }
+    }
     UNROLL for (int i = 0; i < r; i++) {
-      F u = all(x[i * job->w->in + n]);
+      F u = all(x[i * in + k]);
       UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
-    float *t = total + (row + i) * 16 * C + 16 * j;
-    st(t, add(k ? ld(t) : all(0), s[i][j]));
+    const int64_t at = ((row + i) * C + j) * 16;
+    if (a->stop < a->part_stop) {
+      st(a->sums + at, s[i][j]);
+      continue;
+    }
+    const F t = add(a->part ? ld(a->total + at) : all(0), s[i][j]);
+    if (a->stop < in) st(a->total + at, t);
+    else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, t);
   }
 }
-IN void copy_part(const Job *job, const int type, int64_t k, int64_t length, int64_t o, float *to) {
-  const int64_t out = job->w->out, size = type == F32 ? 4 : 2;
-  for (int64_t n = 0; n < length; n++) {
-    const char *w = (const char *)job->w->w + ((k + n) * out + o) * size;
-    UNROLL for (int line = 0; line < C * size / 4; line++) __builtin_prefetch(w + 16 * out * size + line * 64, 0, 3);
-    UNROLL for (int j = 0; j < C; j++) {
-      const int64_t some = out - o - 16 * j;
-      st(to + n * 16 * C + 16 * j, some >= 16 ? load(w, 16 * j, type) : some > 0 ? loadn(w, 16 * j, type, (int)some) : all(0));
-    }
+IN void block_across(const Job *job, const Across *a, const int type) {
+  const int64_t rows = job->rows;
+  int64_t row = R;
+  tile_across(job, a, type, 0, R, 0);
+  if (rows >= 2 * R) tile_across(job, a, type, R, R, 1), row = 2 * R;
+  for (; row + R <= rows; row += R) tile_across(job, a, type, row, R, 2);
+  switch (rows - row) {
+  case 5: tile_across(job, a, type, row, 5 < R ? 5 : R, 1); break;
+  case 4: tile_across(job, a, type, row, 4 < R ? 4 : R, 1); break;
+  case 3: tile_across(job, a, type, row, 3 < R ? 3 : R, 1); break;
+  case 2: tile_across(job, a, type, row, 2 < R ? 2 : R, 1); break;
+  case 1: tile_across(job, a, type, row, 1, 1); break;
   }
 }
 static void many_across(void *p, int number) {
   const Job *job = p;
-  const int64_t o = (int64_t)number * C * 16, rows = job->rows, in = job->w->in, out = job->w->out;
-  float *w = scratch(4, sizeof(float) * (size_t)(job->length * 16 * C)), *total = scratch(5, sizeof(float) * (size_t)(rows * 16 * C));
-  for (int64_t k = 0; k < in; k += job->length) {
-    const int64_t length = in - k < job->length ? in - k : job->length;
-    switch (job->w->type) {
-    case F32: copy_part(job, F32, k, length, o, w); break;
-    case BF16: copy_part(job, BF16, k, length, o, w); break;
-    default: copy_part(job, F16, k, length, o, w);
-    }
-    int64_t row = 0;
-    for (; row + R <= rows; row += R) tile_across(job, w, k, length, row, total, R);
-    switch (rows - row) {
-    case 5: tile_across(job, w, k, length, row, total, 5 < R ? 5 : R); break;
-    case 4: tile_across(job, w, k, length, row, total, 4 < R ? 4 : R); break;
-    case 3: tile_across(job, w, k, length, row, total, 3 < R ? 3 : R); break;
-    case 2: tile_across(job, w, k, length, row, total, 2 < R ? 2 : R); break;
-    case 1: tile_across(job, w, k, length, row, total, 1); break;
+  const int64_t in = job->w->in, each = 16 * C * job->rows;
+  Across a = {.o = (int64_t)number * C * 16};
+  a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each));
+  a.sums = a.copy + BLOCK * 16 * C;
+  a.total = a.sums + each;
+  for (a.part = 0; a.part < in; a.part = a.part_stop) {
+    a.part_stop = a.part + job->length < in ? a.part + job->length : in;
+    for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
+      a.stop = a.k + BLOCK < a.part_stop ? a.k + BLOCK : a.part_stop;
+      switch (job->w->type) {
+      case F32: block_across(job, &a, F32); break;
+      case BF16: block_across(job, &a, BF16); break;
+      default: block_across(job, &a, F16);
+      }
     }
   }
-  const int64_t n = out - o < 16 * C ? out - o : 16 * C;
-  for (int64_t row = 0; row < rows; row++)
-    for (int64_t l = 0; l < n; l++) put(job, row, o + l, total[row * 16 * C + l]);
 }
 
 /* -- rows in the form that a product reads -------------------------------------------------------------------------- */
@@ -493,10 +524,13 @@ static void across(Job *job) {
     pieces(many_across, job, (int)((w->out + 16 * C - 1) / (16 * C)), job->threads);
     return;
   }
-  const int64_t step = (w->out + 15) & ~(int64_t)15, blocks = (w->out + COLUMNS - 1) / COLUMNS;
+  const int64_t step = (w->out + 15) & ~(int64_t)15, shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
+  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64;
+  job->block = share < COLUMNS ? share : COLUMNS;
+  const int64_t blocks = (w->out + job->block - 1) / job->block;
   job->parts = scratch(1, sizeof(float) * (size_t)(job->count * rows * step));
   pieces(few_across, job, (int)(job->count * blocks), job->threads);
-  pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
+  pieces(sum_parts, job, (int)((w->out + SUMMED - 1) / SUMMED), rows * w->out > 1 << 14 ? job->threads : 1);
 }
 static void cut(Job *job) { /* a piece is 128 KB of the weight, and strips */
   const Weight *w = job->w;
