@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
-from genctl.errors import ModelError
+from genctl.errors import InputError, ModelError
 from genctl.native.products.ops import log_softmax
 from genctl.tree.columns import Columns
 from genctl.tree.nodes import ROOT, Tree
@@ -157,6 +157,8 @@ class Branches:
         return cache
 
     def _read(self, node: int) -> Tensor:
+        if not self.tree.length(node):
+            raise InputError("there is no token before the first one, so the model says nothing of it")
         if self._keeps_columns and not self._beyond(node):
             return self._read_on(node)
         if self._keeps_states and not self._beyond(node):

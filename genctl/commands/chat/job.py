@@ -66,14 +66,10 @@ class ChatJob(job.Job[ChatOptions]):
         self.answered = 0  # rows, and those that failed
         self.ended = int(Exit.DONE)  # how a person left
         self.interactive = options.interactive
-        self.opened: Opened | None = None
 
     def prepare(self) -> int | None:
-        """Settings without those of the checkpoint; those of a chat that goes on are beneath the flags."""
-        _ = self.options.prompt_template
-        if self.options.open is not None:
-            self.opened = read_tree(Path(self.options.open)).opened
-            self.options = replace(self.options, saved=_saved_layers(self.opened))
+        """Settings without those of the checkpoint."""
+        _ = self.options.prompt_template  # a mistake in it is reported at once
         status = super().prepare()
         check_settings(self.early)
         return status
@@ -113,8 +109,8 @@ class ChatJob(job.Job[ChatOptions]):
         )
         self.partner = Partner(engine, local_session(engine))
         self.partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
-        seed = job.start_seed(early) if self.opened is None else self.opened.seed
-        self.story = self._story(seed)
+        self.story = self._story()
+        seed = self.story.tree.opened.seed
         self.chat = Chat(engine, self.partner, self.layers, self.story, seed=seed, prefill=self.options.prefill or "")
         if self.options.with_tokens:
             engine.check_tokens("--scores" if self.options.scores else "--top-logprobs", self.chat.base)
@@ -149,12 +145,14 @@ class ChatJob(job.Job[ChatOptions]):
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
-    def _story(self, seed: int) -> Story:
+    def _story(self) -> Story:
         """The chat of --open, or a new one."""
         if self.options.open is not None:
             return self._reopened(Path(self.options.open))
         layers = tuple(_saved(layer) for layer in self._kept())
-        opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", (), seed, layers)
+        root = self.partner.first_token(self.engine.resolve(self.layers))
+        seed = job.start_seed(self.early)
+        opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", root, seed, layers)
         return Story(Tree(opened), new_path=self.new_path())
 
     def _reopened(self, path: Path) -> Story:
@@ -307,6 +305,8 @@ def _saved_layers(opened: Opened) -> list[Layer]:
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
+    if options.open is not None:
+        options = replace(options, saved=_saved_layers(read_tree(Path(options.open)).opened))
     choice = engine_of(options)
     if choice is SERVERS:
         choice = replace(SERVERS, check=check_backend)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
 from genctl.engines.requests import Request
-from genctl.errors import ModelError, UsageError
+from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
@@ -94,7 +95,15 @@ class Partner:
             ) from None
 
     def request(
-        self, name: str, resolved: Resolved, seed: int, messages: Messages, prefill: str, *, place: int, index: int
+        self,
+        name: str,
+        resolved: Resolved,
+        seed: int,
+        messages: Messages,
+        prefill: str,
+        *,
+        place: int = 0,
+        index: int = 0,
     ) -> Request:
         """The request for the answer to the last of `messages`."""
         sent = [dict(message) for message in messages]
@@ -112,6 +121,24 @@ class Partner:
             raise UsageError("the server makes the prompt of the messages, and does not tell it")
         prompt = self.session.planner.read(request)
         return ReadPrompt(prompt.ids, prompt.text)
+
+    def first_token(self, base: Resolved) -> tuple[int, ...]:
+        """The token that every prompt begins with, as a template or a tokenizer puts it there; () where there is none.
+
+        It is the root of the chat's tree.
+        """
+        if self.session is None or self.kind == "alone":
+            return ()
+        found = set()
+        for system, text in ((None, "x"), (None, "Why?"), ("Be kind.", "x")):
+            said = [{"role": "user", "content": text}]
+            if system is not None:
+                said.insert(0, {"role": "system", "content": system})
+            with suppress(GenctlError):  # a template that knows no system message
+                request = self.request("", replace(base, runtime=replace(base.runtime, system=None)), 0, said, "")
+                ids = self.read(request).ids
+                found.add(ids[:1] if len(ids) > 1 else ())
+        return found.pop() if len(found) == 1 else ()
 
     def prepare(self, prompt: ReadPrompt) -> None:
         """Let the next request go on from what the model has read before."""

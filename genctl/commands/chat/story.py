@@ -113,10 +113,16 @@ class Story:
         self._settle(self.tree.tip if node is None else node)
 
     def give(self, line: str, ids: Sequence[int], texts: Sequence[str], start: int = ROOT) -> int:
-        """A step whose tokens are given: a prompt, from the root on. Returns the node at its end."""
+        """A step whose tokens are given: a prompt, from the root on. Returns the node at its end.
+
+        Raises UsageError if it begins with other tokens than the root has.
+        """
+        root = self.tree.opened.prompt_ids if start == ROOT else ()
+        if tuple(ids[: len(root)]) != root:
+            raise UsageError("the prompt begins with other tokens than this chat did", hint="begin a new chat for it")
         self._begin(line)
         at = start
-        for id, text in zip(ids, texts, strict=True):
+        for id, text in zip(ids[len(root) :], texts[len(root) :], strict=True):
             # a given token has no probability to speak of: it counts as certain
             at = self._put(at, Token(id, 0.0, text), "edit", at, None)
         self._settle(at)

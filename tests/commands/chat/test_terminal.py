@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -229,3 +231,32 @@ def test_the_transcript_of_the_documents_is_what_a_terminal_shows(own_state: Pat
             if line.startswith("> "):
                 talk.say(line.removeprefix("> "))
         assert talk.lines[:-1] == shown
+
+
+def test_a_terminal_that_ends_the_process_gets_its_settings_back(own_state: Path) -> None:
+    with Talk(own_state, *QUIET) as talk:
+        talk.at_prompt()
+        talk.say("A fox")
+        talk.child.kill(signal.SIGTERM)
+        assert talk.end() == 143
+    assert '"settled"' in saved(own_state).read_text().splitlines()[-1]
+
+
+def test_a_killed_answer_is_finished_when_the_chat_goes_on(own_state: Path) -> None:
+    """Killed while it writes: the file that goes on has the bytes of one that was never killed."""
+    files = {name: own_state.parent / f"{name}.jsonl" for name in ("whole", "killed")}
+    options = ("-n", "120", "--do-sample", "--seed", "4")
+    with Talk(own_state, *options, "--save", str(files["whole"])) as talk:
+        talk.at_prompt()
+        talk.say("A fox")
+    with Talk(own_state, *options, "--save", str(files["killed"])) as talk:
+        talk.at_prompt()
+        talk.child.send("A fox\r")
+        talk.wait(lambda: files["killed"].exists() and files["killed"].read_bytes().count(b'"grown"') > 20)
+        talk.child.kill(signal.SIGKILL)
+    time.sleep(0.3)  # until the server of the tests has seen it
+    assert not files["killed"].read_bytes().endswith(files["whole"].read_bytes()[-40:])
+    with Talk(own_state, "--open", str(files["killed"])) as talk:
+        talk.wait(lambda: "the last answer was cut off, and goes on:" in talk.lines)
+        talk.at_prompt()
+    assert files["killed"].read_bytes() == files["whole"].read_bytes()
