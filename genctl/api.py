@@ -30,6 +30,11 @@ class Model:
         return f"<genctl.Model {loaded.name}, {loaded.runtime}, on {self._session.forward.device}>"
 
     @property
+    def session(self) -> Session:
+        """The engine that computes."""
+        return self._session
+
+    @property
     def name(self) -> str:
         return self._session.loaded.name
 

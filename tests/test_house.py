@@ -31,6 +31,7 @@ _SLICE |= {"params", "results", "sequences", "terminal"}
 _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
+    "lm_eval": {"api", "engines", "engines.local", "identity", "models", *_EARLIER},
     "cli": {"config", "io.printable", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",
@@ -149,6 +150,7 @@ HEAVY = {
         "engines.local",
         "engines.pool",
         "engines.ranks",
+        "lm_eval",
         "models",
         "native",
         "parity",

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import InputError, ModelError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for one prompt; real templates need milliseconds
 _STARTING = 120.0  # for importing jinja on a slow disk
+_HERE = " (to be continued here)"  # marks the end of a message in what a template makes of it
 # Isolated, so that Python files of the current folder are not imported.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
 # Variables that a process needs to start. All others are removed: any of them may hold a secret.
@@ -41,9 +43,17 @@ def render_chat(
 
 
 def render_chat_text(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, system: str | None = None, name: str = ""
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    *,
+    system: str | None = None,
+    name: str = "",
+    continues: bool = False,
+    variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
+
+    With `continues` it ends within the last message, which is to be continued. `variables` are more for the template.
 
     Raises InputError for malformed messages, ModelError without a template or if it fails, loops or writes too much.
     """
@@ -51,7 +61,23 @@ def render_chat_text(
     template = check_template(tokenizer, name)
     fields = [{key: value for key, value in message.items() if value is not None} for message in conversation]
     special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
-    return _RENDERER.render({"template": template, "messages": fields, "special": special})
+    request: dict[str, Any] = {
+        "template": template,
+        "messages": fields,
+        "special": special,
+        "variables": dict(variables or {}),
+    }
+    if not continues:
+        return _RENDERER.render(request)
+    last = fields[-1].get("content")
+    if not isinstance(last, str):
+        raise InputError("the last message has no text that could be continued")
+    fields[-1]["content"] = last + _HERE
+    request["variables"] = {**(variables or {}), "add_generation_prompt": False}
+    before, mark, _ = _RENDERER.render(request).rpartition(_HERE.strip())
+    if not mark:
+        raise ModelError("the chat template leaves out the last message, so it cannot be continued")
+    return before if before.endswith(last) else before.rstrip()
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:

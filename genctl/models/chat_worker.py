@@ -30,10 +30,11 @@ def limit_memory() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, str]:
-    """{"text": …} or {"error": …} for {"template", "messages", "special"}."""
+    """{"text": …} or {"error": …} for {"template", "messages", "special"} and perhaps {"variables"}."""
     try:
         messages = [_reasoning(message) for message in request["messages"]]
         variables = {"tools": None, "documents": None, "add_generation_prompt": True, **request["special"]}
+        variables |= request.get("variables", {})
         rendered = _environment().from_string(request["template"]).render(messages=messages, **variables)
     except MemoryError:
         return {"error": "it needs too much memory"}

@@ -1,0 +1,17 @@
+"""A backend of lm-evaluation-harness: `python -m genctl.lm_eval --model genctl …`, which otherwise is `lm_eval`.
+
+The harness (0.4.13) finds models in its registry, and reads no entry points: `register` adds genctl to it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+
+def register() -> None:
+    """Add genctl to the models of lm_eval, for `lm_eval.simple_evaluate(model="genctl", …)`."""
+    import_module("lm_eval.models")  # its own models: alone, genctl would keep them out of the registry
+    from lm_eval.api.registry import model_registry
+
+    if "genctl" not in model_registry:
+        model_registry.register("genctl", target="genctl.lm_eval.model:GenctlLM")

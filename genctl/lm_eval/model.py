@@ -1,0 +1,285 @@
+"""The model that lm_eval calls: texts become token ids as in its hf backend, and genctl computes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm.std import tqdm  # type: ignore[import-untyped]
+
+from genctl.api import Model, load
+from genctl.engines.local.score_passes import Passes, Piece
+from genctl.engines.scored_text import Detail
+from genctl.errors import GenctlError, InputError, ModelError, UsageError, nearest
+from genctl.events import Token
+from genctl.identity import versions
+from genctl.lm_eval import arguments
+from genctl.models.chat import render_chat_text
+from genctl.models.weights import read_json
+from genctl.params import Generation, knobs
+from genctl.plural import count
+from genctl.results import Collector, Result
+
+_DEFAULT_LENGTH = 2048  # tokens, of a model whose files name no bound, as in lm_eval
+_LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx")
+_AT_ONCE = 64  # texts of a rolling task whose windows are read together
+
+Encoded = tuple[Any, list[int], list[int]]  # the request's own texts, context, continuation
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+class GenctlLM(TemplateLM):  # type: ignore[misc]
+    """A checkpoint as a model of lm_eval. `pretrained` and the rest are `--model_args`: see `arguments`.
+
+    Raises GenctlError where the arguments are wrong or the checkpoint cannot be loaded.
+    """
+
+    def __init__(self, pretrained: str, **given: Any) -> None:
+        super().__init__()
+        if str(given.get("device")).startswith("cuda") and not _has_cuda():
+            given["device"] = None  # cuda:0 is what lm_eval says where nothing is said
+        place, self.arguments = arguments.read(pretrained, given)
+        asked = self.arguments
+        self.generator: Model = load(
+            place,
+            allow_pickle=asked.allow_pickle,
+            trust_remote_code=asked.trust_remote_code,
+            **asked.settings,
+        )
+        self.tokenizer = self.generator.tokenizer
+        if self.tokenizer is None:
+            raise ModelError(f"{place} has no tokenizer, and the tasks of lm_eval are texts")
+        self.planner = self.generator.session.planner
+        self.passes = Passes(self.planner.forward, batch_size=asked.batch_size, detail=Detail(top=1))
+        self.backend = "seq2seq" if self.planner.forward.is_encoder_decoder else "causal"
+        self.batch_size = asked.batch_size
+        self.max_length = asked.max_length or self._context()
+        context = self.planner.context
+        if context is not None and self.max_length > context:
+            raise UsageError(f"max_length = {self.max_length}: the context of {place} is {context} tokens")
+
+    # -- texts and token ids ---------------------------------------------------------------------------------------
+
+    @property
+    def eot_token_id(self) -> int:
+        """EOS, as the tokenizer names it."""
+        found = self.tokenizer.eos_token_id
+        if found is None:
+            found = next(iter(self.planner.eos), None)
+        if found is None:
+            raise ModelError(f"{self.generator.name} names no EOS", hint="give prefix_token_id=N in model_args")
+        return int(found)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id before the first scored one, where a request has no context."""
+        for id in (self.arguments.prefix_token_id, self.tokenizer.bos_token_id):
+            if id is not None:
+                return int(id)
+        return self.eot_token_id
+
+    @property
+    def tokenizer_name(self) -> str:
+        """For the cache of requests."""
+        return str(self.tokenizer.name_or_path or self.generator.name).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The ids of a text. BOS is not added to a text that begins with it."""
+        special = self.arguments.add_bos_token if add_special_tokens is None else add_special_tokens
+        if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode([self.prefix_token_id])):
+            special = False
+        return [*self.tokenizer.encode(string, add_special_tokens=special is None or special)]
+
+    def apply_chat_template(self, chat_history: list[dict[str, Any]], add_generation_prompt: bool = True) -> str:
+        """A conversation as a text. Without `add_generation_prompt` its last message is continued."""
+        variables = dict(self.arguments.chat_template_args)
+        if self.arguments.enable_thinking is not None:
+            variables["enable_thinking"] = self.arguments.enable_thinking
+        return render_chat_text(
+            self.tokenizer,
+            chat_history,
+            name=self.generator.name,
+            continues=not add_generation_prompt,
+            variables=variables,
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm_eval writes beside the results."""
+        session = self.generator.session
+        return {"model_source": "genctl", **dict(session.facts), "genctl_versions": versions("torch", "transformers")}
+
+    def _context(self) -> int:
+        checkpoint = self.generator.session.loaded.checkpoint
+        config: Mapping[str, Any] = checkpoint.config if checkpoint is not None else {}
+        part = config.get("text_config") or config
+        named = (part[name] for name in _LENGTHS if isinstance(part.get(name), int))
+        return int(next(named, self.planner.context or self._tokenizer_length() or _DEFAULT_LENGTH))
+
+    def _tokenizer_length(self) -> int | None:
+        """The length that tokenizer_config.json names, if it is one: transformers writes 1e30 for none."""
+        file = self.generator.session.loaded.path / "tokenizer_config.json"
+        length = read_json(file, file.name).get("model_max_length") if file.is_file() else None
+        return int(length) if isinstance(length, (int, float)) and length < 1e9 else None
+
+    # -- likelihoods -----------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """The log-probability of each continuation of its context, and whether greedy search would write it."""
+        if self.arguments.enable_thinking:
+            raise UsageError("enable_thinking is for tasks that generate; log-likelihoods have no place for thoughts")
+        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        return found
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Encoded], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        pieces = [self._piece(*request) for request in requests]
+        answers: list[tuple[float, bool]] = [(0.0, False)] * len(pieces)
+        with tqdm(total=len(pieces), desc="Running loglikelihood requests", disable=disable_tqdm) as bar:
+            for place, tokens in self._scored(pieces):
+                total = math.fsum(token.logprob for token in tokens)
+                answers[place] = total, all(token.top[0][0] == token.id for token in tokens)
+                if requests[place][0] is not None:  # else it is a window, whose text is saved as a whole
+                    self.cache_hook.add_partial("loglikelihood", requests[place][0], answers[place])
+                bar.update()
+        return answers
+
+    def _piece(self, texts: Any, context: list[int], continuation: list[int]) -> Piece:
+        """The last `max_length` + 1 ids, of which the last one is only predicted."""
+        if not continuation:
+            raise InputError(f"lm_eval: a continuation has no tokens: {str(texts)[-200:]!r}")
+        if len(continuation) > self.max_length:
+            longest = f"but max_length is {self.max_length}"
+            raise InputError(f"lm_eval: a continuation has {count(len(continuation), 'token')}, {longest}")
+        if self.backend == "seq2seq":
+            start = self.planner.decoder_start if self.planner.decoder_start is not None else self.planner.bos
+            if start is None:
+                raise ModelError(f"{self.generator.name} names no decoder_start_token_id, so its decoder cannot begin")
+            return Piece((start, *continuation), 1, tuple(context[-self.max_length :]))
+        ids = (*context, *continuation)[-(self.max_length + 1) :]
+        return Piece(ids, len(ids) - len(continuation))
+
+    def _scored(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Token]]]:
+        """The tokens of each piece, with its place. A context that several pieces have is read once."""
+        shared: dict[tuple[int, ...], list[int]] = {}
+        for place, piece in enumerate(pieces):
+            if self.backend == "causal" and self.passes.continues:
+                shared.setdefault(piece.ids[: piece.first], []).append(place)
+        together = {place for places in shared.values() if len(places) > 1 for place in places}
+        alone = [place for place in range(len(pieces)) if place not in together]
+        for batch in self.passes.batches([pieces[place] for place in alone]):
+            places = [alone[number] for number in batch]
+            yield from zip(places, self.passes.read([pieces[place] for place in places]), strict=True)
+        for context, places in shared.items():
+            if len(places) > 1:
+                endings = [pieces[place].ids[pieces[place].first :] for place in places]
+                yield from zip(places, self.passes.continuations(context, endings), strict=True)
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        """The log-probability of each text, in windows of `max_length` that share one token."""
+        totals: list[float] = []
+        texts = [request.args[0] for request in requests]
+        for begin in range(0, len(texts), _AT_ONCE):
+            part = texts[begin : begin + _AT_ONCE]
+            windows = [self._windows(text) for text in part]
+            flat = [(None, *window) for several in windows for window in several]
+            answers = iter(self._loglikelihood_tokens(flat, disable_tqdm=disable_tqdm))
+            for text, several in zip(part, windows, strict=True):
+                totals.append(math.fsum(next(answers)[0] for _ in several))
+                self.cache_hook.add_partial("loglikelihood_rolling", (text,), totals[-1])
+        return totals
+
+    def _windows(self, text: str) -> list[tuple[list[int], list[int]]]:
+        windows = get_rolling_token_windows(
+            token_list=self.tok_encode(text),
+            prefix_token=self.prefix_token_id,
+            max_seq_len=self.max_length,
+            context_len=1,
+        )
+        return [make_disjoint_window(window) for window in windows]
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """An answer to each context, up to its first stop string. Requests with equal settings are decoded together."""
+        answers = [""] * len(requests)
+        groups: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            groups.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(place)
+        plans = {key: self._settings(requests[places[0]].args[1]) for key, places in groups.items()}
+        with tqdm(total=len(requests), desc="Running generate_until requests", disable=disable_tqdm) as bar:
+            for key, places in groups.items():
+                settings, stops = plans[key]
+                prompts = [self._prompt(requests[place].args[0], settings["max_new_tokens"]) for place in places]
+                for place, result in self._generated(prompts, places, settings):
+                    context, asked = requests[place].args
+                    answers[place] = self._answer(result, stops)
+                    self.cache_hook.add_partial("generate_until", (context, asked), answers[place])
+                    bar.update()
+        return answers
+
+    def _settings(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """genctl's knobs for the settings of a task, and its stop strings. Raises UsageError for an unknown setting."""
+        wanted: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), self.arguments.max_gen_toks))
+        eos = self.tokenizer.decode([self.eot_token_id], skip_special_tokens=False)
+        stops = [text for text in handle_stop_sequences(wanted.pop("until", None), eos=eos) if text]
+        length = wanted.pop("max_gen_toks")
+        if self.backend == "causal" and length >= self.max_length:
+            raise UsageError(f"max_gen_toks = {length} leaves no room for a prompt: max_length is {self.max_length}")
+        if not wanted.get("temperature"):
+            wanted.pop("temperature", None)
+        known = knobs(Generation)
+        for name in wanted:
+            if name not in known and name != "seed":
+                near = nearest(name, known)
+                hint = f"did you mean {near}?" if near else "they are the knobs of genctl and until, max_gen_toks"
+                raise UsageError(f"gen_kwargs: genctl has no setting {name!r}", hint=hint)
+        if wanted["do_sample"]:
+            wanted.setdefault("seed", self._seed())
+        # the stop strings are cut away below, as lm_eval does it
+        fixed = {"stop_strings": stops, "keep_stop": True, "stop_token_ids": [self.eot_token_id]}
+        return {"max_new_tokens": length, **fixed, **wanted}, stops
+
+    def _seed(self) -> int:
+        """The seed that lm_eval set (--seed)."""
+        import torch
+
+        return int(torch.initial_seed() % 2**32)
+
+    def _prompt(self, context: str, length: int) -> list[int]:
+        ids = self.tok_encode(context) or [self.prefix_token_id]
+        room = self.max_length - length if self.backend == "causal" else self.max_length
+        return ids[-room:]
+
+    def _generated(
+        self, prompts: Sequence[Sequence[int]], places: Sequence[int], settings: Mapping[str, Any]
+    ) -> Iterator[tuple[int, Result]]:
+        """Results as they are finished, each with the place of its request."""
+        collector = Collector()
+        for event in self.generator.stream(prompts, batch_size=self.batch_size, **settings):
+            result = collector.feed(event)
+            if result is not None:
+                place = places[int(result.lane)]
+                if result.error is not None:
+                    raise GenctlError(f"lm_eval: request {place + 1}: {result.error.message}")
+                yield place, result
+
+    def _answer(self, result: Result, stops: list[str]) -> str:
+        ids = list(result.sequences[0].token_ids)
+        end = self.arguments.think_end_token
+        if isinstance(end, int) and end in ids:
+            ids = ids[len(ids) - ids[::-1].index(end) :]
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        if isinstance(end, int):
+            text = text.lstrip()
+        return str(postprocess_generated_text(text, stops, end if isinstance(end, str) else None))
