@@ -53,6 +53,9 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "io/test_batch_readers.py": (),
     "io/test_batch_writers.py": (),
     "hostile/test_checkpoints.py": ("test_the_same_folder_*", "test_nothing_in_a_folder_*"),
+    # two sides side by side
+    "parity/test_statistics.py": (),
+    "parity/test_verdict.py": ("*-gpt2-native[]]", "*llama-another order*", "*[[]llama-int8[]]"),
     # each command
     "commands/explore/test_explore.py": ("test_a_row_*", "test_a_script_*", "test_a_saved_*"),
     "tree/test_properties.py": ("test_the_file_*", "test_undo_*"),

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-SLICE = 2**22  # numbers of a weight that are widened at a time: 32 MB in float64
+from genctl.native import pages
+
+SLICE = 2**21  # numbers of a weight that are widened at a time: 16 MB in float64
 # operations whose results are rounded; all others move or select numbers
 ROUNDING = frozenset(
     """
@@ -39,6 +41,7 @@ class Weights:
         self._places = {tensor.data_ptr() for tensor in tensors if tensor.is_floating_point()}
         self._from_one = {tensor.data_ptr() for tensor in from_one}
         self.dtype = dtype
+        self.mapped = pages.mapped_files()  # whose pages go once they are used
 
     def __contains__(self, tensor: Tensor) -> bool:
         return tensor.is_floating_point() and tensor.data_ptr() in self._places
@@ -118,14 +121,13 @@ class _Mode(TorchFunctionMode):
             bias = self._wide(bias) if bias in self.weights else bias.to(self.dtype)
         x = x.to(self.dtype)
         step = max(SLICE // weight.shape[1], 1)
-        parts = [
-            F.linear(x, self._wide_slice(weight, at, step), None if bias is None else bias[at : at + step])
-            for at in range(0, weight.shape[0], step)
-        ]
+        parts = []
+        for at in range(0, weight.shape[0], step):
+            part = weight[at : at + step]
+            wide = part.to(self.weights.dtype).to(self.dtype)
+            parts.append(F.linear(x, wide, None if bias is None else bias[at : at + step]))
+            pages.release(part, self.weights.mapped)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-    def _wide_slice(self, weight: Tensor, at: int, step: int) -> Tensor:
-        return weight[at : at + step].to(self.weights.dtype).to(self.dtype)
 
     def _same(self, *tensors: Tensor | None) -> list[Any]:
         """Tensors in the widest of their dtypes."""

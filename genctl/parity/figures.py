@@ -50,6 +50,9 @@ def first_choice(logits: Tensor) -> Tensor:
 
 def shift(difference: Tensor) -> Tensor:
     """Root mean square of differences of logits [M, V] without their mean, which no probability shows -> f64 [M]."""
+    few = max(AT_ONCE // difference.shape[-1], 1)
+    if len(difference) > few:
+        return torch.cat([shift(rows) for rows in torch.split(difference, few)])
     finite = difference.isfinite()  # some models forbid tokens by -inf
     wide = torch.where(finite, difference.double(), 0.0)
     count = finite.sum(-1, keepdim=True).clamp(min=1)

@@ -21,7 +21,7 @@ from genctl.parity.values import Fault, LayerDifference, Noise, Parity, Position
 if TYPE_CHECKING:
     from torch import Tensor
 
-CHECKED_LOGITS = 2**22  # logits of a side at the positions on which noise is measured: 32 MiB in float64
+CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"

@@ -7,10 +7,9 @@ r = (b - a) - (B - A), is rounding if both sides compute the same; and how large
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,7 +36,7 @@ class MeasuredNoise:
     readings: tuple[Reading, ...]
     ratios: Tensor  # f64 [M], of what remains to rounding
     weights: Tensor  # f64 [M, V], what the weights explain: B - A
-    rounding: Tensor  # f64 [SEEDS, M, V], of the difference of both sides
+    rounding: Tensor  # f32 [SEEDS, M, V], of the difference of both sides
     moved: float  # nats by which rounding moves the margin of the first two choices at most
     equal: bool  # whether both sides have equal weights and compute in one dtype
     oracles: tuple[Oracle, Oracle]
@@ -68,48 +67,56 @@ def measure_noise(
     rows: tuple[Tensor, Tensor],
 ) -> MeasuredNoise:
     """Measure on `readings`, whose logits f32 [M, V] both sides have read as `rows`. Raises ModelError."""
-    a, b = rows[0].double(), rows[1].double()
+    a, b = rows
     mine, theirs = _oracles(reference, other)
     dtypes = reference.session.forward.dtype, other.session.forward.dtype
     exact_a = mine.exact(readings, dtypes[0])
     same = theirs is mine and dtypes[0] == dtypes[1]
     exact_b = exact_a if same else theirs.exact(readings, dtypes[1])
-    by_weights = exact_b - exact_a
+    by_weights = torch.zeros_like(exact_a) if same else exact_b - exact_a
     form = other.resolved.generation.cache_implementation
     if form == "quantized" != reference.resolved.generation.cache_implementation:
         by_weights = by_weights + cached(reference, readings, form).double() - a  # what rounding keys and values does
         same = False
-    own_rounding = [mine.shaken(readings, dtypes[0], seed) - exact_a for seed in range(SEEDS)]
-    rounding = torch.stack(
-        [theirs.shaken(readings, dtypes[1], SEEDS + seed) - exact_b - own_rounding[seed] for seed in range(SEEDS)]
-    )
-    shaken = torch.stack([shift(each) for each in rounding])  # [SEEDS, M]
-    found = [*_variations(reference, readings, rows[0])]
-    own = torch.stack([shift(each.double() - a) for _, each in found]) if found else shaken[:0]
-    scale = shaken.square().mean(0)
-    if len(own):
-        scale = torch.maximum(scale, own.amax(0).square())  # what the reference itself does is no fault of another
-    scale = scale.sqrt()
-    remains = shift(b - a - by_weights)
-    tiny = torch.finfo(torch.float64).tiny
-    ratios = remains / scale.clamp(min=tiny)
-    spread = _left_out(shaken, tiny)
-    explained = (shift(by_weights).square() + scale.square()).sqrt()
-    against_itself = [one - another for one, another in pairwise(own_rounding)]
-    against_itself += [each.double() - a for _, each in found]
-    variations = [
-        Variation(name, quantiles(shift(each.double() - a).tolist()), torch.equal(each, rows[0]))
-        for name, each in found
-    ]
-    variations.append(Variation("float64", quantiles(shift(a - exact_a).tolist()), False))
+    best = a.topk(min(2, a.shape[-1]), -1).indices
+    # one reading of the vocabulary is held at a time; what stays is in float32
+    rounding, shaken, margins = [], [], list[float]()
+    before: Tensor | None = None
+    for seed in range(SEEDS):
+        own_rounding = mine.shaken(readings, dtypes[0], seed) - exact_a
+        if before is not None:
+            margins.append(_margin(best, own_rounding - before))
+        difference = theirs.shaken(readings, dtypes[1], SEEDS + seed) - exact_b - own_rounding
+        shaken.append(shift(difference))
+        rounding.append(difference.float())
+        before = own_rounding.float()
+    del exact_b, before
+    variations, own = [], []
+    for name, each in _variations(reference, readings, a):
+        moved = each.double() - a
+        own.append(shift(moved))
+        margins.append(_margin(best, moved))
+        variations.append(Variation(name, quantiles(own[-1].tolist()), torch.equal(each, a)))
     name = str(dtypes[1]).removeprefix("torch.")
-    variations.append(Variation(f"{name} rounding", quantiles(shaken.flatten().tolist()), False))
-    typical = float(spread.median(dim=1).values.max())
+    from_exact = shift(a - exact_a)
+    variations.append(Variation("float64", quantiles(from_exact.tolist()), False))
+    variations.append(Variation(f"{name} rounding", quantiles(torch.cat(shaken).tolist()), False))
+    tiny = torch.finfo(torch.float64).tiny
+    by_rounding = torch.stack(shaken)  # [SEEDS, M]
+    scale = by_rounding.square().mean(0).sqrt()
+    for each in own:
+        scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
+    spread = _left_out(by_rounding, tiny)
+    # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
+    scale = torch.maximum(scale, by_rounding.max() / spread.max())
+    remains = shift(b.double() - a - by_weights)
+    ratios = remains / scale.clamp(min=tiny)
+    explained = (shift(by_weights).square() + scale.square()).sqrt()
     noise = Noise(
         positions=len(a),
         variations=tuple(variations),
-        margin=_margin(a, against_itself),
-        reference=float(shift(a - exact_a).median()),
+        margin=max(margins, default=0.0),
+        reference=float(from_exact.median()),
         explained=float(explained.median()),
         residual=float(remains.median()),
         allowed=ALLOWANCE * float(spread.max()),
@@ -119,19 +126,17 @@ def measure_noise(
             f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
             "alone, together, and with one and two threads"
         ),
-        typical_allowed=ALLOWANCE * max(typical, 1.0),
+        typical_allowed=ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
     )
+    largest = max(_margin(best, each) for each in rounding)
     return MeasuredNoise(
-        noise, tuple(readings), ratios, by_weights, rounding, _margin(a, rounding), same, (mine, theirs), dtypes
+        noise, tuple(readings), ratios, by_weights, torch.stack(rounding), largest, same, (mine, theirs), dtypes
     )
 
 
-def _margin(logits: Tensor, differences: Iterable[Tensor]) -> float:
-    """The most by which differences f64 [M, V] move the margin between the first and the second choice, in nats."""
-    if logits.shape[-1] < 2:
-        return 0.0
-    best = logits.topk(2, -1).indices
-    return max((float(each.gather(1, best).diff(dim=1).abs().max()) for each in differences), default=0.0)
+def _margin(best: Tensor, difference: Tensor) -> float:
+    """The most by which a difference [M, V] moves the margin between the two best tokens int64 [M, 2], in nats."""
+    return float(difference.gather(1, best).diff(dim=1).abs().max()) if best.shape[1] > 1 else 0.0
 
 
 def _left_out(shaken: Tensor, tiny: float) -> Tensor:

@@ -23,7 +23,7 @@ from genctl.parity.values import Text
 from genctl.results import Collector
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
-LARGEST = 2**21  # most logits of a pass that reads a whole text: 16 MiB in float64
+LARGEST = 2**20  # most logits of a pass that reads a whole text: 8 MiB in float64
 
 
 class LocalSide:

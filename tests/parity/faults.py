@@ -69,7 +69,9 @@ def lost_bias(side: LocalSide) -> None:
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         layer = model.decoder.weights.layers[0]
-        biases = [part.wide_bias for part in layer.qkv.parts]  # type: ignore[attr-defined]
+        biases = [getattr(part, "wide_bias", None) for part in layer.qkv.parts]
+        if biases[0] is None:  # nothing is compiled
+            biases = [part.bias for part in layer.qkv.parts]  # type: ignore[attr-defined]
     else:
         biases = [
             module.bias
