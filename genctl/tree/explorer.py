@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import InputError, ModelError, PresetError, UsageError
 from genctl.tree import looking, writing
+from genctl.tree.beside import Second
 from genctl.tree.changes import Redone, Undone
 from genctl.tree.journal import TreeFile
 from genctl.tree.language import MEMORY, Call, parse, preset_values
 from genctl.tree.nodes import ROOT, Tree
-from genctl.tree.results import At, Bookmarked, BranchText, Result, Settings
+from genctl.tree.results import At, Bookmarked, BranchText, Continuation, Result, Settings
 from genctl.tree.workspace import Workspace, opened_of
 
 FOUND = 20  # tokens that `find` lists
@@ -30,6 +32,7 @@ class Explorer:
     def __init__(self, space: Workspace) -> None:
         self.space = space
         self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
+        self.second: Second | None = None  # another distribution on the same tree
         self._reason = ""
 
     @classmethod
@@ -243,7 +246,12 @@ class Explorer:
     def _expand(self, line: str, mass: float, depth: int, nodes: int | None = None) -> Iterator[Result]:
         from genctl.tree import expanding
 
-        yield from expanding.expand(self.space, line, self.tree.cursor, mass, depth, nodes, self._interrupted)
+        start = self.tree.cursor
+        for result in expanding.expand(self.space, line, start, mass, depth, nodes, self._interrupted):
+            if isinstance(result, Continuation) and self.second is not None:
+                beside, parts = self.second.total(result.node, start)
+                result = replace(result, beside=beside, parts=parts)
+            yield result
         yield self._here()
 
     # -- undo, settings, bookmarks -------------------------------------------------------------------------------------
@@ -306,6 +314,11 @@ class Explorer:
         nodes = [self.tree.named(name) for name in names]
         a, b = nodes if len(nodes) == 2 else (nodes[0], self.tree.tip)
         yield looking.compared(self.space, a, b)
+
+    def _beside(self, line: str) -> Iterator[Result]:
+        if self.second is None:
+            raise UsageError("there is one distribution", hint="--models A,B or --beside PRESET gives another one")
+        yield from self.second.along(self.tree.tip)
 
     def _text(self, line: str) -> Iterator[Result]:
         yield BranchText(self.tree.tip, self.space.text(self.tree.tip), self.tree.opened.prompt)

@@ -242,6 +242,7 @@ WORDS: dict[str, Word] = {
     "why": Word("why", "what each processor did to the token at the cursor", _nothing),
     "layers": Word("layers", "what the model would say after each of its layers", _nothing),
     "compare": Word("compare A [B]", "two branches side by side (B: the current one)", _two),
+    "beside": Word("beside", "both distributions of --models or --beside, token by token", _nothing),
     "text": Word("text", "the text of the branch", _nothing),
     "copy": Word("copy", "the same, for the clipboard", _nothing),
     "repeat": Word("repeat", "the genctl command line that writes this branch again", _nothing),

@@ -98,6 +98,17 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """Two distributions of the token after a node: the tree's own, and that of a second model or of other settings."""
+
+    node: int
+    written: tuple[Alternative, Alternative] | None  # the next token of the branch, by both; None at its end
+    best: tuple[Alternative, Alternative]  # the most probable token of each, after the processors
+    moved: float  # total variation between the two, after the processors, in [0, 1]
+    parts: bool  # whether the two most probable tokens differ
+
+
+@dataclass(frozen=True, slots=True)
 class Bookmarked:
     """A node has a name."""
 
@@ -134,6 +145,8 @@ class Continuation:
     total: float  # by the distribution that was expanded: after the processors
     mass: float  # probability of this and all continuations before it
     ended: bool = False  # with EOS; else it has the depth
+    beside: float | None = None  # log-probability by a second distribution, if there is one
+    parts: int | None = None  # the token, from 0, at which the two would first write another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,6 @@ class Covered:
 
 
 Result: TypeAlias = (
-    TokenWritten | Searching | Wrote | At | Settings | Shown | Why | AtLayer | Compared | Bookmarked | BranchText
-    | Repeat | Continuation | Covered
+    TokenWritten | Searching | Wrote | At | Settings | Shown | Why | AtLayer | Compared | Beside | Bookmarked
+    | BranchText | Repeat | Continuation | Covered
 )  # fmt: skip

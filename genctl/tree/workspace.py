@@ -200,6 +200,13 @@ class Workspace:
         self.change(Knobs(values))
         return len(self.tree.settings) - 1
 
+    def aside(self, values: Mapping[str, Any]) -> int:
+        """A number for settings that the tree does not have, for `distribution`. Raises PresetError."""
+        place = min(self._resolved, default=0)
+        place = min(place, 0) - 1
+        self._resolved[place] = self.overlaid(values)
+        return place
+
     # -- what the model says -------------------------------------------------------------------------------------------
 
     def distribution(self, node: int, settings: int | None = None) -> Distribution:

@@ -13,6 +13,7 @@ from genctl.tree.distribution import Alternative
 from genctl.tree.results import (
     At,
     AtLayer,
+    Beside,
     Bookmarked,
     BranchText,
     Compared,
@@ -30,7 +31,8 @@ COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
 
 
 def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
-    """A row of --expand."""
+    """A row of --expand. `beside` and `parts` tell of a second distribution, if there is one."""
+    second = {} if found.beside is None else {"beside": _finite(found.beside), "parts": found.parts}
     return {
         "schema": "genctl/1",
         "sequence": sequence,
@@ -40,6 +42,7 @@ def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
         "total": found.total,
         "mass": found.mass,
         "ended": found.ended,
+        **second,
     }
 
 
@@ -60,9 +63,16 @@ def _finite(value: Any) -> Any:
 def continuation_line(found: Continuation, *, tabs: bool) -> str:
     """A row of --expand for people: its probability, the mass so far, and the text; `tabs` for a pipe."""
     share = math.exp(found.total)
+    beside = ""
+    if found.beside is not None:  # the token at which the two part is marked
+        where = "" if found.parts is None else f" ≠{found.parts + 1}"
+        beside = f"{percent(math.exp(found.beside))}{where}"
+    if tabs and beside:
+        return f"{share:.6g}\t{found.mass:.6g}\t{math.exp(found.beside or 0.0):.6g}\t{tsv_cell(found.text)}"
     if tabs:
         return f"{share:.6g}\t{found.mass:.6g}\t{tsv_cell(found.text)}"
-    return f"{percent(share):>8}  {percent(found.mass):>8}  {_quoted(found.text)}{' ■' if found.ended else ''}"
+    beside = f"{beside:<14}  " if beside else ""
+    return f"{percent(share):>8}  {percent(found.mass):>8}  {beside}{_quoted(found.text)}{' ■' if found.ended else ''}"
 
 
 def covered_line(done: Covered) -> str:
@@ -107,6 +117,8 @@ def lines_of(result: Result) -> Iterator[str]:
             result.nodes, result.texts, result.logprobs, result.lengths, strict=True
         ):
             yield f"node {node}  {_quoted(text)}  ({length} tokens, {logprob:.3f} nats)"
+    elif isinstance(result, Beside):
+        yield _beside(result)
     elif isinstance(result, Bookmarked):
         yield f"{result.name} is node {result.node}"
     elif isinstance(result, Settings):
@@ -129,6 +141,15 @@ def _shown(shown: Shown) -> Iterator[str]:
         yield f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}"
     for each in shown.alternatives:
         yield f"{each.rank:>6}  {percent(each.probability):>9}  {_after(each):<24}  {token_text(each.id, each.text)}"
+
+
+def _beside(both: Beside) -> str:
+    """Two distributions at one token: ≠ where the two would write different ones."""
+    one, two = both.best
+    written = "" if both.written is None else token_text(both.written[0].id, both.written[0].text)
+    chances = "" if both.written is None else " | ".join(percent(each.chance) for each in both.written)
+    apart = f"≠ {token_text(one.id, one.text)} | {token_text(two.id, two.text)}" if both.parts else ""
+    return f"{written:<16} {chances:<22} {percent(both.moved):>8} apart  {apart}".rstrip()
 
 
 def _after(each: Alternative) -> str:

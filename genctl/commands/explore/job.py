@@ -171,6 +171,10 @@ class ExploreJob(Job[ExploreOptions]):
         if self.options.has_screen:
             self._show_screen(stack)
             return
+        if self.second is not None or self.beside is not None:
+            from genctl.tree.beside import Second
+
+            self.explorer.second = Second(self.explorer.space, session=self.second, knobs=self.beside)
         for result in self.explorer.resume():
             self._put(result)
         for call in self.calls:

@@ -78,12 +78,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given(save=["-"]), "--save -: a tree is a file that is read again; give it a name"),
     (given(open=["-"]), "--open -: a tree is a file that is continued; give its name"),
     (given("models", "beside"), "--models {models} and --beside {beside}: one distribution is shown beside the tree's"),
-    *because(
-        lambda options: not options.has_screen,
-        "two distributions are shown side by side on the screen alone: ",
-        (given("models"), "leave out --models {models}"),
-        (given("beside"), "leave out --beside {beside}"),
-    ),
     same_file("save", "output"),
     same_file("save", "report"),
     same_file("open", "output"),

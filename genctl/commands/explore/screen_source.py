@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +13,7 @@ from numpy.typing import NDArray
 from genctl.commands.explore.reasons import Reasons
 from genctl.commands.explore.screen_worker import NodeLook
 from genctl.engines.local.session import Session
-from genctl.errors import UsageError
+from genctl.tree.beside import mirrored
 from genctl.tree.distribution import Alternative, Distribution
 from genctl.tree.explorer import Explorer
 from genctl.tree.nodes import Tree
@@ -82,10 +80,10 @@ class TreeSource:
         self._other: Workspace | None = None
         self._entry: int | None = None  # of the tree's settings, for the second distribution
         if other_settings is not None:
-            self._entry = self._space.entry({**explorer.tree.knobs, **other_settings})
+            self._entry = self._space.aside({**explorer.tree.knobs, **other_settings})
             self._other = self._space
         if other_model is not None:
-            self._other = _beside(self._space, other_model)
+            self._other = mirrored(self._space, other_model)
         self._best: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
 
     @property
@@ -156,21 +154,3 @@ class TreeSource:
 def _distribution(space: Workspace, tree: Tree, node: int, settings: int) -> Distribution:
     space.tree.view = tree.view
     return space.distribution(node, settings)
-
-
-def _beside(space: Workspace, session: Session) -> Workspace:
-    """The same nodes, read by another model. Raises UsageError if its tokens are others."""
-    one, two = space.session, session
-    if one.forward.vocab_size != two.forward.vocab_size or _tokens(one) != _tokens(two):
-        raise UsageError(
-            f"--models: {one.name} and {two.name} do not have the same tokens, so they cannot share a tree",
-            hint="genctl compare shows models with different tokenizers side by side",
-        )
-    mirror = copy.copy(space.tree)  # its lists and tables are those of the tree
-    mirror.opened = replace(mirror.opened, model=two.name, checkpoint=two.loaded.fingerprint())
-    return Workspace(two, mirror)
-
-
-def _tokens(session: Session) -> dict[str, int]:
-    tokenizer = session.loaded.tokenizer
-    return {} if tokenizer is None else dict(tokenizer.get_vocab())
