@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
         "engines",
         "engines.local",
         "engines.server",
+        "identity",
         "models",
         "native",
         "sequences",

@@ -15,17 +15,20 @@ from genctl.commands.parity.options import ParityCommandOptions, sides_of
 from genctl.commands.parity.sides import Side, each, unused
 from genctl.config.layers import Resolved
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, UsageError
-from genctl.io import readers, scored
+from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow
+from genctl.plural import count
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
+    from genctl.commands.parity.distributions import Tops
     from genctl.commands.parity.loading import LoadedSides
     from genctl.commands.parity.naming import Naming
     from genctl.commands.parity.report import ParityPage
     from genctl.engines.protocol import Engine, EngineSetup
     from genctl.engines.requests import Request
     from genctl.engines.scored_text import TextToScore
+    from genctl.parity.recorded import Golden
     from genctl.parity.sides import LocalSide
     from genctl.parity.values import Parity, Text
 
@@ -36,24 +39,34 @@ class ParityJob(Job[ParityCommandOptions]):
     def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
         self.page: ParityPage | None = None
+        self.golden: Golden | None = None  # the reference of --expect
+        self.saved_to: writers.Sink | None = None  # the golden file that is written
         self.checks: list[str] = []  # sentences of checks that failed
 
     def prepare(self) -> int | None:
         """The sides, without the settings of their checkpoints."""
-        self.sides = sides_of(self.options)
+        options = self.options
+        self.sides = sides_of(options)
         self.earlies = each(self.sides, Side.early)
         for side, early in zip(self.sides, self.earlies, strict=True):
             self.check_early(early)
-            if early.runtime.backend is not None and not self.options.by_text:
+            if early.runtime.backend is not None and not options.by_text:
                 raise UsageError(
                     f"{side.place}: the logits of a server are not compared yet",
                     hint="--by-text compares bits per byte of texts",
                 )
+        if options.expect is not None:
+            from genctl.commands.parity import golden_file
+
+            self.golden = golden_file.read(options.expect)
         return None
 
     def read(self, stack: ExitStack) -> bool:
         """Read all prompts, or texts."""
         options = self.options
+        if self.golden is not None:
+            self.rows = [_recorded_row(number, text) for number, text in enumerate(self.golden.texts)]
+            return True
         if options.texts is not None:
             rows = readers.open_prompts(
                 (), options.texts, None, stdin_is_terminal=True, format=options.input_format, fields=scored.fields
@@ -100,13 +113,20 @@ class ParityJob(Job[ParityCommandOptions]):
         sink = None
         if options.format != "text" or options.to_file:
             sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+        if (path := options.save or (options.expect if options.update else None)) is not None:
+            self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
+            stack.callback(self.saved_to.abandon)
         self.results = ParityOutput(options.format, self.out, sink, positions=options.positions)
         self.view = LivePairs(self.err, time.monotonic, quiet=options.quiet)
         stack.callback(self.view.hide)
 
     def deliver(self, stack: ExitStack) -> None:
         """Compare each side with the reference; write what is found."""
-        with self.interrupt.rescued_by(stack.close):
+
+        def give_up() -> None:
+            stack.__exit__(SystemExit, SystemExit(self.interrupt.status), None)
+
+        with self.interrupt.rescued_by(give_up):
             self._compare(stack)
         self.hide()
         for watcher in self.watchers:
@@ -120,27 +140,25 @@ class ParityJob(Job[ParityCommandOptions]):
         stack.callback(loaded.close)
         if self.options.by_text:
             self._compare_texts(loaded)
+        elif self.golden is not None:
+            self._compare_golden(loaded, self.golden)
         else:
             self._compare_tokens(loaded)
 
     def _compare_tokens(self, loaded: LoadedSides) -> None:
+        from genctl.commands.parity.distributions import tops_of
         from genctl.commands.parity.vocabularies import check_same
         from genctl.parity.measure import ParityOptions, measure
 
-        ids = [row.id for row in self.rows]
         prompts = [row.prompt for row in self.rows if row.prompt]
-        reference = loaded.load(self.sides[0], self.earlies[0], ids)
-        self._describe(self.sides[0], reference.session, reference.resolved)
-        naming = self.results.naming = _naming(reference, self.rows)
-        if self.page is not None:
-            self.page.naming, self.page.facts = naming, list(reference.session.facts)
+        reference = self._load(loaded, 0)
+        self._name(reference)
         requests, texts = self._work(reference)
-        for side, early in list(zip(self.sides, self.earlies, strict=True))[1:]:
-            loaded.keep(self.earlies[0], early)
-            other = loaded.load(side, early, ids)
-            self._describe(side, other.session, other.resolved)
+        for number in range(1, len(self.sides)):
+            loaded.keep(self.earlies[0], self.earlies[number])
+            other = self._load(loaded, number)
             check_same(reference.session.loaded, other.session.loaded, prompts)
-            self.view.begin(side.name)
+            self.view.begin(other.name)
             one = measure(
                 reference,
                 other,
@@ -152,7 +170,64 @@ class ParityJob(Job[ParityCommandOptions]):
                 interrupted=self.interrupt,
             )
             self._end_if_interrupted()
-            self._take(one, reference, other)
+            self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
+        if self.saved_to is not None:
+            self._save(reference, requests, texts)
+
+    def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
+        from genctl.commands.parity import goldens
+        from genctl.commands.parity.distributions import recorded_tops, tops_of
+        from genctl.parity.golden import compare
+
+        side = self._load(loaded, 0)
+        self._name(side)
+        goldens.check_same(golden, side)
+        self.view.begin(side.name)
+        heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
+        one = compare(golden, side, **heard)
+        self._end_if_interrupted()
+        self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
+        if self.options.update:
+            if one.verdict == "tie":
+                self._save(side, *goldens.again(golden, side))
+            else:
+                path = self.options.expect
+                self.checks.append(
+                    f"--update leaves {path} as it is: {goldens.first_not_tied(one, self.results.naming)}"
+                )
+
+    def _load(self, loaded: LoadedSides, number: int) -> LocalSide:
+        side = self.sides[number]
+        found = loaded.load(side, self.earlies[number], [row.id for row in self.rows])
+        self._describe(side, found.session, found.resolved)
+        return found
+
+    def _name(self, side: LocalSide) -> None:
+        """Take what tokens and rows are called, and what is known of the reference."""
+        naming = self.results.naming = _naming(side, self.rows)
+        if self.page is not None:
+            self.page.naming, self.page.facts = naming, list(side.session.facts)
+
+    def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
+        """Write the golden file, all of it or nothing."""
+        from genctl.commands.parity import golden_file, goldens
+
+        assert self.saved_to is not None
+        self.view.begin(side.name)
+        self.view.stage("recording")
+        prompts = {row.id: row.prompt or "" for row in self.rows}
+        golden, failed = goldens.recorded(side, requests, texts, prompts, self.interrupt)
+        self._end_if_interrupted()
+        for id, message in failed.items():
+            row = next(row for row in self.rows if row.id == id)
+            self.fail(row, "model", message)
+        if not golden.known:
+            raise InputError("there is no position to save")
+        content = golden_file.content(golden, self.results.naming.text_of)
+        self.saved_to.write(content)
+        self.saved_to.close()
+        what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
+        self.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
 
     def _compare_texts(self, loaded: LoadedSides) -> None:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
@@ -249,12 +324,12 @@ class ParityJob(Job[ParityCommandOptions]):
         encode = GivenTexts(reference).encode
         return [], [text for _, text in self.usable(iter(self.rows), encode)]
 
-    def _take(self, one: Parity, reference: LocalSide, other: LocalSide) -> None:
-        """A pair is compared: check and write it."""
+    def _take(self, one: Parity, *tops: Tops) -> None:
+        """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
         if self.page is not None:
             from genctl.commands.parity.distributions import worst_positions
 
-            worst = worst_positions(one, reference, other, self.interrupt)
+            worst = worst_positions(one, *tops)
             self._end_if_interrupted()
             self.page.pair(one, worst)
         self.view.end(one)
@@ -269,6 +344,12 @@ class ParityJob(Job[ParityCommandOptions]):
             hint = "--allow-defect passes it" if any(": defect: " in line for line in self.checks) else ""
             raise CheckError("; ".join(self.checks), hint=hint)
         return super().status()
+
+
+def _recorded_row(number: int, text: Text) -> InputRow:
+    ids = None if text.prompt else text.prompt_ids
+    where = f"text {text.id} of the golden file"
+    return InputRow(text.id, number, text.prompt or None, ids, where=where, own_id=text.id != str(number))
 
 
 def _naming(side: LocalSide, rows: Sequence[InputRow]) -> Naming:

@@ -20,6 +20,7 @@ _STAGES = {
     "writing": "the reference writes",
     "reading": "both sides read",
     "noise": "measuring noise",
+    "recording": "recording the reference",
     "layers": "looking for the layer",
 }
 

@@ -14,6 +14,7 @@ from genctl.cli.table import (
     flag_of,
     given,
     needless_force,
+    same_file,
 )
 from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
 from genctl.commands.parity.sides import DECODING, Side, is_prompt, read_sides
@@ -37,7 +38,7 @@ class ParityCommandOptions(ModelOptions):
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
     format: ReportFormat = FORMAT
-    force: bool = IN_OUT.switch("replace existing files of --output, --report and --svg")
+    force: bool = IN_OUT.switch("replace existing files of --output, --save, --report and --svg")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
     by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")
     show_layers: bool = COMPARED.switch("show layer by layer how far two sides are apart", "--layers")
@@ -47,6 +48,9 @@ class ParityCommandOptions(ModelOptions):
     allow_defect: bool = CHECKS.option(
         "a defect fails no check (default: exit with 4)", None, "--allow-defect/--no-defect", default=False
     )
+    save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
+    expect: str | None = CHECKS.option("this golden file is the reference", "FILE")
+    update: bool = CHECKS.switch("rewrite the file of --expect if every difference is a tie; else exit with 4")
     positions: bool = SHOWN.switch("add a record for each position")
     allow_plugins: bool = PLUGINS
     sides: tuple[str, ...] = ()  # as they are typed
@@ -71,7 +75,14 @@ class ParityCommandOptions(ModelOptions):
 def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     """The sides. Raises UsageError and PresetError: all mistakes in them, or too few of them."""
     sides = read_sides(options.sides, options.layers())
-    if len(sides) < 2:
+    if options.expect is not None:
+        if len(sides) != 1:
+            have = ", ".join(side.name for side in sides) or "none"
+            raise UsageError(
+                f"--expect {options.expect} is the reference, and one side is compared with it, but there are: {have}",
+                hint="give one side, such as ./model@dtype=bfloat16",
+            )
+    elif not sides or (len(sides) == 1 and options.save is None):
         have = f"there is only {sides[0].name}" if sides else "there is none"
         raise UsageError(
             f"genctl parity needs a reference and another side, but {have}",
@@ -84,18 +95,39 @@ def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     return sides
 
 
+def _sets_length(options: ParityCommandOptions) -> bool:
+    return any("max_new_tokens" in layer.values for layer in options.flags)
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     *PAGE,
-    needless_force("output", also=PICTURES),
+    needless_force("output", "save", also=PICTURES),
+    *(same_file("save", name) for name in ("output", "report", "svg", "expect")),
+    *(same_file("expect", name) for name in ("output", "report", "svg")),
+    (given(save=["-"]), "--save -: a golden file is a file; give it a name"),
+    (given(expect=["-"]), "--expect -: a golden file is a file; give it a name"),
+    (given("update", without=["expect"]), "--update rewrites the file of --expect, but there is none"),
+    (given("save", "expect"), "--save {save} and --expect {expect}: --update rewrites the file of --expect"),
     (lambda options: options.min_agreement is not None and options.min_agreement > 1,
      "--min-agreement {min_agreement:g}: must be a share from 0 to 1"),
     (given("texts", "input"), "--texts {texts} and --input {input}: texts are read as they are, without a prompt"),
     (lambda options: options.texts is not None and options.arguments,
      "--texts {texts}: texts are read as they are, so there can be no prompt"),
     *because(
+        given("expect"),
+        "--expect {expect} has its prompts and texts, so there can be no ",
+        (lambda options: options.arguments, "other prompt"),
+        (given("input"), "--input {input}"),
+        (given("texts"), "--texts {texts}"),
+        (given("template"), "--template"),
+        (given("input_format"), "--input-format {input_format}"),
+        (_sets_length, "--max-new-tokens"),
+        (given("show_layers"), "--layers"),
+    ),
+    *because(
         given("by_text"),
         "--by-text compares bits per byte alone, and no tokens, so it has no ",
-        *((given(name), flag_of(name)) for name in (*LIMITS, "positions")),
+        *((given(name), flag_of(name)) for name in (*LIMITS, "save", "expect", "positions")),
         (given("show_layers"), "--layers"),
         (given("report"), "--report {report}"),
     ),
@@ -111,13 +143,15 @@ PARITY = Command(
     follow. The first side is the reference. All sides read its greedy texts, so that every position can be compared,
     and each writes greedy texts of its own, whose first difference is a tie, a drift or a defect.""",
     (
-        "genctl parity builtin:stories builtin:stories@quantize=int4 -i prompts.txt",
-        "genctl parity ./model ./model@runtime=transformers --max-kl 1e-6",
+        "genctl parity A A@quantize=int4 -i prompts.txt",
+        "genctl parity A A@runtime=transformers --max-kl 1e-6",
+        "genctl parity A --save golden.jsonl -i prompts.txt",
+        "genctl parity A@threads=2 --expect golden.jsonl",
     ),
     {
         COMPARED: ("texts", "by_text", "show_layers", "max_new_tokens"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect"),
+        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect", "update"),
         SHOWN: ("report", "positions"),
     },
     CONFLICTS,

@@ -115,7 +115,7 @@ def sentences(one: Parity) -> list[tuple[str, str]]:
         words += f" (over {count(figures.perplexity_positions, 'position')})"
     found.append(("perplexity", words))
     if one.noise.positions:
-        found.append(("noise", f"{one.noise.how} A margin up to {nats(one.noise.margin)} nats is a tie."))
+        found.append(("noise", f"{one.noise.how}; a margin up to {nats(one.noise.margin)} nats is a tie"))
     return found
 
 

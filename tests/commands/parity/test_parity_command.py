@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,7 +101,8 @@ def test_a_terminal_shows_the_text_that_differs_most(monkeypatch: pytest.MonkeyP
 def test_given_texts_are_read_and_have_no_prompts(tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("Once upon a time there was a fox.\nThe sea was blue.\n")
-    done = parity("builtin:stories", INT4, "--texts", str(texts), "--format", "jsonl", "--positions")
+    other = "builtin:stories@runtime=transformers"
+    done = parity("builtin:stories", other, "--texts", str(texts), "--format", "jsonl", "--positions")
     assert done.status == 0, done.err
     scored = genctl("score", "-i", str(texts), "--format", "jsonl").records
     assert done.records[0]["positions"] == sum(record["tokens"] for record in scored)
@@ -167,7 +173,11 @@ def test_a_report_is_a_page_without_scripts_whose_policy_allows_its_style(tmp_pa
 
 def test_bad_rows_are_said_and_the_others_compared(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    given = [{"id": "a", "prompt": "The sea"}, {"id": "b", "prompt": "The dog", "params": {"top_k": 3}}, {"id": "c"}]
+    given = [
+        {"id": "a", "prompt": "Once upon a time"},
+        {"id": "b", "prompt": "The dog", "params": {"top_k": 3}},
+        {"id": "c"},
+    ]
     rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
     done = parity("builtin:stories", INT4, "-i", str(rows), "--format", "jsonl")
     assert done.status == 1
@@ -229,3 +239,32 @@ def test_an_encoder_decoder_is_compared(tmp_path: Path) -> None:
     refused = parity("builtin:stories", str(other), "the cat sat")
     assert refused.status == 3
     assert "is a causal model, and" in refused.err
+
+
+def test_an_interrupted_run_leaves_no_half_file(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Once upon a time {number}\n" for number in range(400)))
+    words = ["parity", "builtin:stories", INT4, "-i", str(prompts), "-n", "200", "-o", "out.jsonl"]
+    command = [sys.executable, "-m", "genctl", *words, "--save", "golden.jsonl", "--report", "page.html"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    folder = tmp_path / "work"
+    folder.mkdir()
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    try:
+        limit = time.monotonic() + 40
+        while not any(folder.iterdir()) and time.monotonic() < limit:
+            time.sleep(0.05)
+        assert any(folder.iterdir())
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=40)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert out == b""
+    assert b"Traceback" not in err
+    assert [path.name for path in folder.iterdir() if path.stat().st_size or path.name != "out.jsonl"] == []

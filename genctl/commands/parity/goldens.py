@@ -1,0 +1,80 @@
+"""A golden file against the side that is compared with it: the same tokens, and what does not allow --update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from genctl.commands.parity.naming import Naming
+from genctl.commands.parity.view import worst_first
+from genctl.engines.protocol import never
+from genctl.engines.requests import Request
+from genctl.errors import ModelError
+from genctl.parity.golden import record
+from genctl.parity.recorded import Golden
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Parity, Text
+
+HINT = "genctl parity MODEL --save FILE --force records it as it is now"
+
+
+def check_same(golden: Golden, side: LocalSide) -> None:
+    """Raises ModelError, which names the first difference, for a side that reads and writes other tokens."""
+    if golden.vocabulary != side.vocabulary:
+        raise ModelError(
+            f"{side.name} has {side.vocabulary} entries in a distribution, and the golden file {golden.vocabulary}",
+            hint=HINT,
+        )
+    largest = max(max((*text.prompt_ids, *text.token_ids), default=0) for text in golden.texts)
+    if largest >= side.vocabulary:
+        raise ModelError(f"the golden file has the token {largest}, which {side.name} lacks", hint=HINT)
+    if not golden.written or side.session.loaded.tokenizer is None:
+        return
+    for text in golden.texts:
+        if not text.prompt:
+            continue
+        ids = side.session.planner.read(Request(text.id, side.resolved, 0, prompt=text.prompt)).ids
+        if tuple(ids) != text.prompt_ids:
+            pairs = enumerate(zip(ids, text.prompt_ids, strict=False), 1)
+            at = next((at for at, (now, then) in pairs if now != then), min(len(ids), len(text.prompt_ids)) + 1)
+            raise ModelError(
+                f"{side.name} reads the prompt of text {text.id} in other tokens than the golden file: "
+                f"token {at} differs",
+                hint="--chat and --system, as they were then, make the same prompts",
+            )
+
+
+def again(golden: Golden, side: LocalSide) -> tuple[Sequence[Request], Sequence[Text]]:
+    """What the side writes, or reads, for a new golden file."""
+    if not golden.written:
+        return (), golden.texts
+    generation = replace(side.resolved.generation, max_new_tokens=golden.new_tokens)
+    resolved = replace(side.resolved, generation=generation)
+    return [Request(text.id, resolved, 0, prompt_ids=text.prompt_ids) for text in golden.texts], ()
+
+
+def recorded(
+    side: LocalSide,
+    requests: Sequence[Request],
+    texts: Sequence[Text],
+    prompts: Mapping[str, str],
+    interrupted: Callable[[], str] = never,
+) -> tuple[Golden, dict[str, str]]:
+    """What the side writes for requests, or reads of texts, as a golden file; and why texts are missing, by id.
+
+    `prompts` are as people wrote them, by id.
+    """
+    failed: dict[str, str] = {}
+    if requests:
+        texts, failed = side.write(requests, interrupted=interrupted)
+    texts = [replace(text, prompt=text.prompt or prompts.get(text.id, "")) for text in texts]
+    golden, more = record(side, texts, written=bool(requests), interrupted=interrupted)
+    return golden, {**failed, **more}
+
+
+def first_not_tied(one: Parity, naming: Naming) -> str:
+    """What is no tie: the worst parting, or the reason of the verdict."""
+    for parting in worst_first(one.partings):
+        if parting.verdict != "tie":
+            return f"text {naming.row(parting.text)}, token {parting.index + 1}: {parting.verdict}: {parting.reason}"
+    return f"{one.verdict}: {one.reason}"

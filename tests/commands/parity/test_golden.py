@@ -1,0 +1,239 @@
+"""Golden files: written by --save, read by --expect, rewritten by --update only where all differences are ties."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.cli.tool import Done, genctl
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+STORIES = "builtin:stories"
+PROMPTS = ("Once upon a time", "The dog ran")
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A golden file of the built-in model."""
+    path = tmp_path_factory.mktemp("golden") / "stories.jsonl"
+    done = genctl("parity", STORIES, "--save", str(path), *PROMPTS, "-n", "12")
+    assert done.status == 0, done.err
+    assert f"{path}: 2 texts, 24 positions, {path.stat().st_size:,} bytes" in " ".join(done.err.split())
+    return path
+
+
+@pytest.fixture
+def copied(stories: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(stories, tmp_path / "golden.jsonl"))
+
+
+def expect(path: Path, side: str = STORIES, *more: str) -> Done:
+    return genctl("parity", side, "--expect", str(path), *more)
+
+
+def changed(folder: Path, target: Path, change: Callable[[dict], None]) -> Path:  # type: ignore[type-arg]
+    """A checkpoint with other weights."""
+    shutil.copytree(folder, target)
+    weights = load_file(target / "model.safetensors")
+    change(weights)
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def resealed(path: Path, change: Callable[[list[dict]], object]) -> None:  # type: ignore[type-arg]
+    """The file with other lines and their right checksum."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    change(lines)
+    body = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    path.write_text(f"{body}{json.dumps(end)}\n")
+
+
+def test_a_golden_file_is_lines_of_json_that_people_can_compare(stories: Path) -> None:
+    head, *lines, end = [json.loads(line) for line in stories.read_text().splitlines()]
+    assert (head["kind"], head["reference"], head["vocabulary"], head["dtype"]) == ("golden", STORIES, 1536, "float32")
+    assert head["fingerprint"].startswith("sha256:")
+    assert [line["prompt"] for line in lines if line.get("kind") == "text"] == [*PROMPTS]
+    positions = [line for line in lines if "kind" not in line]
+    assert len(positions) == 24
+    for one in positions:
+        assert one["top"][0] == [one["token"], one["logprob"]]  # the text is greedy
+        assert 0 <= one["tail"] < 1
+        assert len(one["top"]) <= 20
+    assert end["kind"] == "end"
+
+
+def test_the_same_side_gives_the_same_bytes_and_every_number_is_equal(stories: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.jsonl"
+    assert genctl("parity", STORIES, "--save", str(again), *PROMPTS, "-n", "12").status == 0
+    assert again.read_bytes() == stories.read_bytes()
+    done = expect(stories, STORIES, "--format", "jsonl", "--max-kl", "0")
+    assert done.status == 0, done.err
+    (pair,) = done.records
+    assert (pair["verdict"], pair["reason"]) == ("tie", "every recorded number is equal")
+    assert (pair["reference"], pair["positions"]) == (STORIES, 24)
+
+
+@pytest.mark.parametrize("knobs", ["threads=2", "cache=static", "batch_size=1", "runtime=transformers"])
+def test_harmless_changes_are_ties(stories: Path, knobs: str) -> None:
+    done = expect(stories, f"{STORIES}@{knobs}", "--format", "jsonl", "--min-agreement", "1")
+    assert done.status == 0, done.err
+    assert done.records[0]["verdict"] == "tie"
+
+
+def test_bounds_hold_the_kl_of_both_sides(stories: Path) -> None:
+    side = f"{STORIES}@quantize=int8"
+    given = ("--format", "jsonl", "--positions", "--allow-defect")
+    bounded = expect(stories, side, *given).records
+    exact = genctl("parity", STORIES, side, *PROMPTS, "-n", "12", *given).records
+    pairs = [
+        (next(one for one in bounded if one["kind"] == "position" and (one["id"], one["index"]) == place), one)
+        for one in exact
+        if one["kind"] == "position" and (place := (one["id"], one["index"]))
+    ]
+    assert len(pairs) == 24
+    for bound, one in pairs:
+        assert bound["kl_bounds"]["low"] <= one["kl"] * 1.001 + 1e-9
+        assert one["kl"] <= bound["kl_bounds"]["high"] + 1e-9
+        assert bound["same"] == one["same"]
+        assert bound["logprob_other"] == pytest.approx(one["logprob_other"], abs=1e-6)
+    assert bounded[0]["kl_high"]["mean"] >= bounded[0]["kl"]["mean"] > 0
+
+
+def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: Path, tmp_path: Path) -> None:
+    golden, before = tmp_path / "llama.jsonl", tmp_path / "page.html"
+    assert genctl("parity", str(llama), "--save", str(golden), "the cat sat on", "-n", "8").status == 0
+    other = changed(llama, tmp_path / "other", lambda weights: weights["model.norm.weight"].mul_(1.01))
+    content = golden.read_bytes()
+    done = expect(golden, str(other), "--report", str(before))
+    assert done.status == 4
+    assert ": defect: " in done.err
+    assert "the checkpoint is not the recorded one" in done.out
+    assert before.exists()
+    done = expect(golden, str(other), "--update")
+    assert done.status == 4
+    assert "--update leaves " in done.err
+    assert golden.read_bytes() == content
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
+    assert expect(golden, str(other), "--allow-defect").status == 0
+
+
+def test_update_rewrites_where_every_difference_is_a_tie(copied: Path, stories: Path) -> None:
+    transformers = f"{STORIES}@runtime=transformers"
+    done = expect(copied, transformers, "--update")
+    assert done.status == 0, done.err
+    assert copied.read_bytes() != stories.read_bytes()
+    assert [json.loads(line)["prompt"] for line in copied.read_text().splitlines() if '"text", "id"' in line] == [
+        *PROMPTS
+    ]
+    again = expect(copied, transformers, "--format", "jsonl", "--max-kl", "0")
+    assert again.records[0]["reason"] == "every recorded number is equal"
+
+
+def test_given_texts_are_recorded_too(tmp_path: Path) -> None:
+    texts, golden = tmp_path / "texts.txt", tmp_path / "golden.jsonl"
+    texts.write_text("Once upon a time there was a fox.\nThe sea was blue.\n")
+    assert genctl("parity", STORIES, "--texts", str(texts), "--save", str(golden)).status == 0
+    assert expect(golden, STORIES, "--max-kl", "0").status == 0
+
+
+def test_another_tokenizer_is_refused_with_the_first_difference(stories: Path, gpt2: Path) -> None:
+    done = expect(stories, str(gpt2))
+    assert done.status == 3
+    assert "has 300 entries in a distribution, and the golden file 1536" in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no golden file of genctl/1"),
+        (b"\x00\xff", "is no golden file of genctl/1"),
+        (b'{"schema": "genctl/1", "id": "0"}\n', "is no golden file of genctl/1"),
+        (b"[1]\n", "is no golden file of genctl/1"),
+    ],
+)
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "foreign.jsonl"
+    path.write_bytes(content)
+    done = expect(path)
+    assert done.status == 2
+    assert f"foreign.jsonl {message}" in done.err
+
+
+def test_a_damaged_file_is_refused_by_name(copied: Path) -> None:
+    whole = copied.read_bytes()
+    for damaged, message in (
+        (whole.replace(b'"token": ', b'"token":  ', 1), "is damaged: its checksum is that of other lines"),
+        (whole[: len(whole) // 2], "is cut off: it has no last line"),
+        (whole[: whole.rindex(b'{"kind": "end"')], "is cut off: it has no checksum in line"),
+        (whole.replace(b'"version": 1', b'"version": 2'), "is a golden file of version 2"),
+    ):
+        copied.write_bytes(damaged)
+        done = expect(copied)
+        assert done.status == 2
+        assert f"golden.jsonl {message}" in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[2].pop("top"),
+        lambda lines: lines[2].update(top=[]),
+        lambda lines: lines[2].update(top=[["a", 1]]),
+        lambda lines: lines.pop(1),
+        lambda lines: lines[0].update(texts=5),
+        lambda lines: lines[0].update(vocabulary="many"),
+        lambda lines: lines[1].update(prompt_ids=None),
+    ],
+)
+def test_a_file_that_lacks_something_is_refused_by_name(copied: Path, change: Callable[..., object]) -> None:
+    resealed(copied, change)
+    done = expect(copied)
+    assert done.status == 2
+    assert "golden.jsonl lacks what a golden file has" in " ".join(done.err.split())
+
+
+def test_other_prompts_of_the_same_length_of_vocabulary_are_found_out(copied: Path) -> None:
+    resealed(copied, lambda lines: lines[1].update(prompt="Once upon a day"))
+    done = expect(copied)
+    assert done.status == 3
+    assert "in other tokens than the golden file: token " in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((STORIES, "--update", "x y"), "--update rewrites the file of --expect, but there is none"),
+        ((STORIES, "--expect", "g", "x y"), "--expect g has its prompts and texts, so there can be no other prompt"),
+        ((STORIES, "--expect", "g", "-n", "3"), "so there can be no --max-new-tokens"),
+        ((STORIES, "--expect", "g", "-i", "f"), "so there can be no --input f"),
+        ((STORIES, "--expect", "g", "--layers"), "so there can be no --layers"),
+        ((STORIES, STORIES, "--expect", "g"), "and one side is compared with it, but there are: "),
+        ((STORIES, "--expect", "g", "--save", "h"), "--save h and --expect g: --update rewrites the file of --expect"),
+        ((STORIES, "--save", "-", "x y"), "a golden file is a file; give it a name"),
+        ((STORIES, "--expect", ""), "--expect is empty"),
+        ((STORIES, "--expect", "nowhere.jsonl"), "--expect: No such file or directory: nowhere.jsonl"),
+        ((STORIES, "--save", "a", "--output", "a", "x y"), "--save a: --output names the same file"),
+    ],
+)
+def test_what_cannot_be_is_refused(words: tuple[str, ...], message: str) -> None:
+    done = genctl("parity", *words)
+    assert done.status == 2
+    assert message in " ".join(done.err.split())
+
+
+def test_an_existing_file_is_kept_without_force(copied: Path) -> None:
+    content = copied.read_bytes()
+    done = genctl("parity", STORIES, "--save", str(copied), "The sea", "-n", "2")
+    assert done.status == 2
+    assert "exists already" in done.err
+    assert copied.read_bytes() == content
+    assert genctl("parity", STORIES, "--save", str(copied), "The sea", "-n", "2", "--force").status == 0
+    assert copied.read_bytes() != content
