@@ -60,6 +60,8 @@ def sample(
     values = _with(dict(space.tree.knobs), max_new_tokens=most)
     if not space.overlaid(values).generation.do_sample:
         values["do_sample"] = True
+    if space.overlaid(values).generation.temperature == 0.0:
+        raise UsageError("sample draws tokens, and temperature = 0 takes the best one", hint="set temperature=1")
     yield from _write(space, line, start, [values] * count, interrupted)
 
 
