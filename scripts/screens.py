@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS, ROWS = 100, 40
-RECORDING = "{folder}/run.jsonl"  # in commands: a folder for this run of the script
+RECORDING, TREE = "{folder}/run.jsonl", "{folder}/tree.jsonl"  # in commands: a folder for this run of the script
 # name -> title, command, and a text: the middle frame of those that have it is shown; without one, the last frame
 SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "run": ("genctl run, half-way", ("run", "One day", "--seed", "1"), "One day"),
@@ -60,8 +61,20 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
     ),
     "score": ("genctl score", ("score", "One day, a curious girl named Poppy bought a submarine."), ""),
     "cache": ("genctl inspect-cache --heatmap", ("inspect-cache", "One day", "--steps", "4", "--heatmap"), ""),
+    "explore": (
+        "genctl explore, at an uncertain token",
+        ("explore", "One day", "-n", "24", "--do-sample", "--top-p", "0.9", "--seed", "4", "--save", TREE),
+        "what may follow",
+    ),
     "replay": ("genctl replay --step, after some keys", ("replay", RECORDING, "--step"), "what all share"),
 }
+
+
+# name -> keys, each with what the screen has to show before it is pressed; the last frame before the last key is drawn
+KEYS: dict[str, tuple[tuple[str, str], ...]] = {
+    "explore": (("no tokens yet", "3"), ("sample: done", "n"), ("top_p 0.9 at", "m"), ("bookmarked as m1", "q")),
+}
+_QUERIES = re.compile(rb"\x1b\[[<>=?][0-9;]*[mu]")  # pyte takes the end of such a sequence for a style
 
 
 class Screen(pyte.Screen):
@@ -88,17 +101,23 @@ def frames(command: tuple[str, ...]) -> list[list[Text]]:
     screen = Screen(COLUMNS, ROWS)
     stream = pyte.ByteStream(screen)
     shown: list[list[Text]] = []
+    keys = list(KEYS.get(command[0], ()))
     while True:
         if "--step" in command:
             child.send(" ")
         try:
-            stream.feed(child.read_nonblocking(1 << 14, timeout=120))
+            stream.feed(_QUERIES.sub(b"", child.read_nonblocking(1 << 14, timeout=120)))
         except pexpect.EOF:
             return shown
         lines = [_line(screen, number) for number in range(ROWS)]
         while lines and not lines[-1].plain.strip():
             lines.pop()
         shown.append(lines)
+        if keys and any(keys[0][0] in line.plain for line in lines):
+            child.send(keys.pop(0)[1])
+            if command[0] in KEYS and not keys:
+                child.expect(pexpect.EOF)
+                return shown[-1:]
 
 
 def _line(screen: pyte.Screen, number: int) -> Text:

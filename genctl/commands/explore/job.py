@@ -201,12 +201,15 @@ class ExploreJob(Job[ExploreOptions]):
         source = TreeSource(self.explorer, other_model=self.second, other_settings=self.beside, names=names)
         journal = self.explorer.space.journal
         assert journal is not None
+        unfinished = bool(journal.unfinished)
+        if unfinished:
+            source.resume()
         run_screen(
             source,
             saved=str(journal.path),
             coloured=not self.out.no_color,
             signalled=lambda: self.interrupt.status,
-            resume=bool(journal.unfinished),
+            resume=unfinished,
         )
 
     def _put(self, result: Result) -> None:

@@ -29,12 +29,12 @@ class ExploreOptions(PresetOptions):
     max_nodes: int | None = SCREENLESS.option(
         "with --expand: continue this many texts at most (default: 1000)", "N", least=1
     )
-    script: str | None = SCREENLESS.option("do the commands of a file, one a line; - is standard input", "FILE")
+    script: str | None = SCREENLESS.option("do commands, one a line; - is standard input", "FILE")
     save: str | None = TREE.option("save the tree in this new file", "FILE")
     open: str | None = TREE.option("continue the tree that a file has", "FILE")
-    memory: str | None = TREE.option("memory for the caches of branches, such as 4GiB (default: 1GiB)", "SIZE")
-    models: str | None = SCREEN.option("go through the first, and show what the second would write beside it", "A,B")
-    beside: str | None = SCREEN.option("show what another preset makes of the distribution beside it", "PRESET")
+    memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
+    models: str | None = SCREEN.option("go through A, and show beside it what B would write", "A,B")
+    beside: str | None = SCREEN.option("show beside it what this preset makes of it", "PRESET")
     format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
 
     @property
@@ -112,7 +112,7 @@ EXPLORE = Command(
         SCREEN: ("models", "beside"),
         SCREENLESS: ("expand", "max_nodes", "script"),
         TREE: ("save", "open", "memory"),
-        "Model and settings": ("model", "presets", "set", "do_sample", "temperature", "top_p", "seed"),
+        "Model and settings": ("model", "presets", "set", "do_sample", "seed"),
         IN_OUT: ("output", "format"),
     },
     CONFLICTS,

@@ -201,7 +201,7 @@ class TreeApp(App[int]):
         look = self.look
         figures = StatusFigures(
             self._state(),
-            self.failed and not self.running,
+            self.failed,
             None if look is None or look.first is None else look.first.entropy,
             None if look is None or look.first is None else self.choices.mass_in_view(),
             self.source.tree.joints[self.place.cursor],
@@ -214,7 +214,7 @@ class TreeApp(App[int]):
         self.query_one("#status", Static).update(status_text(figures, width, coloured=self.coloured))
 
     def _state(self) -> str:
-        if self.running:
+        if self.running and not self.failed:
             return f"{self.running.split()[0]}: {count(self.written, 'token')} · Space stops"
         return self.answer
 
@@ -290,6 +290,7 @@ class TreeApp(App[int]):
 
     def _grow(self, told: TokenWritten) -> set[str]:
         token, tree = told.token, self.source.tree
+        self.answer, self.failed = "", False
         self.written += 1
         spent = self.clock() - self.since
         self.speed = self.written / spent if spent > 0 else None
@@ -324,6 +325,10 @@ class TreeApp(App[int]):
         gone = not (tree.is_shown(self.place.cursor) and tree.is_shown(self.place.tip))
         if followed or name in _MOVING or gone:
             self.place.adopt()
+        if name in ("set", "preset", "reset", "undo", "redo"):
+            self.place.differing.clear()
+        if self.failed:  # a key that was refused meanwhile
+            self.answer, self.failed = "", False
         if done.error:
             self.answer, self.failed = f"{done.error}{f' ({done.hint})' if done.hint else ''}", True
         elif not self.answer:

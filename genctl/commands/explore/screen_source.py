@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import chain, islice
 from typing import Any
 
 from numpy.typing import NDArray
@@ -84,6 +85,7 @@ class TreeSource:
             self._other = self._space
         if other_model is not None:
             self._other = mirrored(self._space, other_model)
+        self._rest: Iterator[Any] = iter(())  # of the command that was cut short
         self._best: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
 
     @property
@@ -110,7 +112,12 @@ class TreeSource:
 
     def do(self, line: str, /) -> Iterator[Any]:
         """Do a command; `resume` finishes the one that was cut short."""
-        return self.explorer.resume() if line == "resume" else self.explorer.do(line)
+        return self._rest if line == "resume" else self.explorer.do(line)
+
+    def resume(self) -> None:
+        """Take back the command that was cut short, and begin it again, before anything shows the tree."""
+        results = self.explorer.resume()
+        self._rest = chain(list(islice(results, 1)), results)
 
     def pause(self) -> None:
         """End what is done at its next token."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from genctl.commands.explore.screen_keys import KEYS
+from genctl.commands.explore.screen_keys import KEYS, markdown_table
 from tests.commands.explore.app import Shown, play
 from tests.tree.trees import explorer
 
@@ -345,3 +347,8 @@ def test_without_colour_digits_show_the_probabilities() -> None:
                 assert below[flow.cell_of(index)] == str(min(int((piece.probability or 0) * 10), 9))
 
     play(part, coloured=False)
+
+
+def test_the_documents_have_every_key() -> None:
+    document = (Path(__file__).parents[3] / "docs" / "explore.md").read_text(encoding="utf-8")
+    assert markdown_table() in document

@@ -72,8 +72,8 @@ class AlternativeColumns:
         """What fits in `width` cells. The reason goes first, then the bar, then the second one's processors."""
         rank = max(len(str(vocabulary)), 4)
         room = width - 2 - rank - 1 - 1 - 7 - 7 - (14 if second else 0)
-        token = min(max(room - 28, 6), 20) if room >= 34 else max(min(room, 30), 6)
-        how = min(room - token - 1, 44) if room >= 34 else 0
+        token = min(max(room - 18, 8), 20) if room >= 27 else max(min(room, 30), 6)
+        how = min(room - token - 1, 44) if room >= 27 else 0
         bar = 10 if room - token - how >= 12 else 0
         return cls(rank, token, bar, how, second)
 
@@ -213,7 +213,8 @@ class Alternatives(RowsPane):
         removed = row.processed == -math.inf
         chosen = id == self.chosen
         line = Text("▸" if chosen else "•" if id in self.there else " ", no_wrap=True, end="")
-        line.append(self._parting(id), style=theme.WINNER if self.coloured else marks.BOLD)
+        parting = self._parting(id)
+        line.append(parting, style=theme.WINNER if self.coloured and parting != " " else theme.PLAIN)
         line.append(f"{row.rank:>{columns.rank}} ", style=marks.DIM)
         name = widgets.cells(widgets.token_text(id, row.text), columns.token)
         line.append(name, style=marks.BOLD if chosen else marks.DIM if removed else theme.PLAIN)

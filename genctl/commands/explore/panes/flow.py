@@ -152,6 +152,9 @@ class TextFlow:
         cells = cell_len(shown)
         if line.cells + cells > self.width and line.runs:
             line = self._next(line, cells, space)
+            if space and not self.pieces[index].text.isspace():
+                shown, cells = "", 0  # the word begins the line
+                self._append(line, TextRun(index, "", 0), begins, space)
         while line.cells + cells > self.width:  # longer than a line
             head = chop_cells(shown, max(self.width - line.cells, 1))[0]
             self._append(line, TextRun(index, head, cell_len(head)), begins, space)
