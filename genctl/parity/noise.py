@@ -107,9 +107,10 @@ def measure_noise(
     for each in own:
         scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
     spread = _left_out(by_rounding, tiny)
+    remains = shift(b.double() - a - by_weights)
+    typical = float((remains / scale.clamp(min=tiny)).median())
     # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
     scale = torch.maximum(scale, by_rounding.max() / spread.max())
-    remains = shift(b.double() - a - by_weights)
     ratios = remains / scale.clamp(min=tiny)
     explained = (shift(by_weights).square() + scale.square()).sqrt()
     noise = Noise(
@@ -120,11 +121,11 @@ def measure_noise(
         explained=float(explained.median()),
         residual=float(remains.median()),
         allowed=ALLOWANCE * float(spread.max()),
-        typical_ratio=float(ratios.median()),
+        typical_ratio=typical,
         largest_ratio=float(ratios.max()),
         how=(
             f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
-            "alone, together, and with one and two threads"
+            "alone, together, and with one and two threads."
         ),
         typical_allowed=ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
     )
