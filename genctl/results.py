@@ -158,7 +158,7 @@ class Collector:
         for lane in self._lanes.values():
             sequences = [_sequence(path.hypothesis, path) for path in lane.ended]
             sequences += [_sequence(_cut(lane, path, texts), path) for path in lane.rows if lane.steps]
-            sequences.sort(key=lambda one: (one.hypothesis.slot or 0, -one.hypothesis.score))
+            sequences.sort(key=lambda sequence: (sequence.hypothesis.slot or 0, -sequence.hypothesis.score))
             count = 0 if lane.prefilled is None else lane.prefilled.prompt_tokens
             if sequences:
                 returned = sequences[: int(_setting(lane, "num_return_sequences", 1))]
@@ -178,7 +178,9 @@ def _finished(lane: LaneHistory, event: events.Finished) -> Result:
     ended = {(path.hypothesis.tokens, path.slot): path for path in lane.ended}
 
     def with_tokens(hypotheses: Iterable[events.Hypothesis]) -> list[Sequence]:
-        return [_sequence(one, ended.get((one.tokens, one.slot), ROOT)) for one in hypotheses]
+        return [
+            _sequence(hypothesis, ended.get((hypothesis.tokens, hypothesis.slot), ROOT)) for hypothesis in hypotheses
+        ]
 
     return _result(
         lane,

@@ -1,4 +1,4 @@
-"""Mistakes on a command line in plain words: what was expected, what was found, and what was meant."""
+"""Mistakes on a command line in plain words: what was expected, what was typed, and what was meant."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SENTENCES = {
 def plain_words(message: str, arguments: Sequence[str]) -> str:
     """The parser's `message` about `arguments`, in plain words; a message about anything else is returned as it is."""
     for pattern, sentence in _SENTENCES.items():
-        if found := re.fullmatch(pattern, message, re.DOTALL):
-            return sentence.format(found[1])
-    found = re.fullmatch(r"Invalid value for (.+?): (.*)", message, re.DOTALL)
-    if found is None:
+        if match := re.fullmatch(pattern, message, re.DOTALL):
+            return sentence.format(match[1])
+    match = re.fullmatch(r"Invalid value for (.+?): (.*)", message, re.DOTALL)
+    if match is None:
         return message
-    names, reason = re.findall(r"'([^']+)'", found[1]) or [found[1]], found[2].removeprefix("Value error, ")
+    names, reason = re.findall(r"'([^']+)'", match[1]) or [match[1]], match[2].removeprefix("Value error, ")
     choice = re.fullmatch(r"'(.*)' is not one of (.*?)\.?", reason, re.DOTALL)
     if choice:
         choices = re.findall(r"'([^']*)'", choice[2])
@@ -39,10 +39,10 @@ def plain_words(message: str, arguments: Sequence[str]) -> str:
     expected = next((words for foreign, words in _EXPECTED.items() if foreign in reason), "")
     if not expected:
         return f"{names[0]}: {reason}"
-    return f"{names[0]}: expected {expected}" + _given(names, arguments)
+    return f"{names[0]}: expected {expected}" + _value_typed(names, arguments)
 
 
-def _given(names: Sequence[str], arguments: Sequence[str]) -> str:
+def _value_typed(names: Sequence[str], arguments: Sequence[str]) -> str:
     """The value of the option in `arguments`, as the end of a sentence."""
     for place, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")

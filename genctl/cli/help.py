@@ -160,8 +160,8 @@ def _flags(command: Any, context: Any) -> list[str]:
 def refuse_boolean_words(words: Sequence[str], parameters: Iterable[Any]) -> None:
     """Raises UsageError where a switch is followed by true, false or their like, as if it took a value."""
     switches = [parameter for parameter in parameters if getattr(parameter, "is_flag", False)]
-    opposites = {on: off for one in switches for on, off in zip(one.opts, one.secondary_opts, strict=False)}
-    known = {flag for one in switches for flag in (*one.opts, *one.secondary_opts)}
+    opposites = {on: off for switch in switches for on, off in zip(switch.opts, switch.secondary_opts, strict=False)}
+    known = {flag for switch in switches for flag in (*switch.opts, *switch.secondary_opts)}
     options = words[: words.index("--")] if "--" in words else words
     for flag, word in pairwise(options):
         if flag in known and word.lower() in (*TRUE, *FALSE):

@@ -65,14 +65,16 @@ def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, s
 
     Raises InputError where both have one, or where the file does not fit.
     """
-    given: list[list[str]] = [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
+    listed: list[list[str]] = (
+        [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
+    )
     prompts = []
     for place, row in enumerate(rows):
         own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
         known = [own] if isinstance(own, str) else list(own)
-        if known and given[place]:
+        if known and listed[place]:
             raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
-        prompts.append(ComparedPrompt(row, tuple(known or given[place]), [[None] * seeds for _ in range(runs)]))
+        prompts.append(ComparedPrompt(row, tuple(known or listed[place]), [[None] * seeds for _ in range(runs)]))
     return prompts
 
 
@@ -94,7 +96,7 @@ def measured(
     sequences_of: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
     for place, run in enumerate(runs):
-        selves = iter(references.self_bleu([one.text for one in prompt.sequences(place)]))
+        selves = iter(references.self_bleu([sequence.text for sequence in prompt.sequences(place)]))
         sequences_of[run] = []
         for repetition, cell in enumerate(prompt.cells[place]):
             if not isinstance(cell, Result):
@@ -105,7 +107,7 @@ def measured(
                 if prompt.references:
                     values |= references.against(sequence.text, prompt.references)
                 if timing:
-                    tokens = sum(one.hypothesis.length for one in cell.sequences)
+                    tokens = sum(sequence.hypothesis.length for sequence in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None
                 leaves = None if place == home else _from_base(prompt, home, repetition, cell, sequence, base)
                 sequences_of[run].append(Measured(cell, number, sequence, values, leaves))
@@ -130,7 +132,7 @@ def _from_base(
 def records(
     prompt: ComparedPrompt,
     runs: Sequence[str],
-    found: dict[str, list[Measured]],
+    measured: dict[str, list[Measured]],
     *,
     baseline: str | None,
     load_s: float | None = None,
@@ -149,12 +151,12 @@ def records(
     for place, run in enumerate(runs):
         for failure in prompt.failures(place):
             rows.append({**error_record(row.id, failure.code, failure.message), "run": run})
-        for item in found[run]:
+        for item in measured[run]:
             metrics: dict[str, Any] = {key: finite(value) for key, value in item.values.items()}
             if item.leaves is not None:
                 metrics["divergence"] = divergence_entry(item.leaves)
-            if baseline is not None and run != baseline and found[baseline]:
-                metrics["difference"] = {"to": baseline, **_difference(item.values, found[baseline])}
+            if baseline is not None and run != baseline and measured[baseline]:
+                metrics["difference"] = {"to": baseline, **_difference(item.values, measured[baseline])}
             rows.append(
                 result_record(
                     row,

@@ -55,7 +55,7 @@ def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
     from sacrebleu.metrics.bleu import BLEU
 
     most = max(map(len, references))
-    streams: Any = [[given[place] if place < len(given) else None for given in references] for place in range(most)]
+    streams: Any = [[texts[place] if place < len(texts) else None for texts in references] for place in range(most)]
     return {
         "chrf": _bounded(_chrf().corpus_score(list(texts), streams).score),
         "bleu": _bounded(BLEU(force=True).corpus_score(list(texts), streams).score),

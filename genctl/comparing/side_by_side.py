@@ -51,7 +51,7 @@ class SideBySide:
         for by_run in prompts.values():
             results = {run: self._of(by_run.get(run, [])) for run in names}
             statistics.add(
-                {run: [measure(one) for result in results[run] for one in result.sequences] for run in names}
+                {run: [measure(sequence) for result in results[run] for sequence in result.sequences] for run in names}
             )
         return {
             "runs": names,
@@ -69,19 +69,19 @@ class SideBySide:
 
     def _partings(self, by_run: dict[str, list[str]], base: str) -> dict[str, dict[str, Any]]:
         homes = self._of(by_run.get(base, []))
-        found: dict[str, dict[str, Any]] = {}
+        points: dict[str, dict[str, Any]] = {}
         for run, lanes in by_run.items():
             ours = self._of(lanes[:1])
             if run == base or not ours or not homes:
                 continue
-            home = next((one for one in homes if one.seed == ours[0].seed), homes[0])
+            home = next((result for result in homes if result.seed == ours[0].seed), homes[0])
             same = home.model == ours[0].model
             point = divergence(ours[0].sequences[0], home.sequences[0], base, same_tokens=same)
             if point is None:
-                found[run] = {"equal": True}
+                points[run] = {"equal": True}
             else:
-                found[run] = {"position": point.position, "token": _entry(point.token), "other": _entry(point.other)}
-        return found
+                points[run] = {"position": point.position, "token": _entry(point.token), "other": _entry(point.other)}
+        return points
 
 
 def run_and_row(began: Began) -> tuple[str, str] | None:

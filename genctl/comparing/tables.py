@@ -42,7 +42,7 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
     keys = [
         key
         for key, (_, _, optional) in COLUMNS.items()
-        if not optional or any(one.get(key) is not None for one in means.values())
+        if not optional or any(mean.get(key) is not None for mean in means.values())
     ]
     heads = [COLUMNS[key][0] for key in keys]
     rows = []
@@ -68,7 +68,7 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
         rows = []
         for run, texts in statistics.corpus.items():
             if texts:
-                scores = references.corpus([text for text, _ in texts], [given for _, given in texts])
+                scores = references.corpus([text for text, _ in texts], [expected for _, expected in texts])
                 rows.append([run, *(number(scores[key], 1) for key in wanted)])
         heads = ["run", *(COLUMNS[key][0] for key in wanted)]
         yield Table("against the references, all texts as one corpus", heads, rows)
@@ -76,7 +76,9 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
         rows = []
         for run in runs:
             others = [None if run == other else statistics.wins(run, other) for other in runs]
-            rows.append([run, *("·" if one is None else f"{one.won}/{one.tied}/{one.lost}" for one in others)])
+            rows.append(
+                [run, *("·" if record is None else f"{record.won}/{record.tied}/{record.lost}" for record in others)]
+            )
         title = "prompts won/tied/lost by mean log-probability, line against column"
         yield Table(title, ["run", *runs], rows)
 

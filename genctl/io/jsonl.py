@@ -69,11 +69,11 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
     if template is not None:
         data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))
     mistakes = unknown_keys(data, KNOWN)
-    given = [key for key in PROMPTS if key in data]
-    if not given:
+    prompts = [key for key in PROMPTS if key in data]
+    if not prompts:
         mistakes.append("no prompt: expected one of prompt, prompt_ids, messages")
-    elif len(given) > 1:
-        mistakes.append(f"{' and '.join(given)} exclude each other")
+    elif len(prompts) > 1:
+        mistakes.append(f"{' and '.join(prompts)} exclude each other")
     values: dict[str, Any] = {}
     for key, make in (("prompt", _prompt), ("prompt_ids", _prompt_ids), ("messages", _messages), ("params", _params)):
         if key in data:

@@ -143,7 +143,7 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     if token.top:
         entry["top"] = [[known_id(id), text, logprob] for id, text, logprob in token.top]
     if token.watched:
-        entry["watched"] = [list(one) for one in token.watched]
+        entry["watched"] = [list(watch) for watch in token.watched]
     if token.trace:
         entry["trace"] = [dataclasses.asdict(item) for item in token.trace]
         if not timing:

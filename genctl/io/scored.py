@@ -26,11 +26,11 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
     if template is not None:
         data = template.apply(data, ("id", "context", "target"), ("candidates",))
     mistakes = jsonl.unknown_keys(data, KNOWN)
-    given = [key for key in ("text", "prompt", "candidates") if key in data]
-    if not given:
+    texts = [key for key in ("text", "prompt", "candidates") if key in data]
+    if not texts:
         mistakes.append("nothing to score: expected one of text, prompt, candidates")
-    elif len(given) > 1:
-        mistakes.append(f"{' and '.join(given)} exclude each other")
+    elif len(texts) > 1:
+        mistakes.append(f"{' and '.join(texts)} exclude each other")
     if "target" in data and "candidates" in data:
         mistakes.append("target and candidates exclude each other")
     for key in ("text", "prompt", "target", "context"):
@@ -75,12 +75,12 @@ def score_record(
     bits: float,
     bytes: int,
     model: str,
-    given: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Any] | None = None,
     scores: Sequence[events.Token] | None = None,
 ) -> dict[str, Any]:
     """One scored text. `nll` is in nats, summed over the `tokens` scored ones, which are the last of `token_ids`.
 
-    `given` (context, target, rank, …) precedes the per-token `scores`. Numbers that are not finite become null.
+    `extra` (context, target, rank, …) precedes the per-token `scores`. Numbers that are not finite become null.
     """
     fields: dict[str, Any] = {
         "schema": SCHEMA,
@@ -94,7 +94,7 @@ def score_record(
         "bits": bits,
         "bytes": bytes,
         "model": model,
-        **(given or {}),
+        **(extra or {}),
     }
     if scores is not None:
         fields["scores"] = [token_entry(token) for token in scores]

@@ -18,7 +18,7 @@ class RowTally:
     failed: int = 0
     missed: int = 0  # sequences that --fail-on found
     first: str = ""  # the sentence for the first of them
-    heard: Callable[[bool], object] = lambda failed: None  # is told of each row whether it failed
+    on_row: Callable[[bool], object] = lambda failed: None  # called for each row: whether it failed
     _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
 
     def look(self, index: int, prompt: str, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
@@ -44,7 +44,7 @@ class RowTally:
         for sentence in self._waiting.pop(index, ()):
             self.missed += 1
             self.first = self.first or sentence
-        self.heard(failed)
+        self.on_row(failed)
 
     def kept(self) -> dict[str, Any]:
         """The counts for the journal, for the run that continues."""

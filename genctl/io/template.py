@@ -82,21 +82,21 @@ def parse(text: str, name: str = "--template") -> Template:
     return Template(text, tuple(literals), tuple(fields))
 
 
-def read(given: str) -> Template:
+def read(argument: str) -> Template:
     """The template of an option: the text itself, or `@FILE` without its last newline.
 
     Raises UsageError, and InputError for a file that cannot be read.
     """
-    if not given.startswith("@"):
-        return parse(given)
-    path, shown = Path(given[1:]), printable(given[1:])
+    if not argument.startswith("@"):
+        return parse(argument)
+    path, shown = Path(argument[1:]), printable(argument[1:])
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"--template: {shown} is not UTF-8 at byte {error.start + 1}") from None
     except (OSError, ValueError) as error:
         raise InputError(f"--template: cannot read {shown}: {reason_of(error)}") from None
-    return parse(text.removesuffix("\n"), f"--template {printable(given)}")
+    return parse(text.removesuffix("\n"), f"--template {printable(argument)}")
 
 
 def _text(name: str, values: Mapping[str, Any]) -> str:

@@ -45,11 +45,11 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = shape
         self.bias = bias
 
-    def forward(self, given: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        if not given.numel():
-            return given.new_empty(*given.shape[:-1], self.out_features)
-        return self.product(given)
+        if not x.numel():
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        return self.product(x)
 
     def __getattr__(self, name: str) -> Any:
         """Raise WeightPacked for `weight`: `hasattr` is then False, and the message says what helps."""

@@ -98,12 +98,12 @@ class Config:
 
     def either(self, *names: str) -> int:
         """A size that has several names."""
-        found = {self.size(name) for name in names if name in self.values}
-        if len(found) != 1:
+        sizes = {self.size(name) for name in names if name in self.values}
+        if len(sizes) != 1:
             raise NotNative(
-                f"config.json: {' and '.join(names)} disagree" if found else f"config.json has no {names[0]}"
+                f"config.json: {' and '.join(names)} disagree" if sizes else f"config.json has no {names[0]}"
             )
-        return found.pop()
+        return sizes.pop()
 
     def number(self, name: str, default: Any = _REQUIRED) -> float:
         """A finite number."""
@@ -171,26 +171,26 @@ class Config:
     def ropes(self, head_dim: int, *, theta: float, local_theta: float) -> tuple[Rope, Rope]:
         """Rotary positions of the layers that see everything, and of those with a window: `rope_parameters` by kind."""
         plain = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
-        given = {"full_attention": plain, "sliding_attention": plain, **(self.take("rope_parameters", None) or {})}
-        if set(given) != {"full_attention", "sliding_attention"}:
+        kinds = {"full_attention": plain, "sliding_attention": plain, **(self.take("rope_parameters", None) or {})}
+        if set(kinds) != {"full_attention", "sliding_attention"}:
             raise NotNative("config.json: rope_parameters are not those of the two kinds of layers")
-        given["full_attention"] = {**(given["full_attention"] or {}), **(self.take("rope_scaling", None) or {})}
-        if any("truncate" in (entry or {}) for entry in given.values()):  # transformers does not read it here
+        kinds["full_attention"] = {**(kinds["full_attention"] or {}), **(self.take("rope_scaling", None) or {})}
+        if any("truncate" in (entry or {}) for entry in kinds.values()):  # transformers does not read it here
             raise NotNative("config.json: truncate in rope_parameters of one kind of layers")
         self.take("original_max_position_embeddings", None)  # not read outside of `rope_parameters`
-        rope = self.one_rope(given["full_attention"], head_dim, theta=theta)
-        return rope, self.one_rope(given["sliding_attention"] or {}, head_dim, theta=local_theta)
+        rope = self.one_rope(kinds["full_attention"], head_dim, theta=theta)
+        return rope, self.one_rope(kinds["sliding_attention"] or {}, head_dim, theta=local_theta)
 
     def one_rope(
-        self, given: Any, head_dim: int, *, theta: float, partial: float | None = None, original: int | None = None
+        self, parameters: Any, head_dim: int, *, theta: float, partial: float | None = None, original: int | None = None
     ) -> Rope:
         """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known.
 
         `original` is how long texts of the training were, where the config says it outside of the entry.
         """
-        if not isinstance(given, dict):
-            raise NotNative(f"config.json: rope_parameters = {given!r:.40}")
-        part = Config(given)
+        if not isinstance(parameters, dict):
+            raise NotNative(f"config.json: rope_parameters = {parameters!r:.40}")
+        part = Config(parameters)
         older = part.take("type", "default")
         kind = part.take("rope_type", older)
         share = part.number("partial_rotary_factor", 1.0 if partial is None else partial)
@@ -296,10 +296,10 @@ _KINDS = {
 def _original(part: Config, rope: Rope, original: int | None) -> int:
     """Tokens of the training: the config's own field comes first, then the entry's, then the whole context."""
     inner = part.take("original_max_position_embeddings", None)
-    found = original if original is not None else inner if inner is not None else rope.context
-    if type(found) is not int or found <= 1:
-        raise NotNative(f"config.json: original_max_position_embeddings = {found!r:.40}")
-    return found
+    length = original if original is not None else inner if inner is not None else rope.context
+    if type(length) is not int or length <= 1:
+        raise NotNative(f"config.json: original_max_position_embeddings = {length!r:.40}")
+    return length
 
 
 def _factor(part: Config, default: float | None = None) -> float:

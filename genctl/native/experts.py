@@ -28,8 +28,8 @@ class Mixture:
         y = torch.zeros_like(tokens)
         for number in sorted(set(chosen.flatten().tolist())):
             place, which = (chosen == number).nonzero(as_tuple=True)
-            made = self.experts[number](tokens[place][None])[0].float() * weights[place, which, None]
-            y.index_add_(0, place, made.to(y.dtype))
+            output = self.experts[number](tokens[place][None])[0].float() * weights[place, which, None]
+            y.index_add_(0, place, output.to(y.dtype))
         return y.view(h.shape)
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:

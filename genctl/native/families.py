@@ -15,19 +15,18 @@ ACTIVATIONS = frozenset(
 
 
 def read_config(config: dict[str, Any], read: Callable[[Config], Found], context: int | None = None) -> Found:
-    """What `read`, the function of a family, makes of a config.json. Raises NotNative with the reason.
+    """The spec and the names of the tensors of a config.json; `read` is the function of its family. Raises NotNative.
 
     `context` is its `max_position_embeddings` where config.json has none.
     """
     longest = {} if context is None else {"max_position_embeddings": context}
     reader = Config({**longest, **config})
     try:
-        found = read(reader)
+        spec, names = read(reader)
     except (TypeError, ValueError, ArithmeticError) as error:  # config.json is what a stranger wrote
         family = config.get("model_type")
         raise NotNative(f"config.json has a field of another type than {family} has: {error}") from error
     reader.rest()
-    spec = found[0]
     if not isinstance(spec.activation, str) or spec.activation not in ACTIVATIONS:
         raise NotNative(f"config.json: activation {spec.activation!r:.40} is not known to the native runtime")
     for what in ("scaling", "logits_scale", "softcap", "final_softcap"):
@@ -35,4 +34,4 @@ def read_config(config: dict[str, Any], read: Callable[[Config], Found], context
             raise NotNative(f"config.json: a {what} of 0")
     if spec.heads % spec.kv_heads:
         raise NotNative(f"{spec.heads} heads cannot share {spec.kv_heads}")
-    return found
+    return spec, names

@@ -352,13 +352,13 @@ def phi3(c: Config) -> Found:
     sizes["windows"] = (c.window(),) * sizes["layers"]
     original = c.take("original_max_position_embeddings", 4096)
     for name in ("rope_scaling", "rope_parameters"):
-        given = c.take(name, None)
-        kind = given.get("rope_type", given.get("type", "default")) if isinstance(given, dict) else "default"
+        scaling = c.take(name, None)
+        kind = scaling.get("rope_type", scaling.get("type", "default")) if isinstance(scaling, dict) else "default"
         if kind not in ("default", "longrope", "su", "yarn"):
             raise NotNative(f"config.json: rope_type = {kind!r:.40}, where Phi-3 has longrope alone")
         if kind in ("su", "yarn"):  # older names of longrope
-            given = {key: value for key, value in given.items() if key not in ("type", "rope_type")}
-            c.values = {**c.values, name: {**given, "rope_type": "longrope"}}
+            scaling = {key: value for key, value in scaling.items() if key not in ("type", "rope_type")}
+            c.values = {**c.values, name: {**scaling, "rope_type": "longrope"}}
     c.values = {**c.values, "original_max_position_embeddings": original}
     rope = c.rope(sizes["head_dim"], partial=c.number("partial_rotary_factor", 1.0))
     rope = replace(rope, reads_again=rope.kind == "longrope")

@@ -29,13 +29,13 @@ def mapped_files() -> list[tuple[int, int]]:
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    found = []
+    places = []
     for line in lines:
         # the system tells where a link points to: the Hub's cache keeps files under their hashes
         if line.endswith(".safetensors") or "/blobs/" in line:
             begin, _, end = line.split(" ", 1)[0].partition("-")
-            found.append((int(begin, 16), int(end, 16)))
-    return sorted(found)
+            places.append((int(begin, 16), int(end, 16)))
+    return sorted(places)
 
 
 def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:

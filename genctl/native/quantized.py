@@ -73,7 +73,7 @@ def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
     """rows f32 [N, I], whole numbers from -127 to 127, codes int8 [O, I] -> exact sums, rounded once to f32 [N, O]."""
     parts = zip(torch.split(rows, EXACT, 1), torch.split(codes, EXACT, 1), strict=True)
     sums = [torch.nn.functional.linear(part, few.float()) for part, few in parts]
-    return sums[0] if len(sums) == 1 else torch.stack([one.int() for one in sums]).sum(0).float()
+    return sums[0] if len(sums) == 1 else torch.stack([part.int() for part in sums]).sum(0).float()
 
 
 def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,10 +80,10 @@ def _llama3(rope: Rope, plain: Tensor) -> Tensor:
     """Llama 3.1: slow frequencies are divided by the factor, fast ones stay, those between are blended."""
     slow, fast = rope.original / rope.low_freq_factor, rope.original / rope.high_freq_factor
     wavelength = 2 * math.pi / plain
-    found = torch.where(wavelength > slow, plain / rope.factor, plain)
+    scaled = torch.where(wavelength > slow, plain / rope.factor, plain)
     share = (rope.original / wavelength - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blended = (1 - share) * found / rope.factor + share * found
-    return torch.where(~(wavelength < fast) & ~(wavelength > slow), blended, found)
+    blended = (1 - share) * scaled / rope.factor + share * scaled
+    return torch.where(~(wavelength < fast) & ~(wavelength > slow), blended, scaled)
 
 
 def _yarn(rope: Rope) -> Tensor:

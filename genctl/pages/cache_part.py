@@ -14,7 +14,7 @@ def cache_part(report: Mapping[str, Any], planned: Mapping[str, Any] | None) -> 
     part = {name: report[name] for name in _SUMS}
     part["layers"] = _layers(report)
     part["steps"] = [
-        {"step": one["step"], "total_bytes": one["total_bytes"], "layers": _layers(one)} for one in report["steps"]
+        {"step": step["step"], "total_bytes": step["total_bytes"], "layers": _layers(step)} for step in report["steps"]
     ]
     if planned is not None:
         part["planned"] = {"total_bytes": planned["total_bytes"], "layers": _layers(planned)}

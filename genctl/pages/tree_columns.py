@@ -65,7 +65,7 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     def chosen(which: str, node: Node) -> bool:
         return which == "all" or (which == "returned" and node in on_path)
 
-    made: dict[str, Any] = {
+    columns: dict[str, Any] = {
         "up": [numbers[node] - numbers[_parent(node)] for node in kept],
         "token": [-1 if node.token is None else vocabulary.number(node.token.id, node.token.text) for node in kept],
         "logprob": [scaled(token.logprob) for token in written],
@@ -74,13 +74,13 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     }
     depths = _depths(kept, tree.root)
     if any(node.step != depths[node] - 1 for node in kept):
-        made["step"] = [node.step for node in kept]
+        columns["step"] = [node.step for node in kept]
     for name, value in (("rank", _rank), ("entropy", _entropy)):
         column = [
             value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
         ]
         if any(column):
-            made[name] = column
+            columns[name] = column
     for name, entry in _PARTS.items():
         of_node = {
             numbers[node]: entry(token, vocabulary)
@@ -88,14 +88,14 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
             if chosen(detail.alternatives, node) and getattr(token, name)
         }
         if of_node:
-            made[name] = of_node
+            columns[name] = of_node
     notes = {numbers[node]: node.note for node in kept if node.note}
     if notes:
-        made["note"] = notes
-    if not any(made["extra"]):
-        del made["extra"]
-    made["ends"] = [_end(node, numbers[node]) for node in kept if node.hypothesis is not None]
-    return made
+        columns["note"] = notes
+    if not any(columns["extra"]):
+        del columns["extra"]
+    columns["ends"] = [_end(node, numbers[node]) for node in kept if node.hypothesis is not None]
+    return columns
 
 
 def scaled(value: float | None) -> int | None:
@@ -115,13 +115,13 @@ def _parent(node: Node) -> Node:
 
 def _paths(ends: Iterable[Node]) -> set[Node]:
     """All nodes from the root to any of `ends`."""
-    found: set[Node] = set()
+    nodes: set[Node] = set()
     for end in ends:
         node: Node | None = end
-        while node is not None and node not in found:
-            found.add(node)
+        while node is not None and node not in nodes:
+            nodes.add(node)
             node = node.parent
-    return found
+    return nodes
 
 
 def _depths(nodes: Sequence[Node], root: Node) -> dict[Node, int]:
@@ -154,19 +154,19 @@ def _entropy(token: Token) -> int:
 
 
 def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
-    return [one for id, text, value in token.top for one in (vocabulary.number(id, text), scaled(value))]
+    return [number for id, text, value in token.top for number in (vocabulary.number(id, text), scaled(value))]
 
 
 def _trace(token: Token, vocabulary: Vocabulary) -> list[Any]:
     return [
-        [one.processor, one.removed, round(one.moved, 4), int(one.changed), round(one.before, 6), round(one.after, 6)]
-        for one in token.trace
+        [act.processor, act.removed, round(act.moved, 4), int(act.changed), round(act.before, 6), round(act.after, 6)]
+        for act in token.trace
     ]
 
 
 def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
     return [
-        one for id, text, value, rank in token.watched for one in (vocabulary.number(id, text), scaled(value), rank)
+        cell for id, text, value, rank in token.watched for cell in (vocabulary.number(id, text), scaled(value), rank)
     ]
 
 

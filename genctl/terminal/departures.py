@@ -32,17 +32,17 @@ def departures(texts: Sequence[str], ids: Sequence[Sequence[int]]) -> list[Depar
 
     `ids` are the token ids of each (empty where they are unknown).
     """
-    found = []
+    departures = []
     for place, text in enumerate(texts):
         others = range(place) if place else range(1, len(texts))
         nearest = max(others, key=lambda other: (shared_length(text, texts[other]), -other), default=None)
         if nearest is None:
-            found.append(Departure(0, 0))
+            departures.append(Departure(0, 0))
             continue
         characters = leaves(text, texts[nearest])
         shared = shared_length(ids[place], ids[nearest]) if all(ids) else characters
-        found.append(Departure(characters, shared, text == texts[nearest]))
-    return found
+        departures.append(Departure(characters, shared, text == texts[nearest]))
+    return departures
 
 
 def leaves(text: str, other: str) -> int:
@@ -60,11 +60,11 @@ def leaves(text: str, other: str) -> int:
     return back if at - back <= LONGEST_WORD else at
 
 
-def column(found: Sequence[Departure]) -> list[str]:
+def column(departures: Sequence[Departure]) -> list[str]:
     """The column `+31 │` before the texts; [] where no text shares anything with another."""
-    if not any(each.shared for each in found):
+    if not any(each.shared for each in departures):
         return []
-    cells = [f"+{each.shared}" if each.shared else "" for each in found]
+    cells = [f"+{each.shared}" if each.shared else "" for each in departures]
     size = max(map(len, cells))
     return [f"{cell:>{size}} │ " for cell in cells]
 
@@ -74,15 +74,15 @@ def legend(ids: Sequence[Sequence[int]]) -> str:
     return f"+n {'tokens' if all(ids) else 'characters'} shared with the nearest text above"
 
 
-def parts(texts: Sequence[str], found: Sequence[Departure], width: int) -> list[Text]:
+def parts(texts: Sequence[str], departures: Sequence[Departure], width: int) -> list[Text]:
     """The texts in `width` cells each, from where each leaves its nearest.
 
     Where all are short and fit, they are shown in full, and what is shared is dimmed.
     """
-    brief = max((each.character for each in found), default=0) <= BRIEF
+    brief = max((each.character for each in departures), default=0) <= BRIEF
     if brief and all(cell_len(one_line(text)) <= width for text in texts):
-        return [_whole(text, each.character) for text, each in zip(texts, found, strict=True)]
-    return [Text(_rest(text, each, width)) for text, each in zip(texts, found, strict=True)]
+        return [_whole(text, each.character) for text, each in zip(texts, departures, strict=True)]
+    return [Text(_rest(text, each, width)) for text, each in zip(texts, departures, strict=True)]
 
 
 def _whole(text: str, shared: int) -> Text:

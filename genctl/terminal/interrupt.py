@@ -155,14 +155,14 @@ class Interrupt:
         while True:
             ears.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
             try:
-                heard = ears.recv(64)
+                signals = ears.recv(64)
             except TimeoutError:
                 deadline = None
                 self._too_late()
                 continue
-            if not heard:
+            if not signals:
                 return
-            for number in heard:
+            for number in signals:
                 if number in ENDING:
                     count += 1
                     if count > 1:

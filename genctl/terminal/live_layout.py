@@ -132,10 +132,10 @@ def place_words(place: int, of: int) -> str:
 
 
 def returned(lane: LaneHistory) -> int:
-    """How many sequences are asked of a lane, or how many it returned where that was not recorded."""
-    asked = lane.began.settings.get("num_return_sequences") if lane.began else None
-    given = len(lane.finished.hypotheses) if lane.finished else 1
-    return max(asked, given) if isinstance(asked, int) else given
+    """The number of sequences of a lane: those to be returned, or those that were where the settings do not say it."""
+    wanted = lane.began.settings.get("num_return_sequences") if lane.began else None
+    count = len(lane.finished.hypotheses) if lane.finished else 1
+    return max(wanted, count) if isinstance(wanted, int) else count
 
 
 def section_lines(

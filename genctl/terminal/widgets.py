@@ -101,8 +101,8 @@ def score_line(step: int, token: Token, width: int | None = None) -> Text:
 
     `WHOLE` cells wide; below that without the bar, 56 cells wide. – for what was not recorded.
     """
-    told = not math.isnan(token.logprob)
-    probability = math.exp(min(token.logprob, 0.0)) if told else 0.0
+    known = not math.isnan(token.logprob)
+    probability = math.exp(min(token.logprob, 0.0)) if known else 0.0
     style = theme.colour(probability)
     cells_of_token, bar_width = _columns(width)
     line = Text(no_wrap=True).append(f"{step:>5}  ", style=theme.DIM)
@@ -110,12 +110,12 @@ def score_line(step: int, token: Token, width: int | None = None) -> Text:
     line.append("  ")
     if bar_width:
         line.append_text(bar(probability, bar_width)).append(" ")
-    line.append(percent(probability if told else math.nan), style=style)
+    line.append(percent(probability if known else math.nan), style=style)
     if not bar_width:
         line.append(" ")
     rank = "–" if token.rank is None else str(token.rank)
     entropy = "–" if token.entropy is None else f"{token.entropy:.2f}"
-    line.append(f"  {rounded(token.logprob) if told else '–':>8}  {rank:>6}  {entropy:>7}")
+    line.append(f"  {rounded(token.logprob) if known else '–':>8}  {rank:>6}  {entropy:>7}")
     return line
 
 

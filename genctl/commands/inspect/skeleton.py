@@ -105,7 +105,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
             able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
             dtype = getattr(torch, prepare.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
-        model = guarded(lambda: _made(kind, config, dtype, trust_remote_code), "config.json cannot be used")
+        model = guarded(lambda: _model(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(
             "config.json has a quantization_config, which a plan does not apply: weights count as "
@@ -278,7 +278,7 @@ def _device(runtime: Runtime) -> str:
     return str(device)
 
 
-def _made(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def _model(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     # forms of attention and experts that read no numbers; the default ones read masks and chosen experts
     plain = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
     with torch.device("meta"):

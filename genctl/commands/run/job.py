@@ -56,7 +56,7 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.tally = RowTally(heard=self._row_done)
+        self.tally = RowTally(on_row=self._row_done)
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed

@@ -192,22 +192,22 @@ class ScoreJob(Job[ScoreOptions]):
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
-    def _record(self, row: InputRow, one: Scored, model: str) -> dict[str, Any]:
+    def _record(self, row: InputRow, result: Scored, model: str) -> dict[str, Any]:
         named = {name: row.extra.get(name, getattr(self.options, name)) for name in ("context", "target")}
-        given: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
-        if one.rank is not None:
-            given |= {"rank": one.rank, "candidate": one.candidate}
-        if one.backend:
-            given |= {"backend": one.backend, "exact": False}
+        extra: dict[str, Any] = {name: text for name, text in named.items() if text is not None}
+        if result.rank is not None:
+            extra |= {"rank": result.rank, "candidate": result.candidate}
+        if result.backend:
+            extra |= {"backend": result.backend, "exact": False}
         return scored.score_record(
             row.id,
-            row.prompt or "" if "target" in given else one.text,
-            one.token_ids,
-            tokens=one.count,
+            row.prompt or "" if "target" in extra else result.text,
+            result.token_ids,
+            tokens=result.count,
             model=model,
-            given=given,
-            scores=one.tokens if self.details else None,
-            **{name: getattr(one, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
+            extra=extra,
+            scores=result.tokens if self.details else None,
+            **{name: getattr(result, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
     def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
