@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,6 +17,24 @@ from genctl.terminal import widgets
 from genctl.terminal.reflow import DrawnLines
 
 FRAME_S = 0.05
+V = TypeVar("V", bound="ErasedView")
+
+
+class ErasedView(ABC):
+    """A view that is erased at the end of a `with` block."""
+
+    @abstractmethod
+    def hide(self) -> None:
+        """Erase the live region and every bar."""
+
+    def __enter__(self: V) -> V:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
+            self.hide()
 
 
 class LiveRegion:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +14,7 @@ from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, St
 from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
-from genctl.terminal.live_region import LiveRegion
+from genctl.terminal.live_region import ErasedView, LiveRegion
 from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.rows_bar import RowsBar
 from genctl.terminal.run_history import RunHistory, fold
@@ -32,7 +30,7 @@ class Column:
     lanes: tuple[str, ...]
 
 
-class CompareView:
+class CompareView(ErasedView):
     """Draws the texts of one prompt on `out` if `live`, else how many are done on `err`.
 
     `begin` says which lanes belong to which column. Redrawn at most every 50 ms; `hide` erases it, so that results can
@@ -102,15 +100,6 @@ class CompareView:
         if self._texts is not None:
             self._texts.hide()
         self._region.hide()
-
-    def __enter__(self) -> CompareView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
-            self.hide()
 
     def _draw(self) -> None:
         height = max(self.out.height - 1, 1)

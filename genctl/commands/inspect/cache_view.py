@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -16,14 +14,14 @@ from genctl.commands.inspect.cache_report import Layer, grouped, share, size
 from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
 from genctl.history import ROOT, LaneHistory
 from genctl.terminal import theme, widgets
-from genctl.terminal.live_region import LiveRegion
+from genctl.terminal.live_region import ErasedView, LiveRegion
 from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.text_width import last_cells
 
 FEW = 4  # lines that are no layers: heading, heads of columns, sums, text
 
 
-class CacheView:
+class CacheView(ErasedView):
     """Draws the cache on `out` during a run, if `live`; loading is shown on `err`.
 
     Redrawn at most every 50 ms; `hide` erases it. `quiet`: no loading bar. `weights` in bytes. `clock` gives seconds.
@@ -82,15 +80,6 @@ class CacheView:
         """Erase the live region and every bar."""
         self._bar.close()
         self._region.hide()
-
-    def __enter__(self) -> CacheView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
-            self.hide()
 
     def _draw(self) -> None:
         assert self.read is not None
