@@ -26,5 +26,7 @@ def corrected(config: Any) -> Any:
 def as_loaded(model: Any) -> Any:
     """The model, with the attention with which genctl loads it."""
     for name in compat.attention_for(model.config).values():
-        model.set_attn_implementation(name)
+        for part in model.modules():  # an encoder and a decoder have configs of their own
+            if hasattr(part, "config"):
+                part.config._attn_implementation = name
     return model
