@@ -24,10 +24,11 @@ def test_other_settings_are_shown_beside_and_where_they_part_is_marked() -> None
         source = app.source
         assert app.look is not None
         space = source.explorer.space  # type: ignore[attr-defined]
+        beside = space.aside({"repetition_penalty": 3.0})
         parting = [
             node
             for node in (0, *tree.branch()[:-1])
-            if space.distribution(node, 0).processed.argmax() != space.distribution(node, 1).processed.argmax()
+            if space.distribution(node, 0).processed.argmax() != space.distribution(node, beside).processed.argmax()
         ]
         assert parting
         assert len(parting) < len(tree.branch())
