@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks", "tree"},
     "commands.explore": {*_SLICE, "commands.run", "decode", "pages", "tree"},
     "commands.run": {*_SLICE, "decode", "pages", "transformers"},
-    "commands.chat": {*_SLICE, "commands.run", "tree"},
+    "commands.chat": {*_SLICE, "commands.explore", "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},

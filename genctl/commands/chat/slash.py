@@ -40,7 +40,7 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("edit", "change turn N (default: the last one) and answer it again, on a branch", "N", "maybe"),
     SlashCommand("branch", "list the branches, or go to branch N", "N", "maybe"),
     SlashCommand("tree", "draw all branches"),
-    SlashCommand("why", "how to look into the last answer, token by token", local=True),
+    SlashCommand("why", "look into the last answer, token by token, on the screen of genctl explore", local=True),
     SlashCommand("think", "show what the model thought before the last answer"),
     SlashCommand("prompt", "show the prompt of the last turn as the model reads it: token ids and text", local=True),
     SlashCommand("scores", "show each token's probability under an answer, or no longer"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.chat import slash, thinking
+from genctl.commands.chat import slash, thinking, why
 from genctl.commands.chat.chat import Chat
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.turns import Message, drawn
@@ -105,11 +106,23 @@ class SlashWork:
             self.out.print(widgets.fit(line, self.out.width))
 
     def _why(self, typed: slash.Typed) -> None:
-        if self.chat.story.conversation.last_answer is None or self.chat.story.path is None:
+        from genctl.commands.explore.screen import check_terminal
+
+        answer, session = self.chat.story.conversation.last_answer, self.chat.partner.session
+        if answer is None or self.chat.story.path is None:
             raise UsageError("nothing has been answered yet")
+        assert session is not None
         copy = self.chat.story.copy()
-        self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:")
-        print(f"genctl explore --open {copy}")
+        command = f"genctl explore --open {shlex.quote(str(copy))}"
+        try:
+            check_terminal()
+        except UsageError:
+            self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:")
+            print(command)
+            return
+        if why.look_into(session, copy, answer, coloured=not self.out.no_color):
+            self.note(f"what you changed is in {copy}, and not in this chat:")
+            print(command)
 
     # -- what was said -------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,21 +78,22 @@ class Story:
         if self.journal is None:
             self.new_path = lambda words: path
             return
-        self._copy_to(path, os.O_EXCL)
+        self._copy_to(path)
         self.journal.close()
         self.journal, self.tree = TreeFile.reopen(path)
 
     def copy(self) -> Path:
-        """A copy of the file beside it, for another program to open. Raises OutputError."""
+        """A copy of the file beside it, under a new name, for another program to open. Raises OutputError."""
         assert self.journal is not None
         path = self.journal.path
-        return self._copy_to(path.with_name(f"{path.stem}-copy{path.suffix}"), os.O_TRUNC)
+        names = (f"{path.stem}-copy{'' if number == 1 else number}{path.suffix}" for number in count(1))
+        return self._copy_to(next(each for each in map(path.with_name, names) if not os.path.lexists(each)))
 
-    def _copy_to(self, path: Path, how: int) -> Path:
+    def _copy_to(self, path: Path) -> Path:
         assert self.journal is not None
         try:
             content = self.journal.path.read_bytes()
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how | getattr(os, "O_NOFOLLOW", 0), 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
         except FileExistsError:
