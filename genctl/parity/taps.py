@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.engines.local.session import Session
-from genctl.native.decoder import Decoder
+from genctl.native.decoder import Decoder, StackWeights
 from genctl.native.model import NativeModel
 
 
@@ -84,7 +84,9 @@ class _Tap:
 class _TappedDecoder(Decoder):
     """A decoder that also writes down its embeddings, layers and logits."""
 
-    taps: Taps
+    def __init__(self, decoder: Decoder, weights: StackWeights, taps: Taps) -> None:
+        super().__init__(decoder.spec, weights, decoder.output)
+        self.taps = taps
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = super().embed(tokens, positions)
@@ -98,11 +100,6 @@ class _TappedDecoder(Decoder):
 
 
 def _tapped_decoder(decoder: Decoder, taps: Taps) -> Decoder:
-    twin = copy.copy(decoder)
-    twin.__class__ = _TappedDecoder
-    assert isinstance(twin, _TappedDecoder)
-    twin.taps = taps
-
     def tap(number: int | None, sublayer: str, name: str, inner: Any) -> Any:
         prefix = "" if number is None else f"layers.{number}."
         part = Sublayer(number, sublayer, prefix + name)
@@ -117,10 +114,8 @@ def _tapped_decoder(decoder: Decoder, taps: Taps) -> Decoder:
             if getattr(w, name) is not None
         }
         layers.append(replace(w, **parts))
-    twin.weights = replace(
-        decoder.weights, layers=layers, final_norm=tap(None, "norm", "final_norm", decoder.weights.final_norm)
-    )
-    return twin
+    final_norm = tap(None, "norm", "final_norm", decoder.weights.final_norm)
+    return _TappedDecoder(decoder, replace(decoder.weights, layers=layers, final_norm=final_norm), taps)
 
 
 def _modules(model: Any) -> Iterator[tuple[Sublayer, Any]]:

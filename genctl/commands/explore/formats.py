@@ -148,8 +148,8 @@ def _beside(both: Beside) -> str:
     one, two = both.best
     written = "" if both.written is None else token_text(both.written[0].id, both.written[0].text)
     chances = "" if both.written is None else " | ".join(percent(each.chance) for each in both.written)
-    apart = f"≠ {token_text(one.id, one.text)} | {token_text(two.id, two.text)}" if both.parts else ""
-    return f"{written:<16} {chances:<22} {percent(both.moved):>8} apart  {apart}".rstrip()
+    differ = f"≠ {token_text(one.id, one.text)} | {token_text(two.id, two.text)}" if both.parts else ""
+    return f"{written:<16} {chances:<22} {percent(both.moved):>8} apart  {differ}".rstrip()
 
 
 def _after(each: Alternative) -> str:

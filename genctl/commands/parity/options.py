@@ -145,7 +145,6 @@ PARITY = Command(
     (
         "genctl parity A A@quantize=int4 -i prompts.txt",
         "genctl parity A A@runtime=transformers --max-kl 1e-6",
-        "genctl parity A --save golden.jsonl -i prompts.txt",
         "genctl parity A@threads=2 --expect golden.jsonl",
     ),
     {
