@@ -8,13 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
-from genctl.native import expert_families as expert
-from genctl.native import gemma_families as gemma
-from genctl.native import gpt_families as gpt
-from genctl.native import llama_families as llama
-from genctl.native import seq2seq_families as seq2seq
 from genctl.native.config import Config, NotNative
 from genctl.native.families import read_config
 from genctl.native.names import Found
@@ -29,9 +25,15 @@ LEFT_TO_TRANSFORMERS = "left to transformers"  # a class with special rules
 class Native:
     """A family of the native runtime."""
 
-    read: Callable[[Config], Found]  # the family's function
+    function: str  # FILE.FUNCTION, in `genctl/native/FILE_families.py`: imported where it is used
     model_class: str  # transformers' class of its language model, as `architectures` in config.json names it
     context: int | None = None  # `max_position_embeddings` of transformers' class, where config.json has none
+
+    def read(self, config: Config) -> Found:
+        """What the family's function reads in a config.json. Raises NotNative."""
+        file, _, function = self.function.partition(".")
+        read: Callable[[Config], Found] = getattr(import_module(f"genctl.native.{file}_families"), function)
+        return read(config)
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,14 @@ _ROWS = (
     # -- decoders with a native family
     Architecture(
         "llama",
-        native=Native(llama.llama, "LlamaForCausalLM", context=2048),
+        native=Native("llama.llama", "LlamaForCausalLM", context=2048),
         tokenizer=NO_CLASS,
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "mistral",
-        native=Native(llama.mistral, "MistralForCausalLM", context=131072),
+        native=Native("llama.mistral", "MistralForCausalLM", context=131072),
         tokenizer=BACKEND,
         compared="decoder",
         reads_tekken=True,
@@ -92,7 +94,7 @@ _ROWS = (
     ),
     Architecture(
         "qwen2",
-        native=Native(llama.qwen2, "Qwen2ForCausalLM", context=32768),
+        native=Native("llama.qwen2", "Qwen2ForCausalLM", context=32768),
         tokenizer="Qwen2Tokenizer",
         compared="decoder",
         tokenizer_wins=True,
@@ -100,149 +102,149 @@ _ROWS = (
     ),
     Architecture(
         "qwen3",
-        native=Native(llama.qwen3, "Qwen3ForCausalLM", context=32768),
+        native=Native("llama.qwen3", "Qwen3ForCausalLM", context=32768),
         tokenizer="Qwen2Tokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "gemma",
-        native=Native(gemma.gemma, "GemmaForCausalLM", context=8192),
+        native=Native("gemma.gemma", "GemmaForCausalLM", context=8192),
         tokenizer="GemmaTokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "gemma2",
-        native=Native(gemma.gemma2, "Gemma2ForCausalLM", context=8192),
+        native=Native("gemma.gemma2", "Gemma2ForCausalLM", context=8192),
         tokenizer="GemmaTokenizer",
         compared="decoder",
     ),
     Architecture(
         "gemma3_text",
-        native=Native(gemma.gemma3_text, "Gemma3ForCausalLM", context=131072),
+        native=Native("gemma.gemma3_text", "Gemma3ForCausalLM", context=131072),
         tokenizer="GemmaTokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "granite",
-        native=Native(llama.granite, "GraniteForCausalLM", context=2048),
+        native=Native("llama.granite", "GraniteForCausalLM", context=2048),
         tokenizer=BACKEND,
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "olmo",
-        native=Native(llama.olmo, "OlmoForCausalLM", context=2048),
+        native=Native("llama.olmo", "OlmoForCausalLM", context=2048),
         tokenizer="GPTNeoXTokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "olmo2",
-        native=Native(llama.olmo2, "Olmo2ForCausalLM", context=2048),
+        native=Native("llama.olmo2", "Olmo2ForCausalLM", context=2048),
         tokenizer=BACKEND,
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "stablelm",
-        native=Native(llama.stablelm, "StableLmForCausalLM", context=4096),
+        native=Native("llama.stablelm", "StableLmForCausalLM", context=4096),
         tokenizer=BACKEND,
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "starcoder2",
-        native=Native(llama.starcoder2, "Starcoder2ForCausalLM", context=4096),
+        native=Native("llama.starcoder2", "Starcoder2ForCausalLM", context=4096),
         tokenizer="GPT2Tokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "phi",
-        native=Native(llama.phi, "PhiForCausalLM", context=2048),
+        native=Native("llama.phi", "PhiForCausalLM", context=2048),
         tokenizer="GPT2Tokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "phi3",
-        native=Native(llama.phi3, "Phi3ForCausalLM", context=4096),
+        native=Native("llama.phi3", "Phi3ForCausalLM", context=4096),
         tokenizer=BACKEND,
         compared="decoder",
         tokenizer_wins=True,
         reads_again=True,
     ),
     Architecture(
-        "gpt2", native=Native(gpt.gpt2, "GPT2LMHeadModel"), tokenizer="GPT2Tokenizer", compared="decoder", dense=True
+        "gpt2", native=Native("gpt.gpt2", "GPT2LMHeadModel"), tokenizer="GPT2Tokenizer", compared="decoder", dense=True
     ),
     Architecture(
         "gptj",
-        native=Native(gpt.gptj, "GPTJForCausalLM"),
+        native=Native("gpt.gptj", "GPTJForCausalLM"),
         tokenizer="GPT2Tokenizer",
         compared="decoder",
         computes_positions=True,
     ),
     Architecture(
         "gpt_neox",
-        native=Native(gpt.gpt_neox, "GPTNeoXForCausalLM", context=2048),
+        native=Native("gpt.gpt_neox", "GPTNeoXForCausalLM", context=2048),
         tokenizer="GPTNeoXTokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
         "opt",
-        native=Native(gpt.opt, "OPTForCausalLM", context=2048),
+        native=Native("gpt.opt", "OPTForCausalLM", context=2048),
         tokenizer="GPT2Tokenizer",
         compared="decoder",
         dense=True,
     ),
     Architecture(
-        "bloom", native=Native(gpt.bloom, "BloomForCausalLM"), tokenizer=NO_CLASS, compared="decoder", unbounded=True
+        "bloom", native=Native("gpt.bloom", "BloomForCausalLM"), tokenizer=NO_CLASS, compared="decoder", unbounded=True
     ),
     Architecture(
-        "falcon", native=Native(gpt.falcon, "FalconForCausalLM", context=2048), tokenizer=NO_CLASS, compared="decoder"
+        "falcon", native=Native("gpt.falcon", "FalconForCausalLM", context=2048), tokenizer=NO_CLASS, compared="decoder"
     ),
     Architecture(
         "smollm3",
-        native=Native(llama.smollm3, "SmolLM3ForCausalLM", context=32768),
+        native=Native("llama.smollm3", "SmolLM3ForCausalLM", context=32768),
         tokenizer=NO_CLASS,
         compared="decoder",
     ),
     Architecture(
-        "olmo3", native=Native(llama.olmo3, "Olmo3ForCausalLM", context=2048), tokenizer=BACKEND, compared="decoder"
+        "olmo3", native=Native("llama.olmo3", "Olmo3ForCausalLM", context=2048), tokenizer=BACKEND, compared="decoder"
     ),
     Architecture(
-        "glm4", native=Native(llama.glm4, "Glm4ForCausalLM", context=131072), tokenizer=BACKEND, compared="decoder"
+        "glm4", native=Native("llama.glm4", "Glm4ForCausalLM", context=131072), tokenizer=BACKEND, compared="decoder"
     ),
     Architecture(
         "ernie4_5",
-        native=Native(llama.ernie4_5, "Ernie4_5ForCausalLM", context=131072),
+        native=Native("llama.ernie4_5", "Ernie4_5ForCausalLM", context=131072),
         tokenizer=BACKEND,
         tokenizer_wins=True,
         compared="decoder",
     ),
     Architecture(
         "cohere2",
-        native=Native(llama.cohere2, "Cohere2ForCausalLM", context=8192),
+        native=Native("llama.cohere2", "Cohere2ForCausalLM", context=8192),
         tokenizer="CohereTokenizer",
         compared="decoder",
     ),
     Architecture(
-        "gpt_bigcode", native=Native(gpt.gpt_bigcode, "GPTBigCodeForCausalLM"), tokenizer=BACKEND, compared="decoder"
+        "gpt_bigcode", native=Native("gpt.gpt_bigcode", "GPTBigCodeForCausalLM"), tokenizer=BACKEND, compared="decoder"
     ),
     Architecture(
         "codegen",
-        native=Native(gpt.codegen, "CodeGenForCausalLM"),
+        native=Native("gpt.codegen", "CodeGenForCausalLM"),
         tokenizer="GPT2Tokenizer",
         compared="decoder",
         computes_positions=True,
     ),
     Architecture(
         "mpt",
-        native=Native(gpt.mpt, "MptForCausalLM"),
+        native=Native("gpt.mpt", "MptForCausalLM"),
         tokenizer="GPTNeoXTokenizer",
         compared="decoder",
         unbounded=True,
@@ -250,26 +252,26 @@ _ROWS = (
     # -- decoders with experts
     Architecture(
         "mixtral",
-        native=Native(expert.mixtral, "MixtralForCausalLM", context=131072),
+        native=Native("expert.mixtral", "MixtralForCausalLM", context=131072),
         tokenizer=BACKEND,
         compared="decoder",
     ),
     Architecture(
         "qwen3_moe",
-        native=Native(expert.qwen3_moe, "Qwen3MoeForCausalLM", context=32768),
+        native=Native("expert.qwen3_moe", "Qwen3MoeForCausalLM", context=32768),
         tokenizer="Qwen2Tokenizer",
         compared="decoder",
     ),
     Architecture(
         "gpt_oss",
-        native=Native(expert.gpt_oss, "GptOssForCausalLM", context=131072),
+        native=Native("expert.gpt_oss", "GptOssForCausalLM", context=131072),
         tokenizer=NO_CLASS,
         compared="decoder",
     ),
     # -- encoder-decoders with a native family
     Architecture(
         "t5",
-        native=Native(seq2seq.t5, "T5ForConditionalGeneration"),
+        native=Native("seq2seq.t5", "T5ForConditionalGeneration"),
         tokenizer="T5Tokenizer",
         compared="encoder-decoder",
         dense=True,
@@ -278,7 +280,7 @@ _ROWS = (
     ),
     Architecture(
         "mt5",
-        native=Native(seq2seq.mt5, "MT5ForConditionalGeneration"),
+        native=Native("seq2seq.mt5", "MT5ForConditionalGeneration"),
         tokenizer="T5Tokenizer",
         compared="encoder-decoder",
         dense=True,
@@ -287,21 +289,21 @@ _ROWS = (
     ),
     Architecture(
         "bart",
-        native=Native(seq2seq.bart, "BartForConditionalGeneration", context=1024),
+        native=Native("seq2seq.bart", "BartForConditionalGeneration", context=1024),
         tokenizer="RobertaTokenizer",
         compared="encoder-decoder",
         dense=True,
     ),
     Architecture(
         "mbart",
-        native=Native(seq2seq.mbart, "MBartForConditionalGeneration", context=1024),
+        native=Native("seq2seq.mbart", "MBartForConditionalGeneration", context=1024),
         tokenizer=LEFT_TO_TRANSFORMERS,
         compared="encoder-decoder",
         dense=True,
     ),
     Architecture(
         "marian",
-        native=Native(seq2seq.marian, "MarianMTModel", context=1024),
+        native=Native("seq2seq.marian", "MarianMTModel", context=1024),
         tokenizer=LEFT_TO_TRANSFORMERS,
         compared="encoder-decoder",
         dense=True,
@@ -309,7 +311,7 @@ _ROWS = (
     ),
     Architecture(
         "pegasus",
-        native=Native(seq2seq.pegasus, "PegasusForConditionalGeneration", context=1024),
+        native=Native("seq2seq.pegasus", "PegasusForConditionalGeneration", context=1024),
         tokenizer="PegasusTokenizer",
         compared="encoder-decoder",
         dense=True,
@@ -317,7 +319,7 @@ _ROWS = (
     ),
     Architecture(
         "umt5",
-        native=Native(seq2seq.umt5, "UMT5ForConditionalGeneration"),
+        native=Native("seq2seq.umt5", "UMT5ForConditionalGeneration"),
         tokenizer=BACKEND,
         compared="encoder-decoder",
         relative=True,
@@ -325,7 +327,7 @@ _ROWS = (
     ),
     Architecture(
         "m2m_100",
-        native=Native(seq2seq.m2m_100, "M2M100ForConditionalGeneration", context=1024),
+        native=Native("seq2seq.m2m_100", "M2M100ForConditionalGeneration", context=1024),
         tokenizer=LEFT_TO_TRANSFORMERS,
         compared="encoder-decoder",
         computes_positions=True,

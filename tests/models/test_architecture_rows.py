@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
+from importlib import import_module
 
 import pytest
 import transformers
@@ -20,7 +23,6 @@ from genctl.models.architectures import (
     read_native,
 )
 from genctl.models.tokenizer_class import CLASSES
-from genctl.native import llama_families
 from genctl.native.config import NotNative
 
 NATIVE = {row.name: row.native for row in ARCHITECTURES.values() if row.native is not None}
@@ -28,7 +30,25 @@ NATIVE = {row.name: row.native for row in ARCHITECTURES.values() if row.native i
 
 def test_a_native_family_without_a_tokenizer_is_refused() -> None:
     with pytest.raises(ValueError, match="the native family llama4 has no tokenizer: name the class"):
-        Architecture("llama4", native=Native(llama_families.llama, "Llama4ForCausalLM"))
+        Architecture("llama4", native=Native("llama.llama", "Llama4ForCausalLM"))
+
+
+def test_every_native_family_names_its_function() -> None:
+    for name, native in NATIVE.items():
+        file, _, function = native.function.partition(".")
+        families = import_module(f"genctl.native.{file}_families")
+        assert callable(getattr(families, function, None)), f"{name}: {families.__name__} has no {function}"
+
+
+def test_a_run_imports_the_functions_of_its_family_alone() -> None:
+    code = (
+        "import sys; from genctl.models.architectures import read_native\n"
+        "sizes = dict(vocab_size=8, n_embd=8, n_head=2, n_layer=1, n_positions=8, tie_word_embeddings=True)\n"
+        "read_native({'model_type': 'gpt2', **sizes})\n"
+        "print(*sorted(name for name in sys.modules if name.endswith('_families')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["genctl.native.gpt_families", "genctl.native.llama_families"]  # what it builds on
 
 
 def test_no_architecture_has_two_rows() -> None:
