@@ -15,18 +15,19 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.config.listed_knobs import CRITERIA
-from genctl.decode.stopping import plugins
 from genctl.decode.stopping.criterion import Criterion, Stop, Written
 from genctl.decode.stopping.marks import Marks, marks
 from genctl.decode.stopping.plain import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
-from genctl.decode.stopping.tail import BROKEN, TailText
-from genctl.decode.stopping.text import Pattern, StopRegex, StopStrings, quoted
 from genctl.decode.stopping.trim import trim
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
+
+if TYPE_CHECKING:
+    from genctl.decode.stopping.tail import TailText
+    from genctl.decode.stopping.text import Pattern
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,8 @@ def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCrit
         if use not in keys and getattr(context.generation, use) in (None, [], ()):
             raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
         return _MAKERS[use](keys, context)
+    from genctl.decode.stopping import plugins
+
     offered = {"tokenizer": context.tokenizer, "decode": context.decode}
     return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
 
@@ -127,6 +130,8 @@ def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:
 
 
 def _text(context: StoppingContext) -> TailText:
+    from genctl.decode.stopping.tail import TailText
+
     if context.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
     return TailText(partial(context.marks.read, context.decode), _special(context))
@@ -163,6 +168,9 @@ def _max_time(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriteri
 
 
 def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    from genctl.decode.stopping.tail import BROKEN
+    from genctl.decode.stopping.text import StopStrings, quoted
+
     value = _value(keys, context, "stop_strings")
     stops = [value] if isinstance(value, str) else value
     if not stops:
@@ -188,6 +196,8 @@ def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedC
 
 
 def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
+    from genctl.decode.stopping.text import Pattern, StopRegex
+
     pattern = Pattern(_value(keys, context, "stop_regex"), context.marks)
     return NamedCriterion("stop_regex", StopRegex(pattern, _text(context)), pattern=pattern, marks=context.marks)
 
