@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from genctl.commands.explore.reasons import Reasons
 from genctl.commands.explore.screen_worker import NodeLook
 from genctl.engines.local.session import Session
+from genctl.errors import GenctlError
 from genctl.tree.beside import mirrored
 from genctl.tree.distribution import Alternative, Distribution
 from genctl.tree.explorer import Explorer
@@ -115,9 +116,15 @@ class TreeSource:
         return self._rest if line == "resume" else self.explorer.do(line)
 
     def resume(self) -> None:
-        """Take back the command that was cut short, and begin it again, before anything shows the tree."""
+        """Take back the command that was cut short, and begin it again, before anything shows the tree.
+
+        If it comes out differently, `do("resume")` raises that, and the tree is what the file has.
+        """
         results = self.explorer.resume()
-        self._rest = chain(list(islice(results, 1)), results)
+        try:
+            self._rest = chain(list(islice(results, 1)), results)
+        except GenctlError as error:
+            self._rest = _failing(error)
 
     def pause(self) -> None:
         """End what is done at its next token."""
@@ -156,6 +163,11 @@ class TreeSource:
     def _shown(self, space: Workspace, node: int, settings: int) -> ExplainedDistribution:
         found = _distribution(space, self.tree, node, settings)
         return ExplainedDistribution(found, Reasons(found.stages, space.resolved(settings).generation))
+
+
+def _failing(error: GenctlError) -> Iterator[Any]:
+    raise error
+    yield
 
 
 def _distribution(space: Workspace, tree: Tree, node: int, settings: int) -> Distribution:

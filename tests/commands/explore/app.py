@@ -63,7 +63,12 @@ class Shown:
 def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:
     """Show a tree, do `part`, and close."""
     coloured = options.pop("coloured", True)
-    app = ExploreApp(TreeSource(made or explorer(max_new_tokens=6, do_sample=False), **options), coloured=coloured)
+    first = options.pop("first_command", "")
+    source = TreeSource(made or explorer(max_new_tokens=6, do_sample=False), **options)
+    if first == "resume":
+        source.resume()
+    app = ExploreApp(source, coloured=coloured)
+    app.first_command = first
 
     async def run() -> None:
         async with app.run_test(size=size) as pilot:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from genctl.commands.explore.screen_keys import KEYS, markdown_table
+from genctl.tree.explorer import Explorer
+from genctl.tree.journal import read_tree
 from tests.commands.explore.app import Shown, play
-from tests.tree.trees import explorer
+from tests.tree.trees import explorer, stories
 
 SIZES = [(60, 30), (80, 24), (140, 40)]
 each_size = pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
@@ -171,6 +174,55 @@ def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
         assert "unknown knob" in shown.text
 
     play(part, explorer(max_new_tokens=6, do_sample=True))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("top_p=2", "set: top_p = 2: must be at most 1"),
+        ("temperature=-1", "set: temperature = -1"),
+        ("temprature=1", "unknown knob 'temprature'; did you mean temperature?"),
+        ("dtype=float16", "dtype"),
+        ("top_p=", "top_p"),
+        ("=2", "set: got '=2'"),
+        ("nowhere", "no such preset"),
+        ("num_beams=2 top_p=1", "num_beams"),
+        ("prompt_lookup_num_tokens=-1", "prompt_lookup_num_tokens"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_one_line_and_changes_nothing(answer: str, words: str) -> None:
+    async def part(shown: Shown) -> None:
+        tree = shown.tree
+        view, steps = tree.view, list(tree.steps)
+        await shown.press("s")
+        await shown.answer(answer)
+        assert (tree.view, list(tree.steps), len(tree.settings)) == (view, steps, 1)
+        assert shown.app.failed
+        assert words in shown.app.answer, shown.app.answer
+        assert "\n" not in shown.app.answer
+        assert sum(shown.app.answer[:40] in line for line in shown.lines) == 1
+        await shown.press("space")
+        assert "generate: done" in shown.text
+
+    play(part, explorer(max_new_tokens=3, do_sample=True, top_p=0.9))
+
+
+def test_a_temperature_of_0_takes_the_best_token() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("s")
+        await shown.answer("temperature=0")
+        assert not shown.app.failed, shown.app.answer
+        look = shown.app.look
+        assert look is not None
+        assert look.first.of(look.first.best).rank == 1
+        await shown.press("space")
+        assert "generate: done" in shown.text
+        assert all(shown.tree.nodes[node].rank == 1 for node in shown.tree.branch()[1:])
+        await shown.press("3")  # nothing is drawn, so there are no samples
+        assert "temperature = 0 takes the best one" in shown.text
+        assert len(shown.tree) == 3
+
+    play(part, explorer(max_new_tokens=3, do_sample=True, top_p=0.9))
 
 
 def test_x_expands_and_says_what_is_covered() -> None:
@@ -352,3 +404,32 @@ def test_without_colour_digits_show_the_probabilities() -> None:
 def test_the_documents_have_every_key() -> None:
     document = (Path(__file__).parents[3] / "docs" / "explore.md").read_text(encoding="utf-8")
     assert markdown_table() in document
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_resumed_command_that_comes_out_differently_leaves_the_screen_open(place: int, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    made = explorer(path, max_new_tokens=6, do_sample=False)
+    made.all("generate 4")
+    made.close()
+    lines = path.read_text().splitlines(keepends=True)
+    nodes = [number for number, line in enumerate(lines) if '"grown"' in line]
+    other = json.loads(lines[nodes[place]]) | {"id": 99, "text": " another"}
+    path.write_text("".join([*lines[: nodes[place]], json.dumps(other) + "\n"]))
+    content = path.read_bytes()
+    again = Explorer.reopen(stories(), path)
+
+    async def part(shown: Shown) -> None:
+        assert "does not come out the same here" in shown.text
+        assert " another" in shown.text
+        assert path.read_bytes() == content
+        assert len(shown.tree) == place + 1
+        await shown.press("space")
+        assert "generate: done" in shown.text
+        assert len(shown.tree) > place + 1
+        await shown.pilot.press("q")
+
+    app = play(part, again, first_command="resume")
+    again.close()
+    assert app.return_code == 0
+    assert read_tree(path) == again.tree
