@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import GenctlError, InputError, OutputError, UsageError
+from genctl.tree.beside import Second
 from genctl.tree.explorer import Explorer
 from genctl.tree.journal import new_file, read_tree
+from genctl.tree.language import WORDS
 from genctl.tree.nodes import Tree
 from genctl.tree.workspace import Differs
 from tests.tree.trees import PROMPT, explorer, stories
@@ -49,6 +51,67 @@ def test_a_command_that_was_killed_is_finished_with_equal_bytes(count: int, tmp_
         if unfinished:
             assert cut.read_bytes() == content
             assert again.tree == tree
+        cut.unlink()
+
+
+BEFORE = ["generate 3", "left 1", "take 2 1", "bookmark m1"]
+# every command, with arguments that let it do something where it can
+EVERY = {
+    "left": "left 2", "right": "right", "up": "up", "down": "down", "start": "start", "end": "end", "goto": "goto m1",
+    "next": "next 0", "previous": "previous 0", "take": "take 3 1", "generate": "generate 2", "sample": "sample 2 2",
+    "beams": "beams 2 2", "edit": "edit  cat", "expand": "expand mass=0.2,depth=2", "undo": "undo", "redo": "redo",
+    "set": "set top_k=3", "preset": "preset greedy", "reset": "reset", "bookmark": "bookmark here", "show": "show",
+    "find": "find a", "why": "why", "layers": "layers", "compare": "compare m1", "beside": "beside", "text": "text",
+    "copy": "copy", "repeat": "repeat",
+}  # fmt: skip
+READS = {"show", "find", "why", "layers", "compare", "beside", "text", "copy", "repeat"}
+# what comes before it, so that it has something to do
+MOMENTS = {
+    "goto": ["start"],
+    "next": ["start"],
+    "redo": ["undo"],
+    "right": ["start"],
+    "end": ["start"],
+    "up": ["goto 2"],
+    "down": ["goto 2"],
+    "reset": ["set top_k=3"],
+}
+
+
+def test_every_command_is_killed_below_or_writes_nothing(tmp_path: Path) -> None:
+    assert set(EVERY) == set(WORDS)
+    made = explorer(tmp_path / "t")
+    for line in BEFORE:
+        made.all(line)
+    content = (tmp_path / "t").read_bytes()
+    made.second = Second(made.space, knobs={"top_k": 3})
+    for name in sorted(READS):
+        made.all(EVERY[name])
+        assert (tmp_path / "t").read_bytes() == content, name
+    made.close()
+
+
+@pytest.mark.parametrize("name", sorted(set(WORDS) - READS))
+def test_a_kill_at_each_line_of_a_command_ends_with_equal_bytes(name: str, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    made = explorer(whole)
+    for line in [*BEFORE, *MOMENTS.get(name, [])]:
+        made.all(line)
+    begin = whole.stat().st_size
+    made.all(EVERY[name])
+    made.close()
+    content = whole.read_bytes()
+    assert len(content) > begin, "it writes nothing here, so nothing is tested"
+    ends = [place + 1 for place in range(begin, len(content)) if content[place : place + 1] == b"\n"]
+    for end in (begin, *ends):
+        cut.write_bytes(content[:end])
+        again = Explorer.reopen(stories(), cut)
+        list(again.resume())
+        if end == begin:  # nothing of it was written
+            again.all(EVERY[name])
+        again.close()
+        assert cut.read_bytes() == content
+        assert again.tree == made.tree
         cut.unlink()
 
 
