@@ -33,13 +33,16 @@ class Interrupt:
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129
     after SIGHUP (which stays ignored where the caller ignores it, as `nohup` does).
-    `hide` takes away what is drawn on the terminal while the process is stopped.
+    `hide` takes away what is drawn on the terminal while the process is stopped. `at_once` is the last that is called
+    where a signal ends the process at once, in any thread.
     """
 
     def __init__(self) -> None:
         self.status = 0
         self.gentle = False
         self.hide: Callable[[], object] = lambda: None
+        self.at_once: Callable[[], object] = lambda: None
+        self._leaving = threading.Lock()
         self._rescue: Callable[[], object] | None = None
         self._bounded = False  # the deadline holds even after decoding, since results have been saved
         self._turn = threading.RLock()  # held by whoever writes or draws
@@ -105,12 +108,19 @@ class Interrupt:
             with self._turn:
                 self._rescue = None
 
+    def _leave(self, status: int) -> None:
+        """End the process now. From any thread; two do not call `at_once` twice."""
+        if self._leaving.acquire(timeout=GRACE_S):
+            with contextlib.suppress(Exception):
+                self.at_once()
+        _leave(status)
+
     # -- in the main thread --------------------------------------------------------------------------------------------
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         again, self.status = bool(self.status), 128 + number
         if again or (not self.gentle and _imports_torch(frame)):
-            _leave(self.status)
+            self._leave(self.status)
         if not self.gentle:
             raise SystemExit(self.status)
 
@@ -166,7 +176,7 @@ class Interrupt:
                 if number in ENDING:
                     count += 1
                     if count > 1:
-                        _leave(128 + number)
+                        self._leave(128 + number)
                     self._number = number
                     deadline = time.monotonic() + GRACE_S
 
@@ -183,7 +193,7 @@ class Interrupt:
             else:
                 with contextlib.suppress(Exception):
                     self._rescue()
-        _leave(status)
+        self._leave(status)
 
 
 def _imports_torch(frame: FrameType | None) -> bool:

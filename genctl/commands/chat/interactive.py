@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,8 +182,10 @@ class Interactive(SlashWork):
         else:
             view = AnswerView(self.out, begun=begun, prefill=turn.prefill)
             hide = view.hide
-        with Interrupt() as interrupt:
-            interrupt.gentle, interrupt.hide = True, hide  # a signal ends the answer, not the process
+        with Interrupt() as interrupt, self.lines.waiting() as restore:
+            interrupt.gentle = True  # a signal ends the answer, not the process
+            interrupt.hide = lambda: restore() or hide()
+            interrupt.at_once = lambda: restore() or self._last_words()
             try:
                 result = send(
                     [view.feed], Report(self.top if self.scores else 0, self.scores), Flow(interrupted=interrupt)
@@ -227,6 +231,14 @@ class Interactive(SlashWork):
             self.show_end()
 
     def _farewell(self) -> None:
+        if words := self._where():
+            self.note(words)
+
+    def _where(self) -> str:
         path = self.chat.story.path
-        if path is not None:
-            self.note(f"saved; genctl chat --open {path} goes on")
+        return "" if path is None else f"saved; genctl chat --open {path} goes on"
+
+    def _last_words(self) -> object:
+        """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""
+        words = self._where()
+        return words and os.write(sys.stdout.fileno(), f"\r\n{widgets.visible(words)}\r\n".encode())

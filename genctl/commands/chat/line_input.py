@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +30,9 @@ class LineInput(Protocol):
     def ask(self, question: str) -> str:
         """The answer to a question, on one line. It is not kept in the history."""
 
+    def waiting(self) -> AbstractContextManager[Callable[[], object]]:
+        """While an answer is written. Gives what restores the terminal at once; called twice, it does no harm."""
+
 
 def line_input(*, color: bool, history: Path | None) -> LineInput:
     """The line editor, or on a terminal that cannot redraw (TERM=dumb) plain lines."""
@@ -52,6 +55,9 @@ class PlainLines:
 
     def ask(self, question: str) -> str:
         return self._line(question)
+
+    def waiting(self) -> AbstractContextManager[Callable[[], object]]:
+        return nullcontext(lambda: None)  # the echo is all that is seen of such a line
 
     def _line(self, sign: str) -> str:
         sys.stdout.write(sign)
@@ -143,6 +149,37 @@ class LineEditor:
 
     def ask(self, question: str) -> str:
         return self._asker.prompt(question, handle_sigint=False)
+
+    def waiting(self) -> AbstractContextManager[Callable[[], object]]:
+        return _without_echo()  # the editor shows what was typed meanwhile
+
+
+@contextmanager
+def _without_echo() -> Iterator[Callable[[], object]]:
+    """What is typed does not appear, until this ends or what it gives is called."""
+    try:
+        import termios
+    except ImportError:  # Windows
+        yield lambda: None
+        return
+    try:
+        descriptor = sys.stdin.fileno()
+        before = termios.tcgetattr(descriptor)
+    except (OSError, ValueError, termios.error):
+        yield lambda: None
+        return
+
+    def restore() -> None:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
+
+    quiet = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    try:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        yield restore
+    finally:
+        restore()
 
 
 def history_file(folder: Path) -> Path | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 import signal
+import sys
 import termios
 import time
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from tests.commands.chat.talk import ROOT, Talk
@@ -58,6 +61,61 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
     text = saved(own_state).read_text()
     assert text.count('"seed"') >= 1
     assert text.count('"event": "grown"') - text.count('"by": "edit"') == tokens
+
+
+def test_what_is_typed_during_an_answer_is_not_in_its_text(own_state: Path) -> None:
+    with Talk(own_state, "-q", "-n", "300") as talk:
+        talk.at_prompt()
+        modes = termios.tcgetattr(talk.child.child_fd)
+        talk.child.send("Once upon a time\r")
+        talk.wait(lambda: len(talk.lines) > 3)
+        talk.press("XYZZY")
+        talk.wait(lambda: talk.lines[-1] == "> XYZZY")  # it is there for the next turn
+        assert "XYZZY" not in " ".join(talk.lines[:-1])
+        talk.press("\x03")
+        talk.at_prompt()
+        assert termios.tcgetattr(talk.child.child_fd) == modes
+
+
+STUCK = """
+import hashlib, sys
+sys.path.insert(0, {root!r})
+from genctl.cli.app import run
+from genctl.commands.chat.chat import Chat
+say = Chat.say
+def stuck(self, text, turn, listeners, *how):
+    def feed(event):
+        if type(event).__name__ == "Stepped":
+            print("stuck", flush=True)
+            hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)  # in C, without the GIL
+    return say(self, text, turn, [*listeners, feed], *how)
+Chat.say = stuck
+sys.exit(run(["chat", "-q"]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_second_ctrl_c_of_a_stuck_pass_says_where_the_chat_is_saved(own_state: Path) -> None:
+    with Talk(own_state) as talk:
+        talk.child.close(force=True)
+        environment = {**os.environ, "TERM": "xterm-256color", "XDG_STATE_HOME": str(own_state)}
+        talk.child = pexpect.spawn(
+            sys.executable, ["-c", STUCK.format(root=str(ROOT))], env=environment, dimensions=(60, 80), timeout=60
+        )
+        talk.screen.send = talk.child.send
+        talk.at_prompt()
+        talk.child.send("Once upon a time\r")
+        talk.wait(lambda: "stuck" in " ".join(talk.lines))
+        assert not talk.child.getecho()
+        terminal = os.open(Path(f"/proc/{talk.child.pid}/fd/0").readlink(), os.O_RDWR | os.O_NOCTTY)
+        talk.press("\x03")
+        time.sleep(0.1)  # the first one arrives alone
+        talk.press("\x03")
+        talk.wait(lambda: "interrupted" in talk.lines)
+        assert termios.tcgetattr(terminal)[3] & termios.ECHO
+        os.close(terminal)
+        assert talk.end() == 130
+        assert f"saved; genctl chat --open {saved(own_state)}" in "".join(talk.lines)
 
 
 def test_ctrl_c_clears_the_line_and_says_how_to_leave(own_state: Path) -> None:
