@@ -31,6 +31,7 @@ ROUNDING = frozenset(
     imul itruediv rpow
     """.split()  # noqa: SIM905 — one name to a line would fill a page
 )
+CODING = frozenset({"round", "round_"})  # activations become codes of 8 bits
 
 
 class Weights:
@@ -61,6 +62,7 @@ class _Mode(TorchFunctionMode):
     def __init__(self, weights: Weights) -> None:
         super().__init__()
         self.weights = weights
+        self.coded = 0  # numbers of activations that were rounded to codes
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -80,6 +82,9 @@ class _Mode(TorchFunctionMode):
             if tensor in self.weights:
                 args = (self.weights.value(tensor, torch.float32), *args[1:])
             return self.cast(func, args, kwargs)
+        if name in CODING and isinstance(args[0], Tensor):
+            self.coded += args[0].numel()
+            return func(self.before_coding(args[0], in_place=name == "round_"), *args[1:], **kwargs)
         args, kwargs = self.operands(func, args, kwargs)
         return self.result(name, func(*args, **kwargs))
 
@@ -98,6 +103,10 @@ class _Mode(TorchFunctionMode):
     def result(self, name: str, value: Any) -> Any:
         """The result of an operation."""
         return value
+
+    def before_coding(self, numbers: Tensor, *, in_place: bool) -> Tensor:
+        """Activations in units of their codes, before they are rounded to them."""
+        return numbers
 
     # -- operations ----------------------------------------------------------------------------------------------------
 
@@ -197,12 +206,16 @@ class Exact(_Mode):
 
 
 class Shaken(_Mode):
-    """The side's own dtype; each rounded result moves by up to half a unit in the last place."""
+    """The side's own dtype; each rounded result moves by up to half a unit in the last place.
 
-    def __init__(self, weights: Weights, seed: int) -> None:
+    Activations that become codes move by up to `border` codes more, so that some fall to the other side of a border of
+    two codes: by rounding alone few do, a few readings may miss them, and one that does is a jump in all that follows.
+    """
+
+    def __init__(self, weights: Weights, seed: int, border: float = 0.0) -> None:
         super().__init__(weights)
         self.dtype = weights.dtype
-        self._seed = seed
+        self._seed, self._border = seed, border
         self._random: dict[torch.device, torch.Generator] = {}
 
     def result(self, name: str, value: Any) -> Any:
@@ -213,6 +226,12 @@ class Shaken(_Mode):
         if name.endswith("_") and not name.startswith("__"):
             return value.copy_(moved)
         return moved.to(value.dtype)
+
+    def before_coding(self, numbers: Tensor, *, in_place: bool) -> Tensor:
+        if not self._border:
+            return numbers
+        moved = numbers + (self._border * self._noise(numbers)).to(numbers.dtype)
+        return numbers.copy_(moved) if in_place else moved
 
     def _noise(self, value: Tensor) -> Tensor:
         """Uniform from -1 to 1, f64 of the shape of a tensor."""

@@ -27,6 +27,7 @@ from genctl.parity.sides import LocalSide
 from genctl.parity.values import Text
 
 Found = TypeVar("Found")
+CHANGED = 0.25  # numbers of a token that shaking moves to another code: one of every four tokens
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,17 @@ class Oracle:
             device = str(side.session.forward.device)
             session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
         self.side = LocalSide(side.name, session, side.resolved, whole=True)
+        self.border = 0.0  # codes by which activations move before they are rounded to codes
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
-        return self.exactly(dtype, lambda: self._read(readings))
+        with self._model_of(torch.float64), Exact(self._weights(dtype)) as exact:
+            rows = self._read(readings)
+        # half of `border` of all numbers change their codes: with fewer a reading of a short text may have none, and
+        # with more the shaking hides small faults
+        tokens = sum(len(reading.text.prompt_ids) + max(reading.indices) + 1 for reading in readings)
+        self.border = 2 * CHANGED * tokens / exact.coded if exact.coded else 0.0
+        return rows
 
     def shaken(self, readings: Sequence[Reading], dtype: torch.dtype, seed: int) -> Tensor:
         """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
@@ -71,7 +79,7 @@ class Oracle:
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
         """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""
-        with self._model_of(dtype), Shaken(self._weights(dtype), seed):
+        with self._model_of(dtype), Shaken(self._weights(dtype), seed, self.border):
             return read()
 
     def _read(self, readings: Sequence[Reading]) -> Tensor:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from genctl.engines.requests import Request
+from genctl.parity.measure import measure
+from genctl.parity.sides import LocalSide
 from tests.parity.checkpoints import checkpoint, compared, other
 from tests.parity.faults import FAULTS
-from tests.parity.sides import side
+from tests.parity.sides import requests, side
 
 ABSOLUTE = {"swapped_rope_halves"}  # of models with learned positions there is nothing to swap
 # all but those that rounding to 16 bits hides: they are a thousand times smaller than it
@@ -91,12 +95,52 @@ def test_rounded_weights_are_drift(arch: str, rounding: str, folders: Path) -> N
 
 
 @pytest.mark.parametrize("fault", SEEN_IN_HALF)
-@pytest.mark.parametrize("rounding", ["bfloat16", "int8"])
+@pytest.mark.parametrize("rounding", ["bfloat16", "int8", "int4"])
 def test_a_fault_in_a_rounded_side_is_a_defect(rounding: str, fault: str, folders: Path) -> None:
     faulty = other("qwen2", folders, **ROUNDED[rounding])
     FAULTS[fault](faulty)
     found = compared("qwen2", folders, faulty)
     assert found.verdict == "defect", (found.reason, found.noise)
+
+
+# texts so short that a code on the other side of its border may be in no shaken reading, but in the side's own
+SHORT = [("The sea", 5), ("The sea", 12), ("Once upon a time", 5), ("She was sad", 8)]
+
+
+@pytest.fixture(scope="module")
+def stories() -> LocalSide:
+    return side(name="reference")
+
+
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+@pytest.mark.parametrize(("prompt", "length"), SHORT)
+def test_quantised_weights_are_drift_on_short_texts(
+    prompt: str, length: int, quantize: str, stories: LocalSide
+) -> None:
+    found = measure(*_short(prompt, length, stories, side(quantize=quantize)))
+    assert found.verdict == "drift", (found.reason, found.noise)
+
+
+@pytest.mark.parametrize("fault", ["off_by_one_position", "stale_column", "swapped_rope_halves"])
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_a_fault_in_a_quantised_side_is_a_defect_on_a_short_text(quantize: str, fault: str, stories: LocalSide) -> None:
+    faulty = side(quantize=quantize)
+    FAULTS[fault](faulty)
+    found = measure(*_short("The sea", 12, stories, faulty))
+    assert found.verdict == "defect", (found.reason, found.noise)
+
+
+def _short(prompt: str, length: int, *sides: LocalSide) -> tuple[LocalSide, LocalSide, list[Request]]:
+    """Both sides with so many new tokens, and the prompt."""
+    mine, theirs = (
+        LocalSide(
+            each.name,
+            each.session,
+            replace(each.resolved, generation=replace(each.resolved.generation, max_new_tokens=length)),
+        )
+        for each in sides
+    )
+    return mine, theirs, requests(mine, [prompt])
 
 
 def test_a_quantised_cache_is_drift(folders: Path) -> None:
