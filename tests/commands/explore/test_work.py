@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from genctl.commands.explore.panes.alternatives import by_rank, matching
 from genctl.commands.explore.panes.branch_rows import BranchRows
+from genctl.commands.explore.screen_source import TreeSource
 from genctl.tree.changes import Begun, Grown, Opened, Settled
 from genctl.tree.nodes import Tree
 from tests.commands.explore.app import Shown, play
@@ -85,3 +87,12 @@ def test_a_fork_makes_the_rows_anew() -> None:
     rows.grow(len(tree.nodes) - 1, 2, len(tree.children(2)))
     assert rows.refresh(tree)
     assert len(rows.parts) == count + 2  # the part before the fork, and the new one
+
+
+def test_a_filter_keeps_the_order_of_the_model() -> None:
+    source = TreeSource(explorer())
+    first = source.look(0).first
+    texts = source.vocabulary()
+    for wanted in ("a", "The", "zzzz"):
+        ids = matching(texts, wanted)
+        assert by_rank(ids, first) == sorted(ids, key=first.rank)

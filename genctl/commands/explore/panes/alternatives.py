@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
@@ -126,7 +127,7 @@ class Alternatives(RowsPane):
         selected = self.selected
         self.first, self.other, self.chosen, self.there = first, other, chosen, there
         if self.found is not None and first is not None:
-            self.found = sorted(self.found, key=first.rank)
+            self.found = by_rank(self.found, first)
         wanted = selected if keep else chosen
         self.at = 0
         if wanted is not None and first is not None:
@@ -136,7 +137,7 @@ class Alternatives(RowsPane):
     def filter(self, found: Sequence[int] | None) -> None:
         """Show these tokens only; None: all of them."""
         selected = self.selected
-        self.found = found if found is None or self.first is None else sorted(found, key=self.first.rank)
+        self.found = found if found is None or self.first is None else by_rank(found, self.first)
         self.at = 0 if selected is None else self._row_of(selected)
         self._measure()
 
@@ -252,6 +253,15 @@ class Alternatives(RowsPane):
         self.move(place.y + self.scroll_offset.y - self.at)
         if event.chain == 2:
             self.post_message(self.Taken())
+
+
+def by_rank(ids: Sequence[int], distribution: ShownDistribution) -> list[int]:
+    """Ids by the model's probability, the most probable first."""
+    wanted = np.zeros(len(distribution), bool)
+    wanted[np.asarray(ids, np.int64)] = True
+    order = np.asarray(distribution.order)
+    found: list[int] = order[wanted[order]].tolist()
+    return found
 
 
 def matching(texts: Sequence[str], wanted: str) -> list[int]:
