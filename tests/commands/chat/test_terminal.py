@@ -31,7 +31,8 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
         said = talk.say("Once upon a time there was a fox")
         assert said[0].startswith(" named Rowan")
         assert all(len(line) <= width for line in talk.lines)
-        assert re.search(r"20 tokens · .* tok/s · read 9 of 9 tokens( ·)? cut at max_new_tokens", " ".join(said))
+        shown = "".join(said).replace(" ", "")  # a narrow terminal breaks the line anywhere
+        assert re.search(r"20tokens·\d+tok/s·read9of9tokens·?cutatmax_new_tokens", shown)
         more = talk.say("He met a bear")
         assert "20 tokens · " in " ".join(more)
         tree = talk.say("/tree")
@@ -46,7 +47,7 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
-    with Talk(own_state, "-n", "400") as talk:
+    with Talk(own_state, "-n", "480", "--min-new-tokens", "480") as talk:  # it does not end on its own before
         talk.at_prompt()
         talk.child.send("Once upon a time\r")
         talk.wait(lambda: len(talk.lines) > 4)
@@ -54,7 +55,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
         talk.at_prompt()
         assert "interrupted" in " ".join(talk.lines[-3:])
         tokens = int(re.findall(r"(\d+) tokens · \d+ tok/s", " ".join(talk.lines))[-1])
-        assert 0 < tokens < 400
+        assert 0 < tokens < 480
         talk.press("\x03")  # twice leaves
         assert talk.end() == 130
         assert "saved; genctl chat --open" in " ".join(talk.lines)

@@ -38,6 +38,7 @@ class Terminal:
             env=inherited | environment,
             timeout=SECONDS,
             echo=False,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup may ignore it here
         )
 
     @property
