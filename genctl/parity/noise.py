@@ -125,7 +125,7 @@ def measure_noise(
         largest_ratio=float(ratios.max()),
         how=(
             f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
-            "alone, together, and with one and two threads."
+            "alone, together, and with one and two threads"
         ),
         typical_allowed=ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
     )

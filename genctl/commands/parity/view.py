@@ -132,7 +132,10 @@ def _partings(one: Parity, naming: Naming, width: int | None) -> list[Text]:
         return []
     verdicts = [parting.verdict for parting in one.partings]
     tally = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in _VERDICTS if kind in verdicts)
-    found = hanging("", f"{count(len(one.partings), 'text')} of {len(one.texts)} part on their own: {tally}", width)
+    part = "parts" if len(one.partings) == 1 else "part"
+    found = hanging(
+        "", f"{count(len(one.partings), 'text')} of {len(one.texts)} {part} when both write freely: {tally}", width
+    )
     for parting in worst_first(one.partings)[:PARTINGS]:
         found += parting_lines(parting, naming, width)
     left = len(one.partings) - PARTINGS
