@@ -32,7 +32,8 @@ class Talk:
     def __init__(
         self, state: Path, *arguments: str, width: int = 80, height: int = 60, term: str = "xterm-256color", **more: str
     ) -> None:
-        plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+        ours = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
+        plain = {name: value for name, value in os.environ.items() if name not in ours}
         environment = {**plain, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "TERM": term, **more}
         program, *rest = python()
         self.child = pexpect.spawn(

@@ -47,7 +47,7 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
-    with Talk(own_state, "-n", "480", "--min-new-tokens", "480") as talk:  # it does not end on its own before
+    with Talk(own_state, "-n", "480", "--min-new-tokens", "480", "--runtime", "transformers") as talk:  # slow enough
         talk.at_prompt()
         talk.child.send("Once upon a time\r")
         talk.wait(lambda: len(talk.lines) > 4)
