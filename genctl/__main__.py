@@ -38,7 +38,7 @@ def _handle(handler: object) -> None:
 def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
-    from genctl import collection
+    from genctl.models import collection
     from genctl.terminal import first_sign
     from genctl.terminal.standard_streams import mend, say_interrupted
 
@@ -47,7 +47,7 @@ def main() -> None:
     first_sign.show(sys.argv[1:])
     try:
         if sys.argv[1:] in (["--version"], ["-V"]):  # answered before anything is imported
-            from genctl.version import __version__
+            from genctl.identity import __version__
 
             print(f"genctl {__version__}", flush=True)
             status = 0

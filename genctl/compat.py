@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from genctl.errors import ModelError
 
+version = cache(metadata.version)  # a package's metadata take ten milliseconds to read
 TESTED_TORCH = ("2.13",)  # all tests run with it (scripts/constraints.txt)
 # all tests run with the last; the goldens and the architectures also with the first (scripts/constraints-oldest.txt)
 TESTED_TRANSFORMERS = ("5.17", "5.23")

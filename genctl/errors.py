@@ -45,6 +45,11 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)), "")
 
 
+def count(number: int, singular: str, plural: str = "") -> str:
+    """A number with its noun: `1 token`, `1,204 tokens`."""
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
 # What the messages of Python's JSON reader mean.
 _JSON = {
     "Expecting value": "expected a value",

@@ -1,11 +1,11 @@
-"""What numbers depend on, for comparing it later: checkpoints (`models.fingerprint`) and versions."""
+"""What numbers depend on, for comparing it later: checkpoints (`models.fingerprint`) and versions.
+
+This file imports nothing: `genctl --version` is answered before anything is imported.
+"""
 
 from __future__ import annotations
 
-from importlib import metadata
-
-from genctl import version
-
+__version__ = "0.3.0"
 PREFIX = "sha256:"  # fingerprints of the first version were bare hex, and saw a sample of each tensor only
 
 
@@ -21,7 +21,9 @@ def brief(fingerprint: object) -> str:
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of genctl and of `packages`."""
-    found = {"genctl": version.__version__}
+    from importlib import metadata
+
+    found = {"genctl": __version__}
     for name in packages:
         try:
             found[name] = metadata.version(name)

@@ -14,8 +14,6 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from genctl.threads import MOST
-
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
 
@@ -35,7 +33,7 @@ STRUCTURE = "Structure"
 
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
 Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # in memory all at once; a larger number is a typing error
-ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(MOST)]
+ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(1024)]  # a larger number is a typing error
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids, and the number added to the score of its last id
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from genctl import events
+from genctl.errors import count
 from genctl.history import ROOT, LaneHistory, Path
-from genctl.plural import count
 
 REPR_LETTERS = 40  # of a text in a `repr`
 

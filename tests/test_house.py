@@ -25,14 +25,14 @@ from tests import tiers
 
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
-# room -> rooms it may import, besides itself, `errors`, `plural` and `version`
+# room -> rooms it may import, besides itself, and `errors`
 _SLICE = {"cli", "commands", "config", "engines", "engines.local", "events", "history", "identity", "io", "models"}
 _SLICE |= {"params", "results", "sequences", "terminal"}
 _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
     "lm_eval": {"api", "engines", "engines.local", "identity", "models", *_EARLIER},
-    "cli": {"config", "io.printable", "models.hub", "models.listing", "params", "terminal"},
+    "cli": {"config", "identity", "io.printable", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",
         "decode",
@@ -45,15 +45,15 @@ ALLOWED: dict[str, set[str]] = {
         "native.products",
         "params",
     },
-    "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "ranks", "tree"},
+    "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "tree"},
     "commands.explore": {*_SLICE, "commands.run", "decode", "pages", "tree"},
-    "commands.run": {*_SLICE, "decode", "pages", "transformers"},
+    "commands.run": {*_SLICE, "decode", "pages", "parity"},
     "commands.chat": {*_SLICE, "commands.explore", "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native", "pages", "transformers"},
-    "commands.replay": {*_SLICE, "collection", "commands.run", "pages"},
+    "commands.replay": {*_SLICE, "commands.run", "pages"},
     "commands.batch": {*_SLICE, "engines.server"},
     "comparing": {"io", "sequences", *_EARLIER},
     "parity": {
@@ -66,8 +66,6 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "native",
         "sequences",
-        "threads",
-        "transfer",
         "transformers",
         *_EARLIER,
     },
@@ -82,7 +80,6 @@ ALLOWED: dict[str, set[str]] = {
         "models",
         "native",
         "strategies",
-        "threads",
         "transformers",
         *_EARLIER,
     },
@@ -95,22 +92,19 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "engines.pool": {
-        "collection",
         "config",
+        "decode.threads",
         "engines",
         "engines.local",
         "identity",
         "models",
         "native",
-        "threads",
         *_EARLIER,
     },
-    "engines.ranks": {"config", "engines", "engines.local", "ranks", *_EARLIER},
-    "ranks": {"params"},
+    "engines.ranks": {"config", "engines", "engines.local", "models", *_EARLIER},
     "config": {"params"},
-    "strategies": {"config.search_conflicts", "decode", "params", "sequences", "transfer"},
+    "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
     "models": {
-        "collection",
         "compat",
         "config.generation_fields",
         "decode",
@@ -119,10 +113,8 @@ ALLOWED: dict[str, set[str]] = {
         "io.strict_json",
         "native",
         "params",
-        "ranks",
-        "threads",
     },
-    "transformers": {"compat", "decode", "models.architectures", "transfer"},
+    "transformers": {"compat", "decode", "models.architectures"},
     "native": {"compat", "config.generation_fields", "decode"},
     "decode": {
         "compat",
@@ -135,11 +127,9 @@ ALLOWED: dict[str, set[str]] = {
         "native.products",
         "params",
         "sequences",
-        "transfer",
     },
     "results": {"events", "history"},
     "history": {"events"},
-    "params": {"threads"},
 }
 HEAVY = {
     "torch": {
@@ -155,14 +145,11 @@ HEAVY = {
         "models",
         "native",
         "parity",
-        "ranks",
         "strategies",
-        "threads",
-        "transfer",
         "transformers",
         "tree",
     },
-    "transformers": {"commands.inspect", "decode", "models", "ranks", "transformers"},
+    "transformers": {"commands.inspect", "decode", "models", "transformers"},
     "rich": {
         "cli",
         "commands",
@@ -223,7 +210,7 @@ def test_a_room_imports_only_what_it_may(path: Path) -> None:
     for name in imports(path):
         top, _, rest = name.partition(".")
         if top == "genctl" and rest:
-            allowed = ALLOWED.get(room, set()) | {room, "errors", "plural", "version"}
+            allowed = ALLOWED.get(room, set()) | {room, "errors"}
             assert any(is_in(rest, other) for other in allowed), f"{room} imports genctl.{rest}"
         if top in HEAVY:
             assert room in HEAVY[top], f"{room} imports {top}"

@@ -5,23 +5,29 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = {
-    path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
-    for folder in ("genctl", "scripts")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-}
 COMPAT = Path("genctl/compat.py")
 STILL_TWICE = {"_Candidates", "_Enough"}  # of beam search, with constraints and without
 LISTED = {"_exit"}  # private by its look alone: os documents it
 
 
+@cache
+def files() -> dict[Path, ast.Module]:
+    """Every file of the package and of the scripts, parsed when a test asks: every worker imports this module."""
+    return {
+        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        for folder in ("genctl", "scripts")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
+
+
 def own_private_names() -> set[str]:
     """Names with a leading underscore that this project defines."""
     own = set()
-    for tree in FILES.values():
+    for tree in files().values():
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 own.add(node.name)
@@ -55,13 +61,13 @@ def test_private_names_of_libraries_are_in_compat_alone() -> None:
     own = own_private_names() | LISTED
     found = [
         f"{path}:{line} {name}"
-        for path, tree in FILES.items()
+        for path, tree in files().items()
         if path != COMPAT and path.parts[0] == "genctl"
         for line, name in private_uses(tree)
         if name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name not in own
     ]
     assert not found, "\n".join(found)
-    assert list(private_uses(FILES[COMPAT])), "nothing is looked for"
+    assert list(private_uses(files()[COMPAT])), "nothing is looked for"
 
 
 def module_name(path: Path) -> str:
@@ -106,8 +112,8 @@ def on_cycles(imports: dict[Path, set[Path]]) -> list[Path]:
 
 
 def test_no_files_import_each_other() -> None:
-    modules = {module_name(path): path for path in FILES}
-    imports = {path: imported_files(tree, modules) for path, tree in FILES.items()}
+    modules = {module_name(path): path for path in files()}
+    imports = {path: imported_files(tree, modules) for path, tree in files().items()}
     assert sum(map(len, imports.values())) > 500
     assert not on_cycles(imports), "\n".join(map(str, on_cycles(imports)))
 
@@ -119,7 +125,7 @@ def test_a_cycle_is_found() -> None:
 
 def test_no_class_name_is_used_twice() -> None:
     places: dict[str, list[str]] = {}
-    for path, tree in FILES.items():
+    for path, tree in files().items():
         if path.parts[0] == "genctl":
             for node in ast.walk(tree):
                 if isinstance(node, ast.ClassDef):

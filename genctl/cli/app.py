@@ -15,8 +15,8 @@ import typer.main
 
 from genctl.cli.help import SETTINGS, CommandGroup, option_hint, write_rows
 from genctl.errors import Exit, GenctlError, without_secrets
+from genctl.identity import __version__
 from genctl.terminal.standard_streams import let_go
-from genctl.version import __version__
 
 EPILOG = (
     "Exit status: 0 done; 1 some rows failed; 2 usage, preset or input error; 3 model not found or cannot do this; "

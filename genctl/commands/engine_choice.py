@@ -77,7 +77,8 @@ class EngineChoice:
     def meet(self, stack: ExitStack) -> None:
         """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
         if self.ranks:
-            from genctl.ranks import group, launch, launcher
+            from genctl.engines.ranks import launch, launcher
+            from genctl.models import rank_group as group
 
             here = launch.launch_of()
             assert here is not None
@@ -91,7 +92,7 @@ class EngineChoice:
         """What rank 0 gives; where there are no ranks, the value itself."""
         if not self.ranks:
             return value
-        from genctl.ranks import group
+        from genctl.models import rank_group as group
 
         return group.broadcast(value, wait=True)
 

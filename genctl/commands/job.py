@@ -19,7 +19,7 @@ from genctl.commands.options import ModelOptions
 from genctl.commands.watcher import Watcher
 from genctl.config import found_files, named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.errors import Exit, GenctlError
+from genctl.errors import Exit, GenctlError, count
 from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
@@ -27,7 +27,6 @@ from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.seeds import random_seed, row_seed
 from genctl.params import Runtime
-from genctl.plural import count
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.repeated import RepeatedErrors
@@ -101,7 +100,7 @@ class Job(ABC, Generic[SomeOptions]):
     def check_launch(self, runtime: Runtime) -> None:
         """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
         if runtime.tensor_parallel or runtime.fsdp or "WORLD_SIZE" in os.environ:
-            from genctl.ranks import launch
+            from genctl.engines.ranks import launch
 
             launch.check(runtime, shares=bool(self.choice.ranks))
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.comparing.metrics import Values
-from genctl.errors import InputError, reason_of
-from genctl.plural import count
+from genctl.errors import InputError, count, reason_of
 
 
 @cache

@@ -14,9 +14,9 @@ from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.score import ModelScores
+from genctl.decode.transfer import to_device
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError
-from genctl.transfer import to_device
 
 
 class Batch:

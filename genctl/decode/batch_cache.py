@@ -11,7 +11,7 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
-from genctl.transfer import to_device
+from genctl.decode.transfer import to_device
 
 ROOM = 512  # maximum number of free columns that are allocated at once
 

@@ -20,9 +20,9 @@ from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
 from genctl.decode.processors import trace as tracing
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
+from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import GenctlError, ModelError
-from genctl.transfer import fetch
 
 
 @dataclass(eq=False)

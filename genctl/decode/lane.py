@@ -17,9 +17,9 @@ from genctl.decode.commit import Facts, commit
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
+from genctl.decode.transfer import to_device
 from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
-from genctl.transfer import to_device
 
 ROOM = 1024  # new tokens that fit without a reallocation
 

@@ -21,9 +21,9 @@ from genctl.decode.out_of_memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import Scheduler
+from genctl.decode.transfer import fetch
 from genctl.decode.types import Lane, Prefix
 from genctl.errors import GenctlError
-from genctl.transfer import fetch
 
 
 def decode(

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.transfer import to_device
+from genctl.decode.transfer import to_device
 
 # A new token and the node before it; None at the prompt. Forks share what they have in common.
 Node: TypeAlias = "tuple[int, Any] | None"

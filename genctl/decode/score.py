@@ -13,9 +13,9 @@ from genctl.decode.processors import Processor
 from genctl.decode.processors import trace as tracing
 from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.row_tokens import RowTokens
+from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.native.products.ops import log_softmax
-from genctl.transfer import on_host
 
 ROWS = 8  # log-softmax of this many rows at a time if only chosen tokens need it
 Stages = list[list[tracing.Stage]]  # the effect of each processor, for each scored position

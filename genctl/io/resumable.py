@@ -18,13 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io.journal import DIGEST, Journal, Mark
 from genctl.io.output import Sink, reopen, sync_folder
 from genctl.io.printable import printable
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import unwritten
-from genctl.plural import count
 
 EVERY_S = 1.0  # between two marks: the most work that a kill can lose
 _SIZE = 16  # bytes of a digest

@@ -15,14 +15,13 @@ from tqdm.std import tqdm  # type: ignore[import-untyped]
 from genctl.api import Model, load
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.scored_text import Detail
-from genctl.errors import GenctlError, InputError, ModelError, UsageError, nearest
+from genctl.errors import GenctlError, InputError, ModelError, UsageError, count, nearest
 from genctl.events import Token
 from genctl.identity import versions
 from genctl.lm_eval import arguments
 from genctl.models.chat import render_chat_text
 from genctl.models.weights import read_json
 from genctl.params import Generation, knobs
-from genctl.plural import count
 from genctl.results import Collector, Result
 
 _DEFAULT_LENGTH = 2048  # tokens, of a model whose files name no bound, as in lm_eval

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl import collection
+from genctl.decode.threads import Threads
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
     adapter,
     architecture,
     check,
+    collection,
     offload,
     optional_packages,
     prepare,
@@ -33,7 +34,6 @@ from genctl.models.read_ahead import read_ahead
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.models.weights import few
 from genctl.params import Runtime
-from genctl.threads import Threads
 
 if TYPE_CHECKING:
     import torch
@@ -135,7 +135,7 @@ def load(
         config = architecture.read_config(checkpoint, trust_remote_code)
         kind = architecture.auto_class(checkpoint, config, trust_remote_code)
         if runtime.tensor_parallel:
-            from genctl.ranks import tensor_parallel
+            from genctl.models import tensor_parallel
 
             placement = tensor_parallel.placement(config)
         dtype, dtype_notes = _dtype(checkpoint, runtime, device)
@@ -149,7 +149,7 @@ def load(
         if device is not None and not runtime.tensor_parallel:
             model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
         if runtime.fsdp:
-            from genctl.ranks import fully_sharded
+            from genctl.models import fully_sharded
 
             fully_sharded.shard(model)
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")

@@ -102,7 +102,7 @@ def prepare_for_device(
     Raises ModelError for NaN and infinite weights. Above 2 GB weights are not checked; logits still are, at every step.
     """
     if runtime.tensor_parallel:  # each rank checks its own part
-        from genctl.ranks import tensor_parallel
+        from genctl.models import tensor_parallel
 
         tensor_parallel.agree(model)
         parts = list(tensor_parallel.own_parts(model))

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl.decode.threads import set_threads
 from genctl.errors import GenctlError
 from genctl.parity.figures import shift
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles
 from genctl.parity.values import Noise, Variation
-from genctl.threads import set_threads
 
 FEW = 8  # positions on which numbers of threads are compared: two threads may wait for each other
 SEEDS = 4  # shaken readings of each side
@@ -106,7 +106,7 @@ def measure_noise(
     scale = by_rounding.square().mean(0).sqrt()
     for each in own:
         scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
-    spread = _left_out(by_rounding, tiny)
+    spread = left_out(by_rounding, tiny)
     remains = shift(b.double() - a - by_weights)
     typical = float((remains / scale.clamp(min=tiny)).median())
     # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
@@ -140,7 +140,7 @@ def _margin(best: Tensor, difference: Tensor) -> float:
     return float(difference.gather(1, best).diff(dim=1).abs().max()) if best.shape[1] > 1 else 0.0
 
 
-def _left_out(shaken: Tensor, tiny: float) -> Tensor:
+def left_out(shaken: Tensor, tiny: float) -> Tensor:
     """The ratio of each shaken reading to the others, [SEEDS, M]: what `ratios` are for a side without a fault."""
     square = shaken.square()
     others = (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)

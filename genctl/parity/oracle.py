@@ -55,6 +55,8 @@ class Oracle:
             flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
             device = str(side.session.forward.device)
             session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
+            if hasattr(session.loaded.model, "set_experts_implementation"):
+                session.loaded.model.set_experts_implementation("eager")  # the grouped product has no float64
         self.side = LocalSide(side.name, session, side.resolved, whole=True)
         self.border = 0.0  # codes by which activations move before they are rounded to codes
 

@@ -43,7 +43,7 @@ def parting(
     own, others = ((float(row[mine]), float(row[theirs])) for row in (each.double().log_softmax(-1) for each in rows))
     margin = own[0] - own[1]
     moved = margin - (others[0] - others[1])
-    verdict, reason = _judge(margin, moved, noise, _reach(reference.id, index, (mine, theirs), noise, measured))
+    verdict, reason = judge_margin(margin, moved, noise, _reach(reference.id, index, (mine, theirs), noise, measured))
     return TextParting(reference.id, index, mine, theirs, own, others, margin, verdict, reason)
 
 
@@ -55,7 +55,8 @@ def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measure
     return measured.reach_anywhere if place is None else measured.reach(place, tokens)
 
 
-def _judge(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
+def judge_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:
+    """The verdict of a parting, whose `margin` the other side moves by `moved`; `reach` of it is explained."""
     if abs(margin) <= noise.margin:
         return "tie", f"the margin of {margin:.2g} nats is below the noise of {noise.margin:.2g}"
     change = f"the other side moves the margin of {margin:.2g} nats by {abs(moved):.2g}"

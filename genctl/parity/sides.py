@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,12 +18,27 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, never
 from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError
+from genctl.params import Generation
 from genctl.parity.forced import Forced
 from genctl.parity.values import Text
 from genctl.results import Collector
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
 LARGEST = 2**20  # most logits of a pass that reads a whole text: 8 MiB in float64
+
+
+IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
+
+
+def greedy(resolved: Resolved, kept: Iterable[str], **changes: Any) -> Resolved:
+    """The same settings without all that chooses among tokens but `kept`: the most probable one is written."""
+    values = {name: getattr(resolved.generation, name) for name in (*kept, *IDS)}
+    return replace(resolved, generation=Generation(**{**values, **changes}), processors=None, stopping=None)
+
+
+def prompt_of(lane: Lane) -> tuple[int, ...]:
+    """The prompt that a lane reads: an encoder-decoder's source."""
+    return lane.tokens if lane.source is None else lane.source
 
 
 class LocalSide:
@@ -140,7 +155,7 @@ class LocalSide:
         planned: dict[str, tuple[int, ...]] = {}
         for request in requests:
             try:
-                planned[request.id] = self.session.planner.read(request).ids
+                planned[request.id] = prompt_of(self.session.planner.plan(request, Report()).lane)
             except GenctlError as error:
                 failed[request.id] = error.message
         rows = [request for request in requests if request.id in planned]

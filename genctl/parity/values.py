@@ -50,10 +50,12 @@ class Position:
     first_reference: int  # the reference's first choice
     first_other: int  # the other's first choice
     rank_in_reference: int  # rank, from 1, of the other's first choice in the reference
-    rank_in_other: int  # rank, from 1, of the reference's first choice in the other
+    rank_in_other: int | None  # rank, from 1, of the reference's first choice in the other; None: a server's list ends
     logprob_reference: float  # of `token`
     logprob_other: float  # of `token`; NaN where a server does not report it
-    shift: float  # root mean square over the vocabulary of the difference of logits, its mean removed, in nats
+    # root mean square over the vocabulary of the difference of logits, its mean removed, in nats; on a server that of
+    # the differences of the log-probabilities that it tells
+    shift: float
     margin: float  # nats between the reference's first and second choice
     kl_bounds: Bounds | None = None  # where a side reports only its best tokens: then KL is only bounded
 
@@ -151,6 +153,7 @@ class Noise:
     largest_ratio: float  # the largest ratio of a position
     how: str  # one sentence: what was measured, and how
     typical_allowed: float = 0.0  # the largest median ratio that rounding itself reaches
+    changed: float | None = None  # nats: the most by which a server that is asked twice changes a log-probability
 
 
 @dataclass(frozen=True)

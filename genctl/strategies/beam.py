@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl import transfer
+from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule

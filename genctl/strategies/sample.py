@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl import transfer
+from genctl.decode import transfer
 from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
 from genctl.strategies.sampling import Sampler, inverse_cdf, multinomial

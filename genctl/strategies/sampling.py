@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl import transfer
+from genctl.decode import transfer
 from genctl.decode.processors.rows import RowCandidates
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]

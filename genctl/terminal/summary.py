@@ -6,8 +6,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.errors import count
 from genctl.history import LaneHistory
-from genctl.plural import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import Totals
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
-from genctl import compat, transfer
-from genctl.decode import cut_windows
+from genctl import compat
+from genctl.decode import cut_windows, transfer
 from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache

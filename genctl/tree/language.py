@@ -202,7 +202,7 @@ def expansion(text: str) -> Arguments:
         else:
             found[key] = _whole(value, 1, key)
     if "depth" not in given:
-        raise ValueError("there is no depth=N, and a text may go on without end")
+        raise ValueError("there is no depth=N, and a text may have no end")
     return found
 
 
@@ -224,7 +224,7 @@ WORDS: dict[str, Word] = {
     "next": Word("next [NATS]", "the next token chosen with at least this entropy (1)", _threshold),
     "previous": Word("previous [NATS]", "the one before", _threshold),
     "take": Word('take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken),
-    "generate": Word("generate [N]", "go on from the cursor, N tokens", _count("n", None)),
+    "generate": Word("generate [N]", "continue from the cursor by N tokens", _count("n", None)),
     "sample": Word("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both),
     "beams": Word("beams [K] [N]", "the K best continuations from the cursor that a beam search finds", _both),
     "edit": Word("edit TEXT", "another text from the cursor on", _text, needs_text=True),

@@ -36,7 +36,7 @@ LINES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with a `genctl` on its path, and a cache that holds one checkpoint."""
+    """An environment with a `genctl` on its path, its function for Bash in a file, and a cache with one checkpoint."""
     folder = tmp_path_factory.mktemp("completion")
     tool = folder / "bin" / "genctl"
     tool.parent.mkdir()
@@ -53,12 +53,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (folder / "torch" / "__init__.py").write_text("raise ImportError('completion imports torch')\n")
     root = Path(__file__).resolve().parents[2]
     path = f"{tool.parent}{os.pathsep}{os.environ['PATH']}"
-    return {
+    made = {
         **os.environ,
         "PATH": path,
         "PYTHONPATH": f"{folder}{os.pathsep}{root}",
         "HF_HUB_CACHE": str(folder / "hub"),
+        "FUNCTION": str(folder / "function"),
     }
+    with (folder / "function").open("w") as function:
+        subprocess.run([str(tool)], env={**made, "_GENCTL_COMPLETE": "source_bash"}, stdout=function, check=True)
+    return made
 
 
 @pytest.mark.parametrize("line", LINES)
@@ -67,7 +71,7 @@ def test_bash_completes(line: str, place: dict[str, str]) -> None:
         pytest.skip("no bash here")
     words = line.split(" ")
     script = f"""
-        source <(_GENCTL_COMPLETE=source_bash genctl)
+        source "$FUNCTION"
         COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}
         _genctl_completion genctl "{words[-1]}" "{words[-2]}"
         printf '%s\\n' "${{COMPREPLY[@]}}"

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from genctl import events, transfer
+from genctl import events
 from genctl.decode import choose as choosing
-from genctl.decode import loop
+from genctl.decode import loop, transfer
 from genctl.decode.loop import decode
+from genctl.decode.processors import filters
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.types import Lane
 from genctl.params import Generation
@@ -47,7 +48,8 @@ def case() -> Case:
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "on_host", lambda tensor: False)
+    for module in (transfer, filters):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
 
 
 def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
@@ -109,7 +111,8 @@ def counted(
 def test_another_device_writes_the_same(case: Case, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes = [lane(case, way, str(number), scores=True, top=3) for number in range(3)]
     expected = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
-    monkeypatch.setattr(transfer, "on_host", lambda tensor: False)
+    for module in (transfer, filters):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
     found = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
     for one, other in zip(expected, found, strict=True):
         for hypothesis, again in zip(one.hypotheses, other.hypotheses, strict=True):

@@ -174,7 +174,7 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
 
 
 PLAIN = (
-    "import gc, sys; from genctl import collection; from genctl.cli.app import run;"
+    "import gc, sys; from genctl.models import collection; from genctl.cli.app import run;"
     "collection.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
     "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
     "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.commands.run.run_view'};"

@@ -28,7 +28,7 @@ PROMPTS = [
     tuple(torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(length)).tolist())
     for length in (6, 70, 17, 11, 33)
 ]
-NEW = 12
+NEW = 8
 
 
 @pytest.fixture(autouse=True)

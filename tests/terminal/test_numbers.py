@@ -8,9 +8,9 @@ from genctl.commands.inspect import cache_report
 from genctl.commands.run.beam_picture import from_word
 from genctl.commands.score import token_heat
 from genctl.comparing import formats
+from genctl.errors import count
 from genctl.events import Began, Row
 from genctl.history import Path
-from genctl.plural import count
 from genctl.terminal import score_formula, widgets
 from genctl.terminal.run_history import RunHistory, fold
 from tests.terminal.streams import token

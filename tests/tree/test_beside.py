@@ -7,12 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from genctl.errors import UsageError
 from genctl.tree.beside import Second
 from genctl.tree.results import Beside, Continuation
 from tests.cli.tool import genctl
-from tests.tiny import checkpoint
+from tests.tiny import checkpoint, tiny, tokenizer
 from tests.tree.trees import PROMPT, explorer, stories
 
 
@@ -78,10 +79,12 @@ def test_rows_have_both(tmp_path: Path) -> None:
     assert both.status == 0, both.err
     alone = genctl(*line, "-m", one).records
     assert [{key: row[key] for key in alone[0]} for row in both.records] == alone  # the tree is the first one's
-    every = genctl("explore", PROMPT, "--expand", "depth=2", "--max-nodes", "400", "-m", two, "--format", "jsonl")
-    theirs = {tuple(row["token_ids"]): row["total"] for row in every.records}
-    row = max(both.records, key=lambda row: row["beside"])
-    assert row["beside"] == pytest.approx(theirs[tuple(row["token_ids"])], abs=1e-4)
+    begun = tokenizer()(PROMPT)["input_ids"]
+    for row in both.records:
+        ids = torch.tensor([*begun, *row["token_ids"]])
+        logprobs = tiny("llama", seed=1)(ids[None]).logits[0, len(begun) - 1 : -1].log_softmax(-1)
+        theirs = float(logprobs.gather(1, ids[len(begun) :, None]).sum().detach())
+        assert row["beside"] == pytest.approx(theirs, abs=1e-4)
     assert any(row["parts"] is not None for row in both.records)
     other = genctl(*line, "--models", f"{one},builtin:numbers")
     assert other.status == 2

@@ -11,10 +11,9 @@ from genctl.commands.job import Job, seed_of, start_seed
 from genctl.commands.output_format import format_of
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_requests, batch_results
-from genctl.errors import Exit, UsageError
+from genctl.errors import Exit, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
-from genctl.plural import count
 from genctl.terminal.repeated import RepeatedErrors
 
 

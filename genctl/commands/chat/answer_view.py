@@ -9,21 +9,21 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.chat.thinking import ThinkSplitter
+from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
 from genctl.history import LaneHistory
-from genctl.plural import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.common_prefix import certain
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.word_wrap import terminal_wrap
 
-THOUGHT_LINES = 4  # of a thought that are on the screen while it goes on
+THOUGHT_LINES = 4  # of a thought that are on the screen while it lasts
 
 
 class AnswerView:
     """Writes one answer to a terminal. Feed it the answer's events, then `close` it.
 
-    The last lines of a thought are shown below while it goes on. One line that says how long it was takes their place
+    The last lines of a thought are shown below while it lasts. One line that says how long it was takes their place
     once it is over; where nothing can be redrawn, the thought stays. `begun` is the think tag that ends the prompt,
     `prefill` the beginning of the answer.
     """

@@ -50,7 +50,7 @@ class PlannedTurn:
 
 
 class Chat:
-    """A conversation that goes on. `layers` are the settings without those of the checkpoint.
+    """A conversation. `layers` are the settings without those of the checkpoint.
 
     Raises UsageError, PresetError or ModelError for settings that the checkpoint, or a chat, cannot do.
     """

@@ -21,8 +21,7 @@ from genctl.commands.chat.slash_work import Leave, SlashWork
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
-from genctl.errors import Exit, GenctlError
-from genctl.plural import count
+from genctl.errors import Exit, GenctlError, count
 from genctl.results import Result
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
@@ -223,7 +222,7 @@ class Interactive(SlashWork):
         if not self.options.quiet:
             self.note(f"{self.chat.engine.name}: /help lists the commands, Ctrl-D leaves")
         if self.chat.story.cut_off:
-            self.note("the last answer was cut off, and goes on:")
+            self.note("the last answer was cut off, and continues:")
             chat = self.chat
             turn = PlannedTurn(chat.plan_again().request, None, "")
             self._guarded(lambda: self._answer(turn, chat.finish_cut_off, ""))
@@ -236,7 +235,7 @@ class Interactive(SlashWork):
 
     def _where(self) -> str:
         path = self.chat.story.path
-        return "" if path is None else f"saved; genctl chat --open {path} goes on"
+        return "" if path is None else f"saved; genctl chat --open {path} continues it"
 
     def _last_words(self) -> object:
         """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""

@@ -97,7 +97,7 @@ class ChatJob(job.Job[ChatOptions]):
         stack.callback(self._close_story)
 
     def load(self) -> None:
-        """Load the checkpoint; begin the chat or go on with it."""
+        """Load the checkpoint; begin or continue the chat."""
         early = self.early
         self.engine = engine = self.load_engine(
             early.runtime,
@@ -183,7 +183,7 @@ class ChatJob(job.Job[ChatOptions]):
         return chat
 
     def _kept(self) -> list[Layer]:
-        """The settings that a chat goes on with: all but those of `genctl chat` itself."""
+        """The settings of a chat: all but those of `genctl chat` itself."""
         return [layer for layer in self.layers if layer.origin != "genctl chat" and layer.values]
 
     def new_path(self) -> Callable[[str], Path] | None:

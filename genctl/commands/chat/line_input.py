@@ -42,7 +42,7 @@ def line_input(*, color: bool, history: Path | None) -> LineInput:
 
 
 class PlainLines:
-    """Lines as the terminal gives them. One that ends with a backslash goes on in the next."""
+    """Lines as the terminal gives them. One that ends with a backslash continues in the next."""
 
     def read(self, text: str = "") -> str:
         if text:

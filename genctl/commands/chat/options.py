@@ -35,7 +35,7 @@ class ChatOptions(PresetOptions):
     format: Literal["text", "jsonl"] = FORMAT
     input: str | None = IN_OUT.option("read turns from a file; - is stdin", "FILE", "--input", "-i")
     prefill: str | None = CHAT.option("the beginning of every answer", "TEXT")
-    open: str | None = CHAT.option("go on with a saved chat", "FILE")
+    open: str | None = CHAT.option("continue a saved chat", "FILE")
     save: str | None = CHAT.option(
         "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
     )
@@ -48,7 +48,7 @@ class ChatOptions(PresetOptions):
     address: str | None = None
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)
 
-    saved: Sequence[Layer] | None = None  # of the chat that goes on, with those of the files and variables then
+    saved: Sequence[Layer] | None = None  # of the continued chat, with those of the files and variables then
 
     def layers(self) -> list[Layer]:
         """The settings of the chat, lowest first, without those of the checkpoint."""
@@ -94,7 +94,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     same_file("save", "input"),
     (
         given("open", "save"),
-        "--save {save} begins a new file, but --open {open} goes on with its own; /save FILE goes on in another",
+        "--save {save} begins a new file, but --open {open} continues its own; /save FILE continues in another",
     ),
     (given(prefill=[""]), "--prefill is empty"),
     (

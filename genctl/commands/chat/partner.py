@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from genctl.engines.local.session import Session
     from genctl.engines.protocol import Engine
 
-# chat: messages in a template; text: one text that goes on; alone: each turn without those before it
+# chat: messages in a template; text: one growing text; alone: each turn without those before it
 Kind = Literal["chat", "text", "alone"]
 Messages = Sequence[Mapping[str, str]]
 _TRIAL = {"role": "user", "content": "x"}
@@ -59,9 +59,7 @@ class Partner:
     def note(self) -> str:
         """What is unusual of the chat, in words; "" where nothing is."""
         if self.kind == "text":
-            return (
-                f"{self.engine.name} has no chat template: it goes on with the text, and what you type is added to it"
-            )
+            return f"{self.engine.name} has no chat template: it continues the text, and what you type is added to it"
         if self.kind == "alone":
             return f"{self.engine.name} is an encoder-decoder: it answers each turn on its own, without those before it"
         if self.session is None:
@@ -141,7 +139,7 @@ class Partner:
         return found.pop() if len(found) == 1 else ()
 
     def prepare(self, prompt: ReadPrompt) -> None:
-        """Let the next request go on from what the model has read before."""
+        """Let the next request continue from what the model has read before."""
         if self.session is not None and self.kept is not None:
             self.session.saved = self.kept.best(prompt.ids)
 

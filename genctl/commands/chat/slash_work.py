@@ -17,8 +17,7 @@ from genctl.commands.chat.chat import Chat
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.turns import Message, drawn
 from genctl.config.check import shown
-from genctl.errors import UsageError
-from genctl.plural import count
+from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
 
 KEYS = (

@@ -53,12 +53,12 @@ class Story:
 
     @classmethod
     def open(cls, path: Path) -> Story:
-        """The chat in a file, to go on with. Raises InputError, OutputError or UsageError."""
+        """The chat in a file, to be continued. Raises InputError, OutputError or UsageError."""
         journal, tree = TreeFile.reopen(path)
         lines = [step.line.partition(" ")[0] for step in (*tree.steps, *tree.undone)]
         if other := next((line for line in lines if line not in STEPS), ""):
             journal.close()
-            hint = f"genctl explore --open {path} goes on with it"
+            hint = f"genctl explore --open {path} continues it"
             raise InputError(
                 f"{path} is a tree of genctl explore, not a chat: it has the command {other!r:.40}", hint=hint
             )
@@ -97,7 +97,7 @@ class Story:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
         except FileExistsError:
-            raise OutputError(f"{path} exists already", hint=f"/load {path} goes on with the chat in it") from None
+            raise OutputError(f"{path} exists already", hint=f"/load {path} continues the chat in it") from None
         except OSError as error:
             raise unwritable(error, path) from None
         return path
@@ -221,7 +221,7 @@ class Story:
         if by == "generate" and self._written:
             self._written -= 1
             if node is None or not self.tree.is_shown(node):
-                raise InputError("the answer that was cut off comes out differently here, so it cannot go on")
+                raise InputError("the answer that was cut off comes out differently here, so it cannot be continued")
             return node
         if node is not None:
             if by == "generate" or not self.tree.is_shown(node):

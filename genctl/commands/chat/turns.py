@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from genctl.errors import UsageError
-from genctl.plural import count
+from genctl.errors import UsageError, count
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Message:
 
 @dataclass
 class Conversation:
-    """All messages, and the last one of the branch that goes on (`at`; None: nothing is said)."""
+    """All messages, and the last one of the branch that continues (`at`; None: nothing is said)."""
 
     messages: list[Message] = field(default_factory=list)
     at: int | None = None
@@ -47,7 +46,7 @@ class Conversation:
 
     @property
     def here(self) -> list[Message]:
-        """The messages of the branch that goes on."""
+        """The messages of the branch that continues."""
         return self.path(self.at)
 
     @property
@@ -104,7 +103,7 @@ class Conversation:
 
 
 def drawn(conversation: Conversation, width: int) -> Sequence[tuple[str, str, bool]]:
-    """The tree in lines: what stands before a message, the message, and whether it is on the branch that goes on.
+    """The tree in lines: what stands before a message, the message, and whether it is on the branch that continues.
 
     Messages that follow one another stand below one another; a fork indents what follows it.
     """

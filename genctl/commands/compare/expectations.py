@@ -11,13 +11,12 @@ from typing import Any
 
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
-from genctl.errors import InputError, reason_of
+from genctl.errors import InputError, count, reason_of
 from genctl.identity import brief, is_outdated
 from genctl.io import jsonl
 from genctl.io.printable import RefusedRow
 from genctl.io.rows import InputRow
 from genctl.io.writers import to_json
-from genctl.plural import count
 from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"

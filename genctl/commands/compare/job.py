@@ -13,13 +13,14 @@ from urllib.parse import quote
 from genctl import events
 from genctl.commands.compare import expectations
 from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
-from genctl.commands.compare.runs import RunSpec, check_prompt_caches, checkpoint_of, each
+from genctl.commands.compare.runs import check_prompt_caches, checkpoint_of
 from genctl.commands.compare.shared_work import SharedWork
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
+from genctl.config.layers import RunSpec, each
 from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.identity import versions

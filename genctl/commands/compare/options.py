@@ -8,15 +8,7 @@ from typing import Any, Literal
 
 from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.commands.compare import expectations
-from genctl.commands.compare.runs import (
-    RunSpec,
-    check_names,
-    checkpoint_of,
-    each,
-    read_runs,
-    recorded_layer,
-    split_models,
-)
+from genctl.commands.compare.runs import check_names, checkpoint_of, read_runs, recorded_layer, split_models
 from genctl.commands.options import (
     CHECKS,
     EVENTS,
@@ -31,7 +23,7 @@ from genctl.commands.options import (
     WATCH_TSV,
     ModelOptions,
 )
-from genctl.config.layers import Layer, Resolved, model_layer
+from genctl.config.layers import Layer, Resolved, RunSpec, each, model_layer
 from genctl.errors import UsageError
 
 RUNS = OptionGroup("Runs")

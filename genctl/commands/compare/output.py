@@ -14,9 +14,9 @@ from genctl.comparing import formats
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import RunStatistics
 from genctl.comparing.tables import Table, tables
+from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
-from genctl.plural import count
 from genctl.terminal import number_table, widgets
 from genctl.terminal.summary import DOT, put, stop_words
 

@@ -4,54 +4,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from genctl import params
 from genctl.config import presets, settings
 from genctl.config.inline import read_knobs
-from genctl.config.layers import Layer, Resolved, flags_layer, resolve
-from genctl.errors import GenctlError, UsageError, joined
+from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer
+from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
 
-T = TypeVar("T")
 NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
 
 # The settings that decide how a checkpoint is loaded: runs with equal ones share it.
 LOADING = tuple(
     name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
 )
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """One run. `layers` are lowest first, without the checkpoint's generation_config."""
-
-    name: str
-    layers: tuple[Layer, ...]
-
-    def early(self) -> Resolved:
-        """The settings without the checkpoint's own. Raises PresetError."""
-        return self.resolve(())
-
-    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
-        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
-        return resolve([*beneath, *self.layers], tentative=not beneath)
-
-
-def each(runs: Iterable[RunSpec], ask: Callable[[RunSpec], T], errors: Sequence[GenctlError] = ()) -> list[T]:
-    """`ask` of every run. Raises `errors` and the mistakes of all runs as one error; the latter name their run."""
-    results, mistakes = [], list(errors)
-    for run in runs:
-        try:
-            results.append(ask(run))
-        except GenctlError as error:
-            error.message = "\n".join(f"run {run.name}: {line}" for line in error.message.split("\n"))
-            mistakes.append(error)
-    if mistakes:
-        raise joined(mistakes)
-    return results
 
 
 def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:

@@ -12,17 +12,17 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, TextArea
 
-from genctl.commands.explore.panes import marks
-from genctl.commands.explore.panes.alternatives import Alternatives, matching
-from genctl.commands.explore.panes.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
-from genctl.commands.explore.panes.flow import TextPiece
-from genctl.commands.explore.panes.prompt_line import PromptLine
-from genctl.commands.explore.panes.text_pane import TextPane
-from genctl.commands.explore.panes.tree_pane import TreePane
+from genctl.commands.explore import marks
+from genctl.commands.explore.alternatives import Alternatives, matching
+from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
+from genctl.commands.explore.flow import TextPiece
+from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import KEYS, help_rows
 from genctl.commands.explore.screen_panes import TreeApp
 from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
+from genctl.commands.explore.text_pane import TextPane
+from genctl.commands.explore.tree_pane import TreePane
 from genctl.events import Token
 from genctl.terminal import widgets
 from genctl.terminal.explain import explain_lines

@@ -21,17 +21,17 @@ from textual.css.query import QueryError
 from textual.message import Message
 from textual.widgets import Static
 
-from genctl.commands.explore.panes import marks
-from genctl.commands.explore.panes.alternatives import Alternatives
-from genctl.commands.explore.panes.beams import Beams
-from genctl.commands.explore.panes.prompt_line import PromptLine
-from genctl.commands.explore.panes.status_line import StatusFigures, status_text
-from genctl.commands.explore.panes.text_pane import TextPane
-from genctl.commands.explore.panes.tree_pane import TreePane
+from genctl.commands.explore import marks
+from genctl.commands.explore.alternatives import Alternatives
+from genctl.commands.explore.beams import Beams
+from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_place import Place
 from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, Hands, ModelThread, NodeLook
+from genctl.commands.explore.status_line import StatusFigures, status_text
+from genctl.commands.explore.text_pane import TextPane
+from genctl.commands.explore.tree_pane import TreePane
+from genctl.errors import count
 from genctl.history import LaneHistory
-from genctl.plural import count
 from genctl.terminal import widgets
 from genctl.tree.nodes import Tree
 from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten

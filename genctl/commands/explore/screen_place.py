@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from genctl.commands.explore.panes.flow import TextPiece
+from genctl.commands.explore.flow import TextPiece
 from genctl.tree.changes import Grown
 from genctl.tree.nodes import ROOT, Tree
 

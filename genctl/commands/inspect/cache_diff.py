@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from genctl.commands.inspect.cache_report import PIPE, size
-from genctl.plural import count
+from genctl.errors import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import first_cells, hanging, last_cells
 

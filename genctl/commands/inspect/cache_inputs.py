@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.commands.inspect.cache_report import PIPE, Report
-from genctl.plural import count
+from genctl.errors import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging, wrap
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.plural import count
+from genctl.errors import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import wrap
 

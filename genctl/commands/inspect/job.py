@@ -16,11 +16,10 @@ from genctl.commands.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Flow
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
 from genctl.params import Runtime
-from genctl.plural import count
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:

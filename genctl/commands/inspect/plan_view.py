@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.inspect.cache_report import PIPE, layer_lines, number, share, size
-from genctl.plural import count
+from genctl.errors import count
 from genctl.terminal import theme, widgets
 
 Report: TypeAlias = Mapping[str, Any]

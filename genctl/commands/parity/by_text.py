@@ -13,9 +13,8 @@ from genctl.comparing.statistics import Interval, bootstrap
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
 from genctl.engines.scored_text import Options, Scored, TextToScore
-from genctl.errors import GenctlError, InputError
+from genctl.errors import GenctlError, InputError, count
 from genctl.io.records import SCHEMA, finite
-from genctl.plural import count
 from genctl.results import Collector
 from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging

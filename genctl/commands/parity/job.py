@@ -12,12 +12,12 @@ from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
 from genctl.commands.parity.checks import failed_checks
 from genctl.commands.parity.options import ParityCommandOptions, sides_of
-from genctl.commands.parity.sides import Side, each, unused
-from genctl.config.layers import Resolved
-from genctl.errors import CheckError, GenctlError, InputError, ModelError, UsageError
+from genctl.commands.parity.servers import check_servers, server_side, told_tops
+from genctl.commands.parity.sides import Side, unused
+from genctl.config.layers import Resolved, each
+from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow
-from genctl.plural import count
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -48,13 +48,9 @@ class ParityJob(Job[ParityCommandOptions]):
         options = self.options
         self.sides = sides_of(options)
         self.earlies = each(self.sides, Side.early)
-        for side, early in zip(self.sides, self.earlies, strict=True):
+        for early in self.earlies:
             self.check_early(early)
-            if early.runtime.backend is not None and not options.by_text:
-                raise UsageError(
-                    f"{side.place}: the logits of a server are not compared yet",
-                    hint="--by-text compares bits per byte of texts",
-                )
+        check_servers(options, self.sides, self.earlies)
         if options.expect is not None:
             from genctl.commands.parity import golden_file
 
@@ -156,6 +152,9 @@ class ParityJob(Job[ParityCommandOptions]):
         requests, texts = self._work(reference)
         for number in range(1, len(self.sides)):
             loaded.keep(self.earlies[0], self.earlies[number])
+            if self.earlies[number].runtime.backend is not None:
+                self._compare_server(loaded, number, reference, requests, texts)
+                continue
             other = self._load(loaded, number)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
@@ -173,6 +172,22 @@ class ParityJob(Job[ParityCommandOptions]):
             self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
         if self.saved_to is not None:
             self._save(reference, requests, texts)
+
+    def _compare_server(
+        self, loaded: LoadedSides, number: int, reference: LocalSide, requests: Sequence[Request], texts: Sequence[Text]
+    ) -> None:
+        from genctl.commands.parity.distributions import tops_of
+        from genctl.parity.remote import compare
+
+        side, ids = self.sides[number], [row.id for row in self.rows]
+        engine, resolved = loaded.engine(side, self.earlies[number])
+        self._describe(side, engine, resolved)
+        server = server_side(loaded, side, engine, resolved, self.sides[0], reference, ids)
+        self.view.begin(server.name)
+        heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
+        found = compare(reference, server, requests, texts, **heard)
+        self._end_if_interrupted()
+        self._take(found.parity, tops_of(reference, self.interrupt), told_tops(found.told))
 
     def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
         from genctl.commands.parity import goldens

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.parity.view import nats, verdict_style
+from genctl.errors import count
 from genctl.parity.values import Parity, Position
-from genctl.plural import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
 from genctl.terminal.live_region import LiveRegion

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import params
@@ -14,22 +14,15 @@ from genctl.commands.parity.sides import Side
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup
-from genctl.params import Generation, Runtime
-from genctl.parity.sides import LocalSide
+from genctl.params import Runtime
+from genctl.parity.sides import LocalSide, greedy
 
 WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a pipe
-IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
 LOADING = tuple(
     name
     for name, item in params.knobs(Runtime).items()
     if (item.metadata["group"] == params.MODEL and name != "offline") or name == "prompt_cache"
 )
-
-
-def greedy(resolved: Resolved) -> Resolved:
-    """The same settings without all that chooses among tokens: the most probable one is written."""
-    kept = {name: getattr(resolved.generation, name) for name in (*FLAGS, "max_length", *IDS)}
-    return replace(resolved, generation=Generation(**kept), processors=None, stopping=None)
 
 
 @dataclass
@@ -46,7 +39,7 @@ class LoadedSides:
             choice = LOCAL if early.runtime.backend is None else SERVERS
             self.engines[key] = choice.load(self.setup(side, early))
         engine = self.engines[key]
-        resolved = greedy(engine.resolve(side.layers))
+        resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.check(resolved)
         return engine, resolved
 

@@ -15,7 +15,7 @@ COLUMNS = (
     "kind", "reference", "other", "verdict", "positions", "kl_mean", "kl_median", "kl_q99", "kl_max", "regret_mean",
     "regret_max", "agreement", "perplexity_reference", "perplexity_other", "ratio", "id", "index", "token_reference",
     "token_other", "margin", "bpb_reference", "bpb_other",
-    "bpb_difference", "bpb_low", "bpb_high", "reason",
+    "bpb_difference", "bpb_low", "bpb_high", "reason", "kl_bounded",
 )  # fmt: skip
 
 
@@ -72,6 +72,8 @@ def _position(position: Position) -> dict[str, Any]:
 def tsv_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a record that the TSV form has, nested figures flat."""
     flat = dict(record)
+    if record["kind"] == "pair":
+        flat["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
     for name in ("kl", "regret"):
         if isinstance(values := record.get(name), Mapping):
             flat |= {f"{name}_{key}": value for key, value in values.items()}

@@ -12,10 +12,9 @@ from genctl.commands.page_file import repeating
 from genctl.commands.parity import view
 from genctl.commands.parity.distributions import Top, WorstPosition
 from genctl.commands.parity.naming import Naming
-from genctl.errors import without_secrets
+from genctl.errors import count, without_secrets
 from genctl.identity import versions
 from genctl.parity.values import Parity
-from genctl.plural import count
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 

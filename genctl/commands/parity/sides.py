@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 from genctl import params
 from genctl.config.check import did_you_mean, known, named
 from genctl.config.inline import read_knobs
-from genctl.config.layers import Layer, Resolved, resolve
-from genctl.errors import GenctlError, UsageError, joined
+from genctl.config.layers import Layer, Resolved, RunSpec, each
+from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, Runtime
-
-T = TypeVar("T")
 
 SERVER = "openai:"
 RESUME = "resume"  # no knob of a run: rows from here on are decoded by a run that continues another
@@ -40,6 +38,7 @@ COMPUTING = (
 )  # fmt: skip
 COMPARED = (*COMPUTING, *DECODING, RESUME)
 OF_SERVERS = ("model", "tokenizer", "batch_size")
+DECLARED = ("dtype", "quantize")  # of a server: not set, but said of it, for what they explain
 
 # Why the others cannot matter, by group; some have a reason of their own.
 _REASONS = {
@@ -62,25 +61,13 @@ _CHOOSES = "it changes which token is chosen, not what the model computes; genct
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side: what was typed, and its layers, lowest first, without the checkpoint's generation_config."""
+class Side(RunSpec):
+    """One side. Its name is what was typed."""
 
-    name: str
-    layers: tuple[Layer, ...]
     resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
+    declared: Layer | None = None  # what a server is said to compute with
 
-    @property
-    def place(self) -> str:
-        """What messages call it."""
-        return f"side {self.name}"
-
-    def early(self) -> Resolved:
-        """The settings without the checkpoint's own. Raises PresetError."""
-        return self.resolve(())
-
-    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
-        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
-        return resolve([*beneath, *self.layers], tentative=not beneath)
+    what: ClassVar[str] = "side"
 
 
 def split_side(text: str) -> tuple[str, str]:
@@ -116,6 +103,7 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     """One side. Raises UsageError with all its mistakes."""
     model, knobs = split_side(text)
     model, place = model.strip(), f"side {text}"
+    declared: dict[str, Any] = {}
     values = read_knobs(knobs, place, (RESUME, "cache"))
     if "cache" in values:  # the flag of this knob
         values.setdefault("cache_implementation", values.pop("cache"))
@@ -129,8 +117,9 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
         wrong += [
             f"{place}: {key} is for a checkpoint here; a server has already loaded its own"
             for key in values
-            if key in COMPARED and key not in OF_SERVERS
+            if key in COMPARED and key not in (*OF_SERVERS, *DECLARED)
         ]
+        declared = {key: values.pop(key) for key in DECLARED if key in values}
         values["backend"] = model
     elif model:
         values["model"] = model
@@ -140,7 +129,12 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     if wrong:
         raise UsageError("\n".join(wrong), hint=_hint(values))
     layer = Layer(place, values, said="user", typed=True)
-    return Side(text, (*beneath, *([layer] if values else ())), resume)
+    return Side(
+        text,
+        (*beneath, *([layer] if values else ())),
+        resume,
+        Layer(place, declared, said="user", typed=True) if declared else None,
+    )
 
 
 def _hint(values: Iterable[str]) -> str:
@@ -157,23 +151,6 @@ def _refused(key: str) -> str:
     item = {**params.knobs(Generation), **params.knobs(Runtime)}[key]
     reason = _REASONS.get(key) or _GROUP_REASONS.get(item.metadata["group"], _CHOOSES)
     return f"{key} cannot matter to a comparison: {reason}"
-
-
-def each(sides: Iterable[Side], ask: Callable[[Side], T], errors: Sequence[GenctlError] = ()) -> list[T]:
-    """`ask` of every side. Raises `errors` and the mistakes of all sides as one error; the latter name their side."""
-    results, mistakes = [], list(errors)
-    for side in sides:
-        try:
-            results.append(ask(side))
-        except GenctlError as error:
-            lines = error.message.split("\n")
-            error.message = "\n".join(
-                line if line.startswith(side.place) else f"{side.place}: {line}" for line in lines
-            )
-            mistakes.append(error)
-    if mistakes:
-        raise joined(mistakes)
-    return results
 
 
 def unused(resolved: Resolved) -> list[str]:

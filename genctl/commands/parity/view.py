@@ -9,9 +9,9 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.commands.parity.naming import Naming
+from genctl.errors import count
 from genctl.parity.values import SEVERITY, Estimate, Parity, Quantiles, TextParting, Verdict
 from genctl.parity.values import Text as TextRead
-from genctl.plural import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
 from genctl.terminal.number_table import table_lines
@@ -40,11 +40,12 @@ HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplex
 def row_of(one: Parity) -> list[str]:
     """A pair in the columns of HEADS."""
     figures = one.summary
+    least = "" if figures.kl_high is None else "≥ "
     return [
         one.other,
         one.verdict,
-        nats(figures.kl.mean),
-        nats(figures.kl.max),
+        least + nats(figures.kl.mean),
+        least + nats(figures.kl.max),
         percent(figures.agreement.value),
         nats(figures.regret.max),
         plain(figures.perplexity_other.value),

@@ -12,7 +12,7 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from genctl import collection, events
+from genctl import events
 from genctl.cli.table import (
     Color,
     Command,
@@ -31,6 +31,7 @@ from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
 from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
+from genctl.models import collection
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 

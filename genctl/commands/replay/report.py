@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from genctl import collection, events
+from genctl import events
 from genctl.cli.table import Command, CommandOptions, Conflict, argument, given, option, switch
 from genctl.commands.event_log import read_recording
 from genctl.commands.options import QUIET
 from genctl.errors import Exit, UsageError
+from genctl.models import collection
 
 
 @dataclass(frozen=True)

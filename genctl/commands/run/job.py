@@ -22,7 +22,7 @@ from genctl.commands.run.view import make_view, shows, wants_bar
 from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, StreamProgress
-from genctl.errors import Exit
+from genctl.errors import Exit, count
 from genctl.io.input_scan import InputScan, scan
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
@@ -30,7 +30,6 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.tally import RowTally
 from genctl.io.writers import FORMATS
 from genctl.params import Runtime
-from genctl.plural import count
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt

@@ -8,8 +8,8 @@ from typing import Any
 from rich.style import Style
 from rich.text import Text
 
+from genctl.errors import count
 from genctl.pages.search_tree import Node, SearchTree, plain
-from genctl.plural import count
 from genctl.terminal import theme, widgets
 from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words

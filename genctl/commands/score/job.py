@@ -14,12 +14,11 @@ from genctl.commands.job import WIDTH, Job, Rows
 from genctl.commands.options import shown_top
 from genctl.commands.score.options import ScoreOptions, check_encoding
 from genctl.config.layers import Resolved
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
-from genctl.plural import count
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from genctl.errors import count
 from genctl.events import Token
-from genctl.plural import count
 from genctl.terminal import departures, theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
 from genctl.terminal.text_width import first_cells, hanging, last_cells, one_line

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl import transfer
 from genctl.decode.processors import Processor
-from genctl.decode.processors.rows import Places, RowCandidates, front, largest
+from genctl.decode.processors.rows import Places, RowCandidates, front, largest, on_host
 
 # Row -> places of the remaining tokens, ascending; None if they are not certain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]
@@ -55,7 +54,7 @@ def cut(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Ten
 
     None if a row was not filtered here.
     """
-    if not transfer.on_host(scores) or scores.dtype != torch.float32:
+    if not on_host(scores) or scores.dtype != torch.float32:
         return _exactly(filters, history, scores), None
     rows = scores.detach().numpy()
     output = np.full(rows.shape, -np.inf, np.float32)

@@ -11,10 +11,9 @@ from genctl import events
 from genctl.engines.local import rerank
 from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
-from genctl.errors import InputError, ModelError, UsageError
+from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.architectures import facts_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
-from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional

@@ -14,9 +14,8 @@ from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.local.score_texts import EncodedText, TextReader
 from genctl.engines.local.score_windows import windows
 from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
-from genctl.errors import GenctlError, InputError, ModelError, UsageError
+from genctl.errors import GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
-from genctl.plural import count
 
 if TYPE_CHECKING:
     from genctl.engines.local.planner import Planner

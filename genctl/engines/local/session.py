@@ -15,11 +15,11 @@ from genctl import events
 from genctl.config import search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
+from genctl.decode.threads import TEXT, Threads
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.engines.requests import Report, Request, grouped
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import Generation, Runtime
-from genctl.threads import TEXT, Threads
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import Prompt

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from genctl.decode.threads import cores, from_environment
 from genctl.engines.pool.address import nothing_there, probe, same_place
-from genctl.errors import UsageError
-from genctl.plural import count
-from genctl.threads import cores, from_environment
+from genctl.errors import UsageError, count
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses

@@ -8,8 +8,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genctl import collection, events
+from genctl import events
 from genctl.config.layers import Layer, Resolved
+from genctl.decode.threads import from_environment
 from genctl.engines.pool.cluster import RayCluster, is_running, stop_cluster
 from genctl.engines.pool.memory import check_memory
 from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
@@ -17,9 +18,8 @@ from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, Scor
 from genctl.engines.pool.worker import WorkerSetup
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
 from genctl.engines.requests import Report, Request, Skipped
-from genctl.errors import ModelError
-from genctl.plural import count
-from genctl.threads import from_environment
+from genctl.errors import ModelError, count
+from genctl.models import collection
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genctl import events
+from genctl.decode.threads import set_threads
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError
-from genctl.threads import set_threads
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session

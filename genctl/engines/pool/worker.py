@@ -123,8 +123,8 @@ class Worker:
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
             raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
+        from genctl.decode.threads import Threads
         from genctl.engines.local.session import Session
-        from genctl.threads import Threads
 
         threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
         session = Session.load(

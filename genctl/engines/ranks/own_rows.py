@@ -17,10 +17,10 @@ from genctl.engines.local.session import Session, load_session
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
 from genctl.engines.requests import Report, Request, grouped
 from genctl.errors import Exit, ModelError, UsageError
-from genctl.ranks import group
+from genctl.models import rank_group as group
 
 if TYPE_CHECKING:
-    from genctl.ranks.fully_sharded import Pace
+    from genctl.models.fully_sharded import Pace
 
 
 class OwnRowsSession(Session):
@@ -40,7 +40,7 @@ class OwnRowsSession(Session):
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Distribute the rows of each group (`Engine.stream`); a group has rows for every rank."""
-        from genctl.ranks.fully_sharded import Pace
+        from genctl.models.fully_sharded import Pace
 
         rank, ranks = dist.get_rank(), dist.get_world_size()
         report, width, span = group.broadcast((report, flow.width, flow.span))

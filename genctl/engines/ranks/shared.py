@@ -15,7 +15,7 @@ from genctl.engines.local.session import Session, load_session
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
 from genctl.engines.requests import Report, Request, Skipped
 from genctl.errors import Exit, UsageError
-from genctl.ranks import group
+from genctl.models import rank_group as group
 
 
 class SharedSession(Session):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
+from functools import partial
 from typing import Any, TypeVar
 
 from genctl.engines.scored_text import By, Scored, TextToScore, goodness
-from genctl.engines.server import retry
-from genctl.engines.server.client import TICK_S
 from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
-from genctl.engines.server.failure import MALFORMED, BackendError, Late, RowFailure, Trouble, one_line
+from genctl.engines.server.failure import MALFORMED, BackendError, Trouble
 from genctl.engines.server.server import Server
+from genctl.engines.server.whole_answers import in_order, patiently
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.events import Token
 
 Key = TypeVar("Key")
 
@@ -46,41 +43,13 @@ class RemoteScorer:
                 raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
         self._servers = servers
         self._by, self._top, self._width, self._row_timeout = by, top, width, row_timeout
-        self._turn = itertools.cycle(servers)
 
     def score(
         self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
     ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
         """As `Scorer.score`: one outcome for each text, in order. Raises BackendError where none can succeed."""
-        incoming = iter(wanted)
-        due: deque[tuple[Key, Future[list[Scored]]]] = deque()
-        try:
-            while not interrupted():
-                for key, text in itertools.islice(incoming, self._width - len(due)):
-                    server = next(self._turn)
-                    due.append((key, server.client.start(self._scored(text, server))))
-                if not due:
-                    return
-                self._hear()
-                key, future = due[0]
-                try:
-                    outcome: list[Scored] | GenctlError = future.result(TICK_S)
-                except NotYet:
-                    continue
-                except BackendError:
-                    raise
-                except GenctlError as error:
-                    outcome = error
-                due.popleft()
-                yield key, outcome
-        finally:
-            for _, future in due:
-                future.cancel()
-            self._hear()
-
-    def _hear(self) -> None:
-        for server in self._servers:
-            server.client.hear()
+        rows = ((key, partial(self._scored, text)) for key, text in wanted)
+        return in_order(self._servers, rows, self._width, interrupted)
 
     async def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
@@ -106,25 +75,13 @@ class RemoteScorer:
         body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
         body["logprobs"] = max(self._top, 1)
 
-        async def ask() -> EchoedPrompt:
+        async def ask() -> tuple[int, list[Token], float]:
             answer = await server.client.post("/completions", body, deadline=deadline)
-            return _prompt_of(answer, whole, self._top)
+            first, tokens = scored_after(_prompt_of(answer, whole, self._top), len(context))
+            return first, tokens, math.fsum(-token.logprob for token in tokens) + 0.0
 
-        try:
-            prompt = await retry.patiently(ask, seed=len(whole), deadline=deadline, say=server.client.note_pause)
-            first, tokens = scored_after(prompt, len(context))
-            nll = math.fsum(-token.logprob for token in tokens) + 0.0
-        except Trouble as trouble:
-            if trouble.fatal:
-                raise server.error(trouble) from None
-            raise RowFailure(f"{server.name}: {trouble.message}") from None
-        except Late:
-            raise RowFailure(f"{server.name}: no score within row_timeout = {self._row_timeout:g} s") from None
-        except GenctlError:
-            raise
-        except Exception as error:  # whatever a server sends may cost its row, never the others
-            words = f"unexpected {type(error).__name__}: {one_line(str(error))}"
-            raise RowFailure(f"{server.name}: {words}") from error
+        late = f"no score within row_timeout = {self._row_timeout or 0:g} s"
+        first, tokens, nll = await patiently(server, ask, seed=len(whole), deadline=deadline, late=late)
         return Scored(
             text,
             (),

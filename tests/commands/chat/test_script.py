@@ -156,7 +156,7 @@ def test_a_turn_that_does_not_fit_fails_and_was_not_said(tmp_path: Path) -> None
 
 def test_a_checkpoint_without_a_template_goes_on_with_the_text(checkpoints: dict[str, str]) -> None:
     done = chat("-m", checkpoints["plain"], "-n", "6", "--format", "jsonl", turns=["The fox", " and the bear"])
-    assert "has no chat template: it goes on with the text" in done.err
+    assert "has no chat template: it continues the text" in done.err
     first, second = done.records
     assert second["prompt"] == f"The fox{first['text']} and the bear"
     assert done.err.count("no chat template") == 1

@@ -15,6 +15,7 @@ import pexpect
 import pytest
 
 from tests.commands.chat.talk import ROOT, Talk
+from tests.tiny import checkpoint
 
 QUIET = ("-q", "-n", "12")
 
@@ -47,15 +48,18 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
-    with Talk(own_state, "-n", "480", "--min-new-tokens", "480", "--runtime", "transformers") as talk:  # slow enough
+    many = 90_000  # more than any machine writes before it is interrupted
+    model = checkpoint("llama", own_state.parent / "long", max_position_embeddings=100_000)
+    with Talk(own_state, "-m", str(model), "-n", str(many), "--min-new-tokens", str(many)) as talk:
         talk.at_prompt()
+        before = len(talk.lines)
         talk.child.send("Once upon a time\r")
-        talk.wait(lambda: len(talk.lines) > 4)
+        talk.wait(lambda: len(talk.lines) > before + 3)
         talk.press("\x03")
         talk.at_prompt()
         assert "interrupted" in " ".join(talk.lines[-3:])
         tokens = int(re.findall(r"(\d+) tokens · \d+ tok/s", " ".join(talk.lines))[-1])
-        assert 0 < tokens < 480
+        assert 0 < tokens < many
         talk.press("\x03")  # twice leaves
         assert talk.end() == 130
         assert "saved; genctl chat --open" in " ".join(talk.lines)
@@ -368,6 +372,6 @@ def test_a_killed_answer_is_finished_when_the_chat_goes_on(own_state: Path) -> N
     time.sleep(0.3)  # until the server of the tests has seen it
     assert not files["killed"].read_bytes().endswith(files["whole"].read_bytes()[-40:])
     with Talk(own_state, "--open", str(files["killed"])) as talk:
-        talk.wait(lambda: "the last answer was cut off, and goes on:" in talk.lines)
+        talk.wait(lambda: "the last answer was cut off, and continues:" in talk.lines)
         talk.at_prompt()
     assert files["killed"].read_bytes() == files["whole"].read_bytes()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.compare.runs import RunSpec, each, parse_strategy, read_runs, split_models
-from genctl.config.layers import flags_layer
+from genctl.commands.compare.runs import parse_strategy, read_runs, split_models
+from genctl.config.layers import RunSpec, each, flags_layer
 from genctl.errors import PresetError, UsageError
 
 

@@ -174,7 +174,7 @@ def test_ids_are_enough(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["--expand", "mass=2,depth=3"], "--expand mass=2,depth=3: mass is above 0 and at most 1"),
-        (["--expand", "mass=0.5"], "there is no depth=N, and a text may go on without end"),
+        (["--expand", "mass=0.5"], "there is no depth=N, and a text may have no end"),
         (["--expand", "depth=0"], "depth is a number from 1 on"),
         (["--expand", "depth=3,depth=4"], "is not one of mass=SHARE, depth=N, nodes=N, each once"),
         (["--expand", "deep=3"], "'deep=3' is not one of"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from genctl.commands.explore.panes.flow import TextFlow, TextPiece
+from genctl.commands.explore.flow import TextFlow, TextPiece
 
 TEXTS = st.lists(
     st.sampled_from(["a", " b", "cat", " dog", "\n", " ", "", "日本", "long-long-word", ".\n\n", "\t", " e."])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genctl.commands.run.runtime_check import compare
+from genctl.commands.run.checks import compare_runtimes
 from genctl.engines.local.session import Session
 from genctl.engines.requests import Request
 from genctl.errors import UsageError
@@ -17,26 +17,32 @@ from genctl.params import Runtime
 def test_a_changed_number_is_seen(name: str, prompt: str) -> None:
     session = Session.load(Runtime(model=f"builtin:{name}", runtime="native"))
     request = Request("0", session.resolve([]), 1, prompt)
-    plain = compare(session, request)
-    assert plain.close
-    assert plain.difference < 1e-5 * plain.largest
+    plain, explained = compare_runtimes(session, request)
+    assert explained
+    assert share(plain) < 1e-5
     model = session.loaded.model
     assert isinstance(model, NativeModel)
     weights = model.decoder.weights
     assert isinstance(weights.final_norm, RMSNorm)
     weights.final_norm.weight = weights.final_norm.weight * 1.01
-    changed = compare(session, request)
-    assert not changed.close
-    assert changed.difference > 1e-3 * plain.largest
-    assert (changed.source > 0) == (name == "numbers")
+    changed, explained = compare_runtimes(session, request)
+    assert not explained
+    assert share(changed) > 1e-3
+    assert "times the rounding" in changed
+    assert ("over a source" in changed) == (name == "numbers")
+
+
+def share(found: str) -> float:
+    """The difference as a share of the largest logit."""
+    return float(found.partition("(")[2].partition(" of the largest logit")[0])
 
 
 def test_what_cannot_be_compared_is_refused_with_the_reason() -> None:
     session = Session.load(Runtime(model="builtin:stories", quantize="int8"))
     request = Request("0", session.resolve([]), 1, "One day")
     with pytest.raises(UsageError, match="--check-runtime and --quantize int8 contradict each other: rounded weights"):
-        compare(session, request)
+        compare_runtimes(session, request)
     session = Session.load(Runtime(model="builtin:stories", runtime="transformers"))
     with pytest.raises(UsageError, match="which run LlamaForCausalLM") as raised:
-        compare(session, request)
+        compare_runtimes(session, request)
     assert raised.value.hint == "leave out --runtime transformers"

@@ -68,7 +68,7 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
         ("m@threads=1,threads=2", "threads is said twice"),
         ("m@x=[1", "a bracket is not closed"),
         ("m@threads=1,two", "'two' is not knob=value"),
-        ("openai:http://h@dtype=float32", "dtype is for a checkpoint here; a server has already loaded its own"),
+        ("openai:http://h@runtime=native", "runtime is for a checkpoint here; a server has already loaded its own"),
         ("m@resume=0", "resume = 0: must be a number of rows, at least 1"),
         ("m@backend=openai:http://h", "write a server as openai:URL"),
         ("m@max_new_tokens=5", "all sides have the same length"),

@@ -28,13 +28,16 @@ def without_times(path: Path) -> list[Any]:
     return found
 
 
-def test_one_two_and_four_workers_write_what_no_worker_writes(llama: Path, rows: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("counts", ["14", pytest.param("2", marks=pytest.mark.processes)])
+def test_one_two_and_four_workers_write_what_no_worker_writes(
+    counts: str, llama: Path, rows: Path, tmp_path: Path
+) -> None:
     alone = run(llama, rows, tmp_path / "alone.jsonl")
     expected = (tmp_path / "alone.jsonl").read_bytes()
     records = [json.loads(line) for line in expected.splitlines()]
     assert len(records) > 40
     assert sum("error" in record for record in records) == 10
-    for workers in ("1", "2", "4"):
+    for workers in counts:
         out = tmp_path / f"{workers}.jsonl"
         done = run(llama, rows, out, "--workers", workers, "--resume")
         assert (done.status, done.out, done.err) == (alone.status, "", alone.err) == (1, "", "")

@@ -33,7 +33,7 @@ def tokens_of(runtime: Runtime, ways: dict[str, dict[str, Any]]) -> dict[str, di
 
 def main(model: str, folder: str, ways: str) -> None:
     """Write `FOLDER/RANK.json`."""
-    from genctl.ranks import group
+    from genctl.models import rank_group as group
 
     found = tokens_of(Runtime(model=model, tensor_parallel=True), json.loads(ways))
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found))

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import prepare
+from genctl.models import prepare, tensor_parallel
 from genctl.params import Runtime
-from genctl.ranks import tensor_parallel
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
 from tests.engines.ranks.processes import SECONDS, alone, ranks, run

@@ -46,6 +46,7 @@ class StandIn:
     words: tuple[str, ...] = (" one", " two", " three", " four", " five", " six")
     ends: bool = True  # whether it ends a text by itself, after its words
     fault: Fault = lambda server, body: None
+    answers: Callable[[Body], Body] | None = None  # a model, in place of the rules
     wrong_models: Failure | None = None
     asked: list[Body] = field(default_factory=list)  # everything that came, with its path and key
     on_headers: Callable[[Any], object] = lambda headers: None
@@ -110,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._json({"error": {"message": "prompt must be a string"}}, 400)
             elif body.get("logprobs") and not server.logprobs:
                 self._json({"error": {"message": "no logprobs here"}}, 400)
+            elif server.answers is not None and not body.get("stream"):
+                self._json(server.answers(body))
             else:
                 self._answer(body, failure or Failure())
         except (BrokenPipeError, ConnectionResetError):

@@ -15,9 +15,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
-from genctl.commands.explore.panes import marks
-from genctl.commands.explore.panes.alternatives import AlternativeRow
-from genctl.commands.explore.panes.flow import TextFlow, TextPiece
+from genctl.commands.explore import marks
+from genctl.commands.explore.alternatives import AlternativeRow
+from genctl.commands.explore.flow import TextFlow, TextPiece
 from genctl.terminal import theme, widgets
 
 

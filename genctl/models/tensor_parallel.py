@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from genctl.errors import ModelError
-from genctl.ranks import group
+from genctl.models import rank_group as group
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,8 @@ import os
 import time
 from pathlib import Path
 
-from genctl.plural import count
+from genctl.errors import count
 
-MOST = 1024  # a larger number is a typing error
 TEXT = 32  # tokens, about: a text that is read as a whole has as many rows
 SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
 LEAST = 5 * SHARE  # work that is worth a second thread at all: two that wait for each other may cost much

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from genctl.commands.explore.panes import marks
+from genctl.commands.explore import marks
 from genctl.terminal import widgets
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from genctl.errors import ModelError
-from genctl.ranks import group
+from genctl.models import rank_group as group
 
 
 def shard(model: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.text import Text
 from textual.widgets import Static
 
-from genctl.commands.explore.panes import marks
+from genctl.commands.explore import marks
 from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import last_cells

@@ -10,9 +10,9 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
-from genctl.commands.explore.panes import marks
-from genctl.commands.explore.panes.flow import TextFlow, TextPiece
-from genctl.commands.explore.panes.rows_pane import RowsPane
+from genctl.commands.explore import marks
+from genctl.commands.explore.flow import TextFlow, TextPiece
+from genctl.commands.explore.rows_pane import RowsPane
 from genctl.terminal import theme
 
 

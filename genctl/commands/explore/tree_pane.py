@@ -11,9 +11,9 @@ from textual import events
 from textual.message import Message
 from textual.strip import Strip
 
-from genctl.commands.explore.panes import marks
-from genctl.commands.explore.panes.branch_rows import Branching, BranchPart, BranchRows, text_of
-from genctl.commands.explore.panes.rows_pane import RowsPane
+from genctl.commands.explore import marks
+from genctl.commands.explore.branch_rows import Branching, BranchPart, BranchRows, text_of
+from genctl.commands.explore.rows_pane import RowsPane
 from genctl.terminal import theme, widgets
 
 LIMIT = 12  # cells of the lines that lead to a row

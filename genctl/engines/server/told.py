@@ -1,0 +1,195 @@
+"""What a server tells of distributions before tokens whose ids are known: it is sent ids, and answers with texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from genctl.engines.server.answer import tokens_of
+from genctl.engines.server.failure import MALFORMED, BackendError, Trouble, one_line
+from genctl.engines.server.server import UNABLE, Server
+from genctl.engines.server.whole_answers import in_order, patiently
+from genctl.errors import GenctlError, InputError
+from genctl.events import UNKNOWN_ID, Token
+
+TOPS = (20, 5)  # tokens asked for of each distribution: the second where a server gives no more, as OpenAI's
+MOST = 1.001  # that listed probabilities may add up to: servers round log-probabilities
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True)
+class ToldTop:
+    """A distribution before a token, as far as a server tells it."""
+
+    token: int
+    logprob: float  # of `token`
+    top: tuple[tuple[int | None, float], ...]  # the best first; None: a text that several tokens have
+
+    @property
+    def known(self) -> dict[int, float]:
+        """All tokens whose log-probability is known."""
+        return {**{id: value for id, value in self.top if id is not None}, self.token: self.logprob}
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the most probable token is known."""
+        return not self.top or self.top[0][0] is not None or self.logprob > self.top[0][1]
+
+
+@dataclass(frozen=True)
+class OwnText:
+    """Where a server's own greedy text parts from a given one: at `index`, with `token`; None: it ended there."""
+
+    index: int
+    token: int | None
+    known: dict[int, float]  # the log-probabilities that it tells of there
+
+
+class TokenNames:
+    """The ways in which servers write a token: as in the text, decoded alone, or as the vocabulary has it."""
+
+    def __init__(self, tokenizer: Any, piece: Callable[[int], str]) -> None:
+        """`tokenizer` is one of transformers; `piece` gives a token as it stands in a text."""
+        self._tokenizer = tokenizer
+        alone: Callable[[int], str] = lambda id: str(tokenizer.decode([id], clean_up_tokenization_spaces=False))  # noqa: E731
+        raw: Callable[[int], str] = lambda id: str(tokenizer.convert_ids_to_tokens(id))  # noqa: E731
+        self.ways = (piece, alone, raw)
+        self._ids: dict[int, dict[str, int | None]] = {}
+
+    def fits(self, way: int, id: int, text: str) -> bool:
+        """Whether a text is that of a token. A part of a character is written in many ways, and never told apart."""
+        return text in (self.ways[way](id), self.ways[1](id) if "\ufffd" in text else None)
+
+    def id_of(self, way: int, text: str) -> int | None:
+        """The only token with this text; None where there are several, or none."""
+        if way not in self._ids:
+            found: dict[str, int | None] = {}
+            for id in sorted(self._tokenizer.get_vocab().values()):
+                name = self.ways[way](id)
+                found[name] = None if name in found else id
+            self._ids[way] = found
+        return None if "\ufffd" in text else self._ids[way].get(text)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that servers may leave out at the end."""
+        return frozenset(self._tokenizer.all_special_ids)
+
+
+class ToldDistributions:
+    """Asks servers. Raises BackendError where they cannot tell, or have another tokenizer."""
+
+    def __init__(self, servers: Sequence[Server], names: TokenNames, reference: str, *, width: int, hint: str) -> None:
+        """`reference` names the owner of the tokenizer in messages, `hint` says what else can be done."""
+        for server in servers:
+            if why := server.why_no_prompt_scores():
+                raise BackendError(f"{server.name}: parity needs log-probabilities, but the server {why}", hint=hint)
+            if not server.takes_ids:
+                raise BackendError(
+                    f"{server.name}: takes no token ids, so that it might read other tokens than {reference}", hint=hint
+                )
+        self._servers, self._names, self._reference = servers, names, reference
+        self._width, self._hint, self._tops = width, hint, dict.fromkeys(servers, TOPS[0])
+
+    def read(
+        self, texts: Sequence[tuple[str, Ids, Ids]], interrupted: Callable[[], object]
+    ) -> Iterator[tuple[str, list[ToldTop] | GenctlError]]:
+        """What is told of each token of texts: a name, the ids of the prompt, and those that follow."""
+        rows = (
+            (name, partial(self._read, f"text {number}", prompt, ids))
+            for number, (name, prompt, ids) in enumerate(texts, 1)
+        )
+        return in_order(self._servers, rows, self._width, interrupted)
+
+    def write(
+        self, texts: Sequence[tuple[str, Ids, Ids]], interrupted: Callable[[], object]
+    ) -> Iterator[tuple[str, OwnText | GenctlError | None]]:
+        """Where the text that a server writes greedily after each prompt parts from the given one; None: nowhere."""
+        rows = ((name, partial(self._write, prompt, ids)) for name, prompt, ids in texts)
+        return in_order(self._servers, rows, self._width, interrupted)
+
+    async def _read(self, name: str, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
+        whole = [*prompt, *ids]
+        tokens, _ = await self._ask(server, {"prompt": whole, "max_tokens": 1, "echo": True}, len(whole))
+        way = self._way(server, name, whole, tokens)
+        found = []
+        for place in range(len(prompt), len(whole)):
+            if math.isnan(tokens[place].logprob):
+                raise InputError(f"{server.name}: has no log-probability for token {place - len(prompt) + 1}")
+            found.append(self._told(server, way, whole[place], tokens[place]))
+        return found
+
+    async def _write(self, prompt: Ids, ids: Ids, server: Server) -> OwnText | None:
+        tokens, finish = await self._ask(server, {"prompt": [*prompt], "max_tokens": len(ids)}, 0)
+        texts = [token.text for token in tokens]
+        agree = [_shared(self._names, way, ids, texts) for way in range(len(self._names.ways))]
+        same = max(agree)
+        way = agree.index(same)
+        if same == len(ids):
+            return None
+        if same == len(tokens):
+            left_out = finish == "stop" and same == len(ids) - 1 and ids[same] in self._names.special
+            return None if left_out else OwnText(same, None, {})
+        token = tokens[same]
+        id = self._names.id_of(way, token.text)
+        if id is None:
+            raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(token.text)}”")
+        return OwnText(same, id, self._told(server, way, id, token).known)
+
+    async def _ask(self, server: Server, fields: dict[str, Any], least: int) -> tuple[list[Token], str]:
+        """The tokens of an answer, at least so many, and why it ended."""
+
+        async def ask() -> tuple[list[Token], str]:
+            top = self._tops[server]
+            body = {"model": server.model, "temperature": 0.0, "logprobs": top, **fields}
+            try:
+                answer = await server.client.post("/completions", body)
+            except Trouble as trouble:
+                if top == TOPS[1] or trouble.status not in (400, 422, *UNABLE):
+                    raise
+                self._tops[server] = TOPS[1]
+                return await ask()
+            doubts: set[str] = set()
+            try:
+                choice = answer["choices"][0]
+                tokens = tokens_of(choice["logprobs"], top, doubts)
+            except MALFORMED:
+                raise Trouble("the answer does not tell the log-probabilities of its tokens", again=True) from None
+            if doubts:
+                raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
+            if len(tokens) < least:
+                raise InputError(f"{server.name}: was sent {least} tokens and tells of {len(tokens)}")
+            return tokens, str(choice.get("finish_reason"))
+
+        return await patiently(server, ask, seed=len(fields["prompt"]))
+
+    def _way(self, server: Server, name: str, ids: Ids, tokens: Sequence[Token]) -> int:
+        """The way in which a server writes tokens. Raises BackendError, which names the first one that fits none."""
+        texts = [token.text for token in tokens]
+        agree = [_shared(self._names, way, ids, texts) for way in range(len(self._names.ways))]
+        at = max(agree)
+        if at < len(ids):
+            shown = f"“{one_line(texts[at])}”, and that of {self._reference} “{one_line(self._names.ways[0](ids[at]))}”"
+            raise BackendError(
+                f"{server.name}: another tokenizer: token {at + 1} of {name} is {shown}", hint=self._hint
+            )
+        return agree.index(at)
+
+    def _told(self, server: Server, way: int, id: int, token: Token) -> ToldTop:
+        top = tuple(
+            (id if other == UNKNOWN_ID else self._names.id_of(way, text), value) for other, text, value in token.top
+        )
+        told = ToldTop(id, token.logprob, top)
+        listed = [*told.known.values(), *(value for other, value in top if other is None)]
+        if math.fsum(map(math.exp, listed)) > MOST:
+            raise InputError(f"{server.name}: gives probabilities that add up to more than 1")
+        return told
+
+
+def _shared(names: TokenNames, way: int, ids: Ids, texts: Sequence[str]) -> int:
+    """How many tokens agree from the beginning."""
+    pairs = enumerate(zip(ids, texts, strict=False))
+    return next((at for at, (id, text) in pairs if not names.fits(way, id, text)), min(len(ids), len(texts)))

@@ -1,1 +1,0 @@
-"""One run of several processes (`torchrun`): tensor parallelism."""
