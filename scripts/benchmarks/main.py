@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ class Stock:
     folder: Path
     cores: tuple[int, ...]  # of every side; a thread for each
     device: str
-    missing: Sequence[str]  # sides that are not installed
+    absent: Mapping[str, str]  # side -> why it takes no part
     say: Callable[[str], None]
     made: dict[tuple[str, str], Path] = field(default_factory=dict)
 
@@ -43,8 +43,8 @@ class Stock:
 
     def open(self, case: rows.Case, name: str) -> Side:
         """A side in processes of its own, with the case's checkpoint. Raises Unavailable where it cannot be."""
-        if name in self.missing:
-            raise Unavailable("not installed")
+        if name in self.absent:
+            raise Unavailable(self.absent[name])
         if case.manner == "command":
             ours = case.size.name == commands.BUILTIN
             folder = None if ours else self.form(case.size, "transformers")
@@ -100,16 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(
         host.environment(len(cores))
     )  # inherited by every side's process; nothing is computed in this one
-    missing = sides.missing()
-    left_out = [*missing, *(name for name in sides.SIDES if asked.sides and name not in asked.sides)]
-    for name in missing:
-        _say(f"{name} is not installed and left out")
+    absent = {name: "left out by --sides" for name in sides.SIDES if asked.sides and name not in asked.sides}
+    for name in sides.missing():
+        if absent.setdefault(name, "not installed") == "not installed":
+            _say(f"{name} is not installed and left out")
     with ExitStack() as stack:
         stack.enter_context(host.pinned(cores))
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.mkdir(parents=True, exist_ok=True)
         bandwidth = host.read_bandwidth() if asked.device == "cpu" else None
-        stock = Stock(folder, cores, asked.device, left_out, _say)
+        stock = Stock(folder, cores, asked.device, absent, _say)
         results = measuring.run(chosen, stock.open, asked.rounds, _say)
         bench = curves.Bench(stock.open, plan, asked.rounds, asked.quick, _say)
         grown: list[table.Curve] = []
