@@ -41,17 +41,20 @@ class Batch:
         other = self.states[0]
         if (state.lane.use_cache, state.lane.cache) != (other.lane.use_cache, other.lane.cache):
             return False
-        if state.lane.strategy.drafts or other.lane.strategy.drafts or not self.model.together:
+        if state.lane.strategy.drafts or other.lane.strategy.drafts or not self.model.abilities.together:
             return False
         cache = state.prefix.cache
         if cache is not None and not cache.is_mergeable:
             return False
-        if any(_source_length(state) != _source_length(peer) for peer in self.states) and not self.model.pads_sources:
+        if (
+            any(_source_length(state) != _source_length(peer) for peer in self.states)
+            and not self.model.abilities.pads_sources
+        ):
             return False
         if all(state.reach == peer.reach for peer in self.states):
             return True
         # if rotary frequencies depend on the length, lengths may differ only below the bound
-        return self.model.pads and all(_end(peer) <= self.model.bound for peer in (state, *self.states))
+        return self.model.abilities.pads and all(_end(peer) <= self.model.bound for peer in (state, *self.states))
 
     def join(self, state: LaneState) -> None:
         """Add a lane. It chooses first from the scores of its prefill."""

@@ -112,7 +112,7 @@ class BatchCache:
             and prefix.cache.is_shareable
             and (not before or (self.cache is not None and self.cache.is_shared))
             and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
-            and self.model.shares(prefix)
+            and self.model.abilities.shares_prompt
         )
 
     def _fork(self, state: LaneState, room: int, together: bool, *, alone: bool) -> Cache:
@@ -142,7 +142,7 @@ class BatchCache:
         cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
         counts = [state.rows for state in states]
-        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.groups(prefixes[0])
+        group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.abilities.shares_source
         self.sources = join_sources(sources, cross, counts, group=group)
 
 

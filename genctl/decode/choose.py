@@ -261,7 +261,7 @@ def _refuse(state: LaneState) -> None:
             f"{strategy.kind} decoding takes back tokens that it tried; {state.model.name} cannot, "
             f"it keeps {state_kind}: use_cache = false reads everything again instead"
         )
-    if not state.model.reads_several(cache is not None):
+    if not state.model.abilities.reads_several(cache is not None):
         raise ModelError(
             f"{strategy.kind} decoding checks several tokens in one pass; {state.model.name} computes other numbers "
             "for them than for one at a time, so the text would not be the model's own"

@@ -25,7 +25,7 @@ class Unconditional:
         self.forward = forward
         self.negative = torch.tensor(list(negative), dtype=torch.long, device=forward.device)
         self.prompt_len = prompt_len
-        self.use_cache = use_cache and forward.supports_cache and forward.together
+        self.use_cache = use_cache and forward.abilities.supports_cache and forward.abilities.together
         self.known: Tensor | None = None  # int64 [R, t], the new tokens that the cache has read
         self.cache: Cache | None = None
 

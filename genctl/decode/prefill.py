@@ -14,7 +14,7 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cut_windows import CutWindow
 from genctl.decode.encoder_inputs import Sources, join_sources
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Abilities, Output
 from genctl.decode.types import Prefix, Source
 
 
@@ -23,6 +23,7 @@ class Reader(ABC):
 
     model: Any
     device: torch.device
+    abilities: Abilities
     # For rotary positions that depend on the length of a text (see `length_rope`), and for windows whose results depend
     # on where a text is cut (see `cut_windows`):
     bound: float = math.inf  # up to this length texts may be cut anywhere
@@ -35,11 +36,6 @@ class Reader(ABC):
         """The ids that end a text, as the checkpoint says."""
         eos = self.model.generation_config.eos_token_id
         return (eos,) if isinstance(eos, int) else tuple(eos or ())
-
-    @property
-    @abstractmethod
-    def supports_cache(self) -> bool:
-        """See `runtime.ModelRuntime`."""
 
     @abstractmethod
     def __call__(
@@ -78,15 +74,6 @@ class Reader(ABC):
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_again and before <= self.bound
 
-    @property
-    def cache_differs(self) -> bool:
-        """Whether its cache, which `generate()` uses, changes its texts."""
-        return False
-
-    def reads_several(self, cached: bool) -> bool:
-        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
-        return True
-
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
         if length <= self.bound:
@@ -104,7 +91,7 @@ class Reader(ABC):
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
-        cache = self.new_cache(whole=whole) if use_cache and self.supports_cache else None
+        cache = self.new_cache(whole=whole) if use_cache and self.abilities.supports_cache else None
         sources = None if source is None else Sources(source.states, None, None)
         output = self(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True)
         if not whole:

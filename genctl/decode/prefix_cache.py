@@ -28,7 +28,7 @@ class PrefixCache:
 
     def unread(self, lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
         """Lanes whose prompts may be read together, each prompt once, and the other lanes."""
-        if self.saved is not None or not self.forward.reads_together:
+        if self.saved is not None or not self.forward.abilities.reads_together:
             return [], lanes
         seen = {*self.external, *(key[0] for key in self.prefixes)}
         unread: list[Lane] = []
@@ -53,7 +53,7 @@ class PrefixCache:
         """The lane's prefix, and whether it was read before. `room`: free columns of a static cache."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
         # rows of one pass that affect each other must be read alone, and without a cache
-        cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.together)
+        cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.abilities.together)
         form = lane.cache if cached else "off"
         known = self.external.get(prompt)
         if known is None or (hidden and known.hidden is None):

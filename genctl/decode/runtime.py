@@ -41,6 +41,34 @@ class Passed:
     first: bool
 
 
+@dataclass(frozen=True, eq=False, repr=False)  # comparing or printing would measure (`transformers.abilities`)
+class Abilities:
+    """What a loaded model can do without changing its scores. The defaults are those of a native decoder."""
+
+    supports_cache: bool = True  # steps may continue from a cache; without one every step reads everything again
+    cache_differs: bool = False  # its cache, which `generate()` uses, changes its texts
+    savable: bool = True  # its cache can be saved to a file and continued by several tokens in one pass
+    recurrent: bool = False  # layers keep a state instead of every token
+    together: bool = True  # rows of one length may share a pass, and change places
+    pads: bool = True  # rows of different lengths may share a pass, padded on the left and masked
+    pads_sources: bool = True  # encoder sources of different lengths may share a pass, padded on the right
+    pads_behind: bool = True  # complete texts of different lengths may share a pass, padded on the right
+    reads_padded: bool = True  # padding leaves no trace in the cache of a prompt
+    several_cached: bool = True  # several tokens in one pass get the numbers that each gets in a pass of its own
+    several_uncached: bool = True  # the same without a cache
+    shares_prompt: bool = False  # rows that continue a prompt may share its keys and values
+    shares_source: bool = False  # several rows may attend to one row of encoder states
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether several prompts may be read in one pass."""
+        return self.reads_padded and self.pads
+
+    def reads_several(self, cached: bool) -> bool:
+        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
+        return self.several_cached if cached else self.several_uncached
+
+
 def depth_of(model: ModelRuntime) -> int:
     """The number of a decoder's layers. Raises ModelError if the config has no such number."""
     config = model.config.get_text_config(decoder=True)
@@ -62,36 +90,7 @@ class ModelRuntime(Protocol):
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any  # steps through torch.compile, or None
-
-    # -- what it can do -----------------------------------------------------------------------------------------------
-
-    @property
-    def supports_cache(self) -> bool:
-        """Whether the model has a cache. Without one every step reads everything again."""
-
-    @property
-    def cache_differs(self) -> bool:
-        """Whether its cache, which `generate()` uses, changes its texts."""
-
-    @property
-    def together(self) -> bool:
-        """Whether rows of one length may share a pass, and change places."""
-
-    @property
-    def pads(self) -> bool:
-        """Whether rows of different lengths may share a pass, padded on the left and masked."""
-
-    @property
-    def pads_sources(self) -> bool:
-        """Whether encoder sources of different lengths may share a pass, padded on the right."""
-
-    @property
-    def pads_behind(self) -> bool:
-        """Whether complete texts of different lengths may share a pass, padded on the right."""
-
-    @property
-    def savable(self) -> bool:
-        """Whether its cache can be saved to a file and continued by several tokens in one pass."""
+    abilities: Abilities
 
     # -- what it is ----------------------------------------------------------------------------------------------------
 
@@ -119,10 +118,6 @@ class ModelRuntime(Protocol):
     def head(self) -> Callable[[Tensor], Tensor] | None:
         """[..., H] -> logits [..., V], for strategies that read earlier layers; None if there is none."""
 
-    @property
-    def recurrent(self) -> bool:
-        """Whether layers keep a state instead of every token."""
-
     def first_layers(self, count: int) -> ModelRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
 
@@ -134,17 +129,7 @@ class ModelRuntime(Protocol):
     def prepare(self, cache: Cache | None) -> None:
         """Convert a cache in place to the form that steps need."""
 
-    def shares(self, prefix: Prefix) -> bool:
-        """Whether rows that continue a prompt may share its keys and values."""
-
-    def groups(self, prefix: Prefix) -> bool:
-        """Whether several rows may attend to one row of encoder states."""
-
     # -- reading -------------------------------------------------------------------------------------------------------
-
-    @property
-    def reads_together(self) -> bool:
-        """Whether several prompts may be read in one pass."""
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt."""
@@ -195,9 +180,6 @@ class ModelRuntime(Protocol):
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
-
-    def reads_several(self, cached: bool) -> bool:
-        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
 
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""

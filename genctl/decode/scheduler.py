@@ -49,7 +49,7 @@ class Scheduler:
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
         # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
-        closed = not self.model.pads and any(batch.started for batch in self.batches)
+        closed = not self.model.abilities.pads and any(batch.started for batch in self.batches)
         while self.live < self.width and not closed:
             if self.preempted:
                 yield from self._readmit(self.preempted.popleft())

@@ -1,7 +1,7 @@
 """The facts about each architecture, one row each, by `model_type` of config.json. This file does not import torch.
 
 A native family is a function in one of `genctl/native/*_families.py` and a row here. An architecture without a row runs
-on transformers' classes; its capabilities are measured before use (`genctl/transformers/capabilities.py`).
+on transformers' classes; its abilities are measured before use (`genctl/transformers/abilities.py`).
 """
 
 from __future__ import annotations

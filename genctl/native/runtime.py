@@ -15,8 +15,8 @@ from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
-from genctl.decode.types import Prefix, Source
+from genctl.decode.runtime import Abilities, Output, Passed
+from genctl.decode.types import Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
 from genctl.native.graphs import Graphs, fits
@@ -32,15 +32,12 @@ class NativeRuntime(Reader):
 
     model: NativeModel
     kind = "native"
-    supports_cache = savable = True
-    together = pads = pads_sources = pads_behind = True
     compiled = None
 
     def __init__(self, model: NativeModel, *, graphs: bool | None = None) -> None:
         self.model = model
         self.decoder, self.encoder = model.decoder, model.encoder
         self.is_encoder_decoder = model.encoder is not None
-        self.reads_together = model.encoder is None  # there, texts begin with a token or two: nothing is gained
         self.config = model.config
         self.device, self.dtype, self.name = model.device, model.dtype, model.name
         ropes = [rope for rope in (model.spec.rope, model.spec.local_rope) if rope and rope.depends_on_length]
@@ -53,6 +50,13 @@ class NativeRuntime(Reader):
         self.findings: list[str] = []
         wanted = self.device.type == "cuda" if graphs is None else graphs
         self.graphs = Graphs(self.decoder) if wanted and fits(model.spec) else None
+        by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
+        self.abilities = Abilities(
+            # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
+            reads_padded=model.encoder is None,
+            shares_prompt=model.encoder is None and self.device.type == "cpu" and not by_hand,
+            shares_source=model.encoder is not None,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -63,11 +67,6 @@ class NativeRuntime(Reader):
     def head(self) -> Callable[[Tensor], Tensor]:
         """[..., H] -> logits [..., V]."""
         return self.decoder.head
-
-    @property
-    def recurrent(self) -> bool:
-        """Every layer keeps every token, or the newest of them."""
-        return False
 
     def first_layers(self, count: int) -> NativeRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
@@ -94,19 +93,6 @@ class NativeRuntime(Reader):
         """Bring a cache into the form that the steps to come want, in place."""
         if self.graphs is not None and cache is not None:
             cache.use_slots()
-
-    def shares(self, prefix: Prefix) -> bool:
-        """Whether rows that continue a prompt may share its keys and values: not where scores are changed by hand.
-
-        With an encoder what is long is the source, which rows have in common (see `groups`).
-        """
-        spec = self.model.spec
-        by_hand = spec.softcap is not None or spec.alibi or spec.sinks
-        return self.encoder is None and self.device.type == "cpu" and not by_hand
-
-    def groups(self, prefix: Prefix) -> bool:
-        """Whether several rows may attend to one row of an encoder's."""
-        return self.encoder is not None
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""

@@ -68,7 +68,7 @@ def candidate_layers(model: ModelRuntime, layers: Layers, depth: int) -> list[in
     name = model.name
     if model.is_encoder_decoder:
         raise ModelError(f"DoLa needs a decoder-only model, and {name} is an encoder-decoder")
-    if model.recurrent:
+    if model.abilities.recurrent:
         raise ModelError(f"DoLa needs layers that look back at every token, and {name} keeps recurrent states")
     if model.head is None:
         raise ModelError(f"DoLa needs an output head, and {name} has none")

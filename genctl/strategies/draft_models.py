@@ -64,7 +64,7 @@ class CachedReader:
         ids: Sequence[int] = (),
     ) -> None:
         self.forward = forward
-        self.cached = use_cache and forward.supports_cache
+        self.cached = use_cache and forward.abilities.supports_cache
         self.sources = None if source is None else Sources(source.states, None, None)
         self.cache = cache if cache is not None else self._empty()
         self.ids = list(ids)  # tokens read so far

@@ -43,7 +43,7 @@ class EarlyExitDrafter:
                 f"so it can leave after 1 to {depth - 1}"
             )
         part = forward.first_layers(layer)
-        cache = forward.new_cache() if use_cache and forward.supports_cache else None
+        cache = forward.new_cache() if use_cache and forward.abilities.supports_cache else None
         if cache is None or cache.is_croppable:  # drafting needs a croppable cache
             cut = None if cache is None else cache.with_layers(cache.layers[:layer])
             try:

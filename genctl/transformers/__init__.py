@@ -1,1 +1,1 @@
-"""Models through the classes of transformers: forward passes, capabilities, compiled steps. Start with `runtime`."""
+"""Models through the classes of transformers: forward passes, abilities, compiled steps. Start with `runtime`."""

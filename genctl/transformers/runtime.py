@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,11 +24,11 @@ from genctl.decode.cache.foreign import new_cache
 from genctl.decode.encoder_inputs import Sources
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Output, Passed
-from genctl.decode.types import Prefix, Source
+from genctl.decode.runtime import Abilities, Output, Passed
+from genctl.decode.types import Source
 from genctl.errors import GenctlError, ModelError
 from genctl.models.architectures import facts_of
-from genctl.transformers.capabilities import FINDINGS, Probe
+from genctl.transformers.abilities import MeasuredAbilities
 from genctl.transformers.length_rope import LengthRope
 
 if TYPE_CHECKING:
@@ -45,16 +44,20 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
 
 
 class TransformersRuntime(Reader):
-    """A transformers model for the loop. `forwards` counts the decoder's passes; `findings` lists missing capabilities.
+    """A transformers model for the loop. `forwards` counts the decoder's passes; `findings` lists missing abilities.
 
-    With `compile` its steps go through torch.compile (see `compiled`). Raises ModelError if they cannot.
+    With `compile` its steps go through torch.compile (see `compiled`). Without `trust` the abilities of listed
+    architectures are measured, too. `abilities` are given to the runtime that measures them: it never separates rows,
+    and passes on the errors of the model's code. Raises ModelError if the steps cannot be compiled.
     """
 
     kind = "transformers"
     reads_history = False  # whether its input preparation reads the full text
     rope = LengthRope()
 
-    def __init__(self, model: Any, *, compile: bool = False) -> None:
+    def __init__(
+        self, model: Any, *, compile: bool = False, trust: bool = True, abilities: Abilities | None = None
+    ) -> None:
         self.model = model
         self.config = model.config
         self.facts = facts_of(model.config.model_type)
@@ -66,12 +69,12 @@ class TransformersRuntime(Reader):
         self.takes_mask = "attention_mask" in accepted
         self.takes_keep = "logits_to_keep" in accepted
         wild = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-        self._takes_cache = compat.takes_dynamic_cache(model) and (self.cache_name in accepted or wild)
+        takes_cache = compat.takes_dynamic_cache(model) and (self.cache_name in accepted or wild)
         prepare = type(model).prepare_inputs_for_generation
         self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
         self.prepares = self.prepares and not self.facts.reads_again
         kind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
-        self.trusted = self.facts.compared == kind or model.device.type == "meta"
+        self.trusted = trust and (self.facts.compared == kind or model.device.type == "meta")
         self.returns, self.reads_history = self.facts.returns, self.facts.reads_history
         self.rope = LengthRope(model.modules(), reads_again=self.facts.reads_again)
         self.bound, self.dynamic, self.reads_again = self.rope.bound, bool(self.rope.dynamic), self.rope.reads_again
@@ -79,7 +82,14 @@ class TransformersRuntime(Reader):
         self.module_states = model_states.ModuleStates(model) if self.facts.states_in_modules else None
         self.findings: list[str] = []
         self.forwards = 0
-        self._probing = False
+        self._probing = abilities is not None
+        self.abilities: Abilities = abilities or MeasuredAbilities(
+            model,
+            takes_cache=takes_cache,
+            takes_mask=self.takes_mask,
+            findings=self.findings,
+            runtime=None if self.trusted else lambda abilities: TransformersRuntime(model, abilities=abilities),
+        )
         self.watch: Callable[[Passed], None] | None = None
         self.compiled: Compiled | None = None
         if compile:
@@ -98,67 +108,6 @@ class TransformersRuntime(Reader):
             return int(weight.shape[0])
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
-    # -- capabilities of the architecture, measured if unknown (see `capabilities`) ------------------------------------
-
-    @cached_property
-    def supports_cache(self) -> bool:
-        """Whether steps may continue from a cache."""
-        known = self.returns or self.facts.cache_differs
-        return bool(self.returns or self._takes_cache) and bool(known or self._able("cache"))
-
-    @cached_property
-    def cache_differs(self) -> bool:
-        """Whether its cache, which `generate()` uses, changes its texts."""
-        used = self.returns or self.facts.cache_differs
-        return bool(used and self.supports_cache) and not self._able("cache")
-
-    def reads_several(self, cached: bool) -> bool:
-        """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
-        return self._reads_several if cached else self._reads_several_uncached
-
-    @cached_property
-    def _reads_several(self) -> bool:
-        return self._able("several")
-
-    @cached_property
-    def _reads_several_uncached(self) -> bool:
-        return self._able("whole")
-
-    @cached_property
-    def together(self) -> bool:
-        """Whether rows of one length may share a pass, and change places. If not, each is read alone."""
-        return self._able("rows")
-
-    @cached_property
-    def pads(self) -> bool:
-        """Whether rows of different lengths may share a pass, padded on the left and masked."""
-        if self.is_encoder_decoder:  # positions of most decoders are columns of the cache, which cannot be shifted
-            return self.facts.relative and self.together
-        return self.takes_mask and self.together and not self.returns and self._able("padding")
-
-    @cached_property
-    def pads_sources(self) -> bool:
-        """Whether sources of different lengths may share a pass, padded on the right and masked."""
-        return self.together and self._able("sources")
-
-    @cached_property
-    def pads_behind(self) -> bool:
-        """Whether complete texts of different lengths may share a pass, padded on the right and masked."""
-        return self.together and self._able("trailing")
-
-    def _able(self, capability: str) -> bool:
-        if self.trusted:
-            return True
-        before = self.forwards, self.watch, self.compiled
-        self.watch, self.compiled, self._probing = None, None, True
-        try:
-            able = bool(getattr(Probe(self), capability)())
-        finally:
-            (self.forwards, self.watch, self.compiled), self._probing = before, False
-        if not able and capability in FINDINGS:
-            self.findings.append(FINDINGS[capability].format(type(self.model).__name__))
-        return able
-
     @property
     def name(self) -> str:
         """The name of the architecture."""
@@ -175,11 +124,6 @@ class TransformersRuntime(Reader):
         """[..., H] -> logits [..., V]; None if there is none."""
         head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
         return head
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether layers keep a state instead of every token."""
-        return compat.is_stateful(self.model)
 
     def first_layers(self, count: int) -> TransformersRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
@@ -201,18 +145,6 @@ class TransformersRuntime(Reader):
             output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
 
-    @cached_property
-    def reads_padded(self) -> bool:
-        """Whether padding leaves no trace in the cache: it has only columns, which can be dropped, and no states."""
-        if not self.takes_mask or not self.supports_cache or self.is_encoder_decoder or self.returns:
-            return False
-        return new_cache(self.config).only_columns
-
-    @property
-    def reads_together(self) -> bool:
-        """Whether several prompts may be read in one pass."""
-        return self.reads_padded and self.pads
-
     def __call__(
         self,
         feed: Tensor,
@@ -232,7 +164,7 @@ class TransformersRuntime(Reader):
         to it. `history` int64 [N, T+F] is the full text, for models that read it (`reads_history`). Raises ModelError
         if the model's own code fails.
         """
-        if feed.shape[0] > 1 and not self._probing and not self.together:
+        if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
         self.rope.reset()
         past = 0 if cache is None else cache.length
@@ -299,11 +231,6 @@ class TransformersRuntime(Reader):
             logits.float(), cache, None if states is None else states[-1], None if states is None else tuple(states)
         )
 
-    @property
-    def savable(self) -> bool:
-        """Whether its cache can be saved to a file and continued by several tokens in one pass."""
-        return not self.returns
-
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_history or super().wants_history(before)
@@ -359,14 +286,6 @@ class TransformersRuntime(Reader):
         """Convert a cache in place to the form that steps need."""
         if self.compiled is not None and cache is not None:
             cache.use_slots()
-
-    def shares(self, prefix: Prefix) -> bool:
-        """False: transformers' attention needs a copy of the prompt's keys and values for every row."""
-        return False
-
-    def groups(self, prefix: Prefix) -> bool:
-        """False: every row needs its own row of the encoder's keys and values."""
-        return False
 
     @property
     def _sdpa(self) -> bool:

@@ -46,8 +46,12 @@ class Branches:
         self.read_tokens = 0  # that went through the model, to see what is read again
         self._scores: OrderedDict[int, Tensor] = OrderedDict()  # f32 [V] on the CPU, the newest last
         self._states: OrderedDict[int, Prefix] = OrderedDict()  # where the cache cannot be cut
-        empty = self.forward.new_cache(whole=True) if self.forward.supports_cache and self.forward.savable else None
-        self._keeps_columns = empty is not None and not empty.is_recurrent and self.forward.together
+        empty = (
+            self.forward.new_cache(whole=True)
+            if self.forward.abilities.supports_cache and self.forward.abilities.savable
+            else None
+        )
+        self._keeps_columns = empty is not None and not empty.is_recurrent and self.forward.abilities.together
         self._keeps_states = empty is not None and not self._keeps_columns
 
     def scores(self, node: int) -> Tensor:
@@ -125,7 +129,7 @@ class Branches:
         feed = torch.tensor(endings, dtype=torch.long, device=self.forward.device)
         self.read_tokens += feed.numel()
         output = None
-        for part in [feed] if self.forward.reads_several(True) else torch.split(feed, 1, 1):
+        for part in [feed] if self.forward.abilities.reads_several(True) else torch.split(feed, 1, 1):
             output = self.forward(part, forked, keep=1)
             assert output.cache is not None
             forked = output.cache
@@ -185,7 +189,7 @@ class Branches:
 
         Of the first `prompt` tokens, which one pass reads, only the last has scores.
         """
-        several, length = self.forward.reads_several(True), tokens.shape[1]
+        several, length = self.forward.abilities.reads_several(True), tokens.shape[1]
         size = max(AT_ONCE // self.forward.vocab_size, 1) if several else 1
         while at < length:
             if at < prompt:
@@ -220,7 +224,7 @@ class Branches:
 
     def _alone(self, ids: Sequence[int]) -> Tensor:
         self.read_tokens += len(ids)
-        prefix = self.forward.prefill(ids, None, use_cache=self.forward.supports_cache)
+        prefix = self.forward.prefill(ids, None, use_cache=self.forward.abilities.supports_cache)
         return prefix.logits[0].float().cpu().clone()
 
     def _keep(self, node: int, logits: Tensor) -> Tensor:

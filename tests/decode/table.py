@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl.decode.runtime import Abilities, Output
 from genctl.decode.types import Prefix
-from genctl.transformers.runtime import Output
 
 PROMPT = (0,)
 
@@ -20,8 +20,7 @@ class Table:
     """Stands where a runtime does. Every text of new tokens has its own row of random logits."""
 
     is_encoder_decoder = False
-    together = pads = pads_sources = True
-    supports_cache = reads_together = False
+    abilities = Abilities(supports_cache=False, reads_padded=False)
     bound = math.inf
     device = torch.device("cpu")
 

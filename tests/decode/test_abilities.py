@@ -105,9 +105,9 @@ def test_a_model_that_only_has_another_name_loses_nothing() -> None:
     forward = TransformersRuntime(made(Odd))
     lanes = [lane(place, Beam(3, n=3)) for place in range(3)]
     assert run(forward, lanes, 3) == plain(lanes, 3)
-    assert forward.supports_cache
-    assert forward.together
-    assert forward.pads
+    assert forward.abilities.supports_cache
+    assert forward.abilities.together
+    assert forward.abilities.pads
     assert forward.findings == []
 
 
@@ -130,7 +130,7 @@ def test_a_past_that_lives_in_the_module_is_not_relied_on() -> None:
     forward = TransformersRuntime(made(Forgetful))
     lanes = [lane(place) for place in range(3)]
     assert run(forward, lanes, 3) == plain(lanes)
-    assert not forward.supports_cache
+    assert not forward.abilities.supports_cache
     assert any("without one" in finding for finding in forward.findings)
 
 
@@ -138,8 +138,8 @@ def test_prompts_of_different_lengths_share_no_pass_where_padding_is_read() -> N
     forward = TransformersRuntime(made(Unmasked))
     lanes = [lane(place, Beam(2, n=2)) for place in range(3)]
     assert run(forward, lanes, 3) == plain(lanes)
-    assert not forward.pads
-    assert forward.together
+    assert not forward.abilities.pads
+    assert forward.abilities.together
 
 
 def test_texts_are_scored_apart_where_rows_change_each_other() -> None:
@@ -172,4 +172,4 @@ def test_a_model_that_takes_no_cache_is_not_given_one() -> None:
     wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
     ((_, _, tokens),) = run(forward, [lane(0, eos=())])
     assert list(tokens) == wanted[0, ids.shape[1] :].tolist()
-    assert not forward.supports_cache
+    assert not forward.abilities.supports_cache

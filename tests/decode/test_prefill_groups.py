@@ -47,7 +47,7 @@ def test_a_pass_is_no_longer_than_what_keeps_the_model_busy() -> None:
 @pytest.mark.parametrize("arch", sorted({*ARCHITECTURES} - {*SEQ2SEQ} - RECURRENT))
 def test_a_prompt_read_beside_others_is_the_prefix_that_it_is_alone(arch: str) -> None:
     forward = runtimes.forward(tiny(arch))
-    assert forward.reads_together
+    assert forward.abilities.reads_together
     for ids, found in zip(PROMPTS, forward.prefill_together(PROMPTS), strict=True):
         alone = forward.prefill(ids, None)
         assert torch.equal(found.tokens, alone.tokens)
@@ -60,7 +60,7 @@ def test_a_prompt_read_beside_others_is_the_prefix_that_it_is_alone(arch: str) -
 
 @pytest.mark.parametrize("arch", [*sorted(RECURRENT), *SEQ2SEQ])
 def test_states_that_padding_would_mark_are_made_alone(arch: str) -> None:
-    assert not runtimes.forward(tiny(arch)).reads_together
+    assert not runtimes.forward(tiny(arch)).abilities.reads_together
 
 
 def run(forward: ModelRuntime, given: list[Lane], **how: Any) -> tuple[dict[str, Any], list[str]]:

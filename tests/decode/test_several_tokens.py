@@ -87,10 +87,9 @@ def test_nemotron_h_drafts_where_none_of_its_layers_keeps_a_state(kinds: list[st
 @pytest.mark.parametrize("name", ["causal/mistral", "causal/gemma3_text", "causal/openai-gpt", "causal/gpt2"])
 def test_several_tokens_are_trusted_after_a_trial_where_they_are_right(name: str) -> None:
     with quiet():
-        model = TransformersRuntime(recipes.build(name))
-        model.trusted = False
-        assert model.reads_several(cached=False)
-        assert model.reads_several(cached=True) or not model.supports_cache
+        model = TransformersRuntime(recipes.build(name), trust=False)
+        assert model.abilities.reads_several(cached=False)
+        assert model.abilities.reads_several(cached=True) or not model.abilities.supports_cache
 
 
 @pytest.mark.parametrize("name", ["causal/bamba", "causal/falcon_h1"])

@@ -69,14 +69,15 @@ def test_every_text_architecture_writes_what_generate_writes(name: str, tmp_path
 @pytest.mark.parametrize("name", HERE)
 def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
     with quiet():
-        forward = TransformersRuntime(recipes.build(name).eval())
-    if forward.trusted:
-        forward.trusted = False
-        forward.supports_cache, forward.together, forward.pads, forward.pads_behind  # noqa: B018
-        assert not forward.is_encoder_decoder or forward.pads_sources
+        model = recipes.build(name).eval()
+        trusted, forward = TransformersRuntime(model).trusted, TransformersRuntime(model, trust=False)
+    if trusted:
+        able = forward.abilities
+        able.supports_cache, able.together, able.pads, able.pads_behind  # noqa: B018
+        assert not forward.is_encoder_decoder or able.pads_sources
         assert forward.findings == []
-        assert not forward.supports_cache or forward.recurrent or forward.reads_several(cached=True)
-        assert forward.reads_several(cached=False)
+        assert not able.supports_cache or able.recurrent or able.reads_several(cached=True)
+        assert able.reads_several(cached=False)
 
 
 @pytest.mark.zoo

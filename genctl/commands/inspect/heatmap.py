@@ -17,7 +17,7 @@ CacheNorms: TypeAlias = tuple[
 def check(session: Session) -> None:
     """Raises ModelError if no layer of this model keeps keys and values."""
     name, forward = session.loaded.name, session.forward
-    if not forward.supports_cache:
+    if not forward.abilities.supports_cache:
         raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
     if not any(layer.has_columns for layer in forward.new_cache().layers):
         raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")

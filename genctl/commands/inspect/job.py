@@ -169,7 +169,7 @@ class InspectJob(Job[InspectOptions]):
         if not measured.passes or len(measured.failures) == len(measured.prompts):
             return None
         uncached: Measurement | None = None
-        cached = self._cached and session.forward.supports_cache
+        cached = self._cached and session.forward.abilities.supports_cache
         if (options.inputs or options.format == "json") and cached and not self.interrupt.status:
             uncached = Measurement(self.steps)
             self._decode([_uncached(request) for request in requests], [uncached.feed])

@@ -38,7 +38,7 @@ def difference(
 
     Raises the errors of planning a request, and ModelError if the model keeps no cache.
     """
-    if not session.forward.supports_cache:
+    if not session.forward.abilities.supports_cache:
         raise ModelError(f"{session.loaded.name} keeps no cache, so there is nothing that --diff could reuse")
     first_plan, second_plan = (session.planner.plan(request, Report()) for request in (first, second))
     ids = (

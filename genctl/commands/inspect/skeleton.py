@@ -128,7 +128,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
         native.convert(form)
         return native.describe()
     forward = TransformersRuntime(skeleton.model)
-    if form == "off" or not forward.supports_cache:
+    if form == "off" or not forward.abilities.supports_cache:
         return []
     forward.device = torch.device("meta")
     with quiet():

@@ -16,7 +16,7 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
     """One sentence for each surprising effect of the cache, and of `cache_implementation`. `name`: the checkpoint's."""
     window = forward.cut_window
     effects = [*_differing(forward, resolved), *_effects(forward, name, resolved)]
-    if window is None or not window.note or not resolved.generation.use_cache or not forward.supports_cache:
+    if window is None or not window.note or not resolved.generation.use_cache or not forward.abilities.supports_cache:
         return effects
     return [window.note, *effects]
 
@@ -24,7 +24,7 @@ def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[st
 def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
     generation = resolved.generation
     notes = []
-    if forward.cache_differs:
+    if forward.abilities.cache_differs:
         used = "its cache is used, as in generate()" if generation.use_cache else "everything is read again"
         notes.append(f"{forward.name} computes other numbers with a cache than without: {used}")
     window = forward.cut_window
@@ -42,7 +42,7 @@ def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     form = generation.cache_implementation
     if not generation.use_cache or form == "off":
         return []
-    if not forward.supports_cache:
+    if not forward.abilities.supports_cache:
         return [f"{name} keeps no cache: everything is read again at every step"]
     if form == "dynamic":
         return []

@@ -41,7 +41,7 @@ class Passes:
         self.batch_size = batch_size
         self.detail = detail or Detail()
         # whether several tokens in one pass may continue from a cache
-        self.continues = forward.supports_cache and not _recurrent(forward) and forward.together
+        self.continues = forward.abilities.supports_cache and not _recurrent(forward) and forward.abilities.together
         self.continues = self.continues and not forward.wants_history(0) and forward.draft_room(sys.maxsize) > 0
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
@@ -70,9 +70,9 @@ class Passes:
 
     def _may_share_pass(self, a: tuple[int, int], b: tuple[int, int]) -> bool:
         """Whether texts of these lengths, with their sources, may share a pass."""
-        if a[0] != b[0] and (not self.forward.pads_behind or max(a[0], b[0]) > self.forward.bound):
+        if a[0] != b[0] and (not self.forward.abilities.pads_behind or max(a[0], b[0]) > self.forward.bound):
             return False
-        return a[1] == b[1] or self.forward.pads_sources
+        return a[1] == b[1] or self.forward.abilities.pads_sources
 
     def read(self, pieces: Sequence[Piece], sources: Sources | None = None) -> list[list[Token]]:
         """Read pieces together. For each, its scored tokens. Raises ModelError if the model's scores are NaN."""
@@ -216,4 +216,4 @@ def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]
 
 
 def _recurrent(forward: ModelRuntime) -> bool:
-    return not forward.savable or forward.new_cache().is_recurrent
+    return not forward.abilities.savable or forward.new_cache().is_recurrent

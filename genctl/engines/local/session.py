@@ -196,7 +196,7 @@ class Session:
             return None
         from genctl.decode import saved_prompt
 
-        if not self.forward.supports_cache or not self.forward.savable:
+        if not self.forward.abilities.supports_cache or not self.forward.abilities.savable:
             raise ModelError(
                 f"{self.loaded.name} keeps no cache that can be saved, so --prompt-cache {path} cannot be used"
             )

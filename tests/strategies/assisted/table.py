@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Abilities, Output
 from genctl.decode.types import Prefix
 from genctl.transformers.runtime import TransformersRuntime
 
@@ -23,10 +23,8 @@ class Table(TransformersRuntime):
         self.device = logits.device
         self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=None))
         self.is_encoder_decoder = False
-        self.trusted = True  # nothing has to be tried
-        self.together = self.pads = self.pads_sources = True
         self.bound = math.inf
-        self.supports_cache = self.reads_padded = False
+        self.abilities = Abilities(supports_cache=False, reads_padded=False)
         self.forwards = 0
 
     def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:

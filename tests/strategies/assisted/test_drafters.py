@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime, Output
+from genctl.decode.runtime import Abilities, ModelRuntime, Output
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
@@ -121,7 +121,8 @@ class Reciting(TransformersRuntime):
         self.ids = [*letters()(text)["input_ids"], eos]
         self.model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=eos))
         self.device = torch.device("cpu")
-        self.is_encoder_decoder = self.supports_cache = False
+        self.is_encoder_decoder = False
+        self.abilities = Abilities(supports_cache=False)
         self.fed: list[str] = []
 
     def __call__(self, feed: Tensor, *_: Any, **__: Any) -> Output:

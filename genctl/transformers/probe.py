@@ -1,9 +1,9 @@
-"""The capabilities of an architecture, measured if it is not listed.
+"""Trials of a model whose architecture is not listed: short passes that show what it can do.
 
 transformers does not say whether a model's cache is exact, whether its rows are independent, or whether padding can be
 masked: some models take positions from the length of the cache, ignore the mask, or keep states in their modules. The
 architectures that are `compared` in `models/architectures.py` were compared with `generate()` (tests/zoo). For any
-other one, the first run that needs a capability compares the logits of a few short passes, together and apart.
+other one, the first run that needs an ability compares the logits of a few short passes, together and apart.
 
 N rows, F tokens fed, T tokens so far, V vocabulary.
 """
@@ -27,14 +27,6 @@ _EXACT, _ROUNDED = 1e-3, 1e-1
 _SHORT = 512  # tokens that a trial may read
 _FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
-FINDINGS = {
-    "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",
-    "rows": "rows of {} change each other: each is read alone and without a cache",
-    "padding": "padding changes what {} says: prompts of different lengths are not read together",
-    "sources": "padding changes what {} says: sources of different lengths are not read together",
-    "trailing": "padding changes what {} says: texts of different lengths are not scored together",
-}
-
 
 @dataclass
 class _Rows:
@@ -51,13 +43,9 @@ class ProbedRuntime(ModelRuntime, Protocol):
 
     model: Any
 
-    @property
-    def reads_padded(self) -> bool:
-        """Whether padding leaves no trace in the cache."""
-
 
 class Probe:
-    """Tries one capability of a model. Each method returns whether the model has it."""
+    """Tries one ability of a model. Each method returns whether the model has it."""
 
     def __init__(self, forward: ProbedRuntime) -> None:
         self.forward = forward
@@ -117,7 +105,7 @@ class Probe:
         second = [*text[:3], *second[3:]]
         try:
             reference = torch.cat([self._alone(text, 3), self._alone(second, 3)])
-            if not self.forward.supports_cache:
+            if not self.forward.abilities.supports_cache:
                 return self.alike(self._read([text, second]), reference)
             rows = self._fork(self._begin(text[:3]), 2)
             self._step(rows, [second[3], text[3]])
@@ -133,13 +121,13 @@ class Probe:
         texts = [self._text(7, 0), self._text(4, 50)]
         try:
             reference = torch.cat([self._alone(text, len(text) - 2) for text in texts])
-            if not self.forward.supports_cache:
+            if not self.forward.abilities.supports_cache:
                 return self.alike(self._read(texts), reference)
             rows = self._merge([self._begin(text[:-2]) for text in texts])
             self._step(rows, [text[-2] for text in texts])
             if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
                 return False
-            return not self.forward.reads_padded or self.alike(self._prefilled(texts), reference)
+            return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
         except _FAILURES:
             return False
 
@@ -219,7 +207,7 @@ class Probe:
 
     def _alone(self, text: Sequence[int], known: int) -> Tensor:
         """Logits f32 [1, V] after a text of one row, read as in a run: `known` tokens, then step by step."""
-        if not self.forward.supports_cache:
+        if not self.forward.abilities.supports_cache:
             return self._read([text])
         rows = self._begin(text[:known])
         return [self._step(rows, [token]) for token in text[known:]][-1]
