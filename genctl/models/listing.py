@@ -13,11 +13,8 @@ from typing import Any
 
 from genctl.errors import GenctlError, reason_of
 from genctl.models import check, resolve, runtime_choice
+from genctl.models.context import context_of
 from genctl.params import Runtime
-
-# The field of config.json that says how many tokens fit, by architecture; parts of a model have theirs in a sub-config.
-CONTEXT = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "max_seq_len", "seq_length")
-PARTS = ("text_config", "decoder")
 
 
 @dataclass(frozen=True)
@@ -85,19 +82,13 @@ def _listed(name: str, folder: Path, counted: Path) -> ListedModel:
         dtype=dtype,
         runtime="transformers" if native is None else "native",
         why_not_native=why or None,
-        context=_context(checkpoint.config),
+        context=context_of(checkpoint.config),
     )
 
 
 def _architecture(config: dict[str, Any]) -> str:
     names = config.get("architectures")
     return str(names[0] if isinstance(names, list) and names else config.get("model_type", "unknown"))
-
-
-def _context(config: dict[str, Any]) -> int | None:
-    parts = [part for name in PARTS if isinstance(part := config.get(name), dict)]
-    values = (part.get(name) for part in (config, *parts) for name in CONTEXT)
-    return next((value for value in values if type(value) is int and value > 0), None)
 
 
 def _bytes(folder: Path) -> int | None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import check_distinct, check_returned
-from genctl.engines.local.planner import context_of, source_context_of
 from genctl.errors import UsageError
+from genctl.models.context import context_of, source_context_of
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from genctl.engines.local import rerank
 from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.architectures import facts_of
+from genctl.models.context import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -413,26 +413,6 @@ class Deadline:
 
     def __call__(self, written: object) -> tuple[str, str] | None:
         return ("time", self.words) if self.clock() > self.at else None
-
-
-def context_of(config: Any) -> int | None:
-    """The maximum number of positions of a model or its decoder; None if there is no limit."""
-    names = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx")
-    return None if facts_of(config.model_type).unbounded else _first_size(config.get_text_config(decoder=True), names)
-
-
-def source_context_of(config: Any) -> int | None:
-    """The maximum number of tokens of an encoder; None if there is no limit."""
-    own = (
-        getattr(config, "encoder", None) or config
-    )  # a composite has an encoder config; others have one number for both sides
-    names = ("max_source_positions", "max_encoder_position_embeddings", "max_position_embeddings", "n_positions")
-    return None if facts_of(getattr(own, "model_type", None)).unbounded else _first_size(own, names)
-
-
-def _first_size(config: Any, names: Sequence[str]) -> int | None:
-    values = (getattr(config, name, None) for name in names)
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

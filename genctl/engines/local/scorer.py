@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
-from genctl.engines.local.planner import source_context_of
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.local.score_texts import EncodedText, TextReader
 from genctl.engines.local.score_windows import windows
 from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
 from genctl.errors import GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
+from genctl.models.context import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.local.planner import Planner
