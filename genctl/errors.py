@@ -27,7 +27,9 @@ class Exit(IntEnum):
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY")
 _TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
-_CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+# before the host of a URL; `host:80@name=…` is a server with knobs, and has none
+_SERVER = r"(?:\[[^\]\s/@]*\]|[^/\s@:]+)(?::\d+)?@\s*[A-Za-z_][\w-]*\s*="
+_CREDENTIALS = re.compile(rf"(?<=://)(?!{_SERVER})[^/\s@]+(?=@)")
 
 
 def without_secrets(text: str) -> str:

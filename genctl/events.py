@@ -217,6 +217,13 @@ KINDS: dict[str, type] = {
 }
 
 
+def row_name(id: str, place: int) -> str:
+    """What messages call a row: its `place` in the input from 1, or its own id, in quotes if it looks like a place."""
+    if place:
+        return str(place)
+    return f'"{id}"' if id.isdecimal() else id
+
+
 def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = None) -> str:
     """What `Began.shown` has of messages: their text, after the `system` message.
 

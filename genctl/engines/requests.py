@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from genctl.config.layers import Resolved
+from genctl.events import row_name
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,11 @@ class Request:
     place: int = 0  # in the input, from 1; 0 if the id is a name
     index: int = 0  # of the row in the input, from 0
     prefill: str = ""  # the beginning of the answer to `messages`, which the text continues
+
+    @property
+    def name(self) -> str:
+        """What messages call the request."""
+        return row_name(self.id, self.place)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from genctl.events import conversation
+from genctl.events import conversation, row_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class InputRow:
     @property
     def name(self) -> str:
         """What messages call the row: its own id, else its place in the input."""
-        return _name(self.id, self.place)
+        return row_name(self.id, self.place)
 
     @property
     def place(self) -> int:
@@ -52,11 +52,4 @@ class BadRow:
     @property
     def name(self) -> str:
         """What messages call the row: its own id, else its place in the input."""
-        return _name(self.id, 0 if self.own_id else self.index + 1)
-
-
-def _name(id: str, place: int) -> str:
-    """A place, or an id, in quotes if it would be taken for a place."""
-    if place:
-        return str(place)
-    return f'"{id}"' if id.isdecimal() else id
+        return row_name(self.id, 0 if self.own_id else self.index + 1)

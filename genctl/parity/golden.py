@@ -19,13 +19,14 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import GenctlError
 from genctl.identity import versions
-from genctl.parity.measure import UNMEASURED, pick
+from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.partial import known_top, position, rows_of, shift_of
+from genctl.parity.partings import worst_of
 from genctl.parity.recorded import Golden, KnownTop
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
-from genctl.parity.values import Parity, Position, Text, TextParting, Verdict, worst
+from genctl.parity.values import Parity, Position, Text, TextParting, Verdict
 
 WEIGHTS = ("dtype", "quantize", "adapter")  # knobs that change what is computed
 Chances: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
@@ -106,11 +107,8 @@ def compare(
         except GenctlError as error:
             notes.append(f"rounding could not be measured: {error.message}")
     partings = [_parting(each, judged, changed, chances[each.text, each.index]) for each in parted]
-    verdict, reason = _verdict(positions, judged, changed)
-    for each in partings:
-        if each.verdict == "defect" and verdict != "defect":
-            reason = f"text {each.text}, token {each.index + 1}: {each.reason}"
-        verdict = worst(verdict, each.verdict)
+    verdict, reason = _verdict(golden, positions, judged, changed)
+    verdict, reason = worst_of(verdict, reason, partings, golden.texts)
     noise = UNMEASURED if judged is None else judged.measured.noise
     return Parity(
         golden.reference,
@@ -205,9 +203,11 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
     return LocalSide(golden.reference, session, side.resolved, width=side.width)
 
 
-def _verdict(positions: Sequence[Position], judged: _Judged | None, changed: Mapping[str, str]) -> tuple[Verdict, str]:
+def _verdict(
+    golden: Golden, positions: Sequence[Position], judged: _Judged | None, changed: Mapping[str, str]
+) -> tuple[Verdict | None, str]:
     if not positions:
-        return "tie", "no position was compared"
+        return None, NOTHING_COMPARED
     if not any(each.shift for each in positions):
         return "tie", "every recorded number is equal"
     if judged is None:
@@ -216,7 +216,8 @@ def _verdict(positions: Sequence[Position], judged: _Judged | None, changed: Map
     median, (place, largest) = ratios[len(ratios) // 2], max(judged.ratios.items(), key=lambda pair: pair[1])
     explained = "the weights and the dtype explain the difference" if changed else "rounding explains the difference"
     if median > noise.typical_allowed or largest > noise.allowed:
-        reason = f"text {place[0]}, token {place[1] + 1}: what remains is {largest:.2g} times the rounding"
+        text = next(text for text in golden.texts if text.id == place[0])
+        reason = f"{text.token(place[1])}: what remains is {largest:.2g} times the rounding"
         return "defect", f"{reason}, and rounding itself reaches {noise.allowed:.2g}"
     return ("drift" if changed else "tie"), f"what remains is {median:.2g} times the rounding: {explained}"
 

@@ -12,17 +12,18 @@ from genctl.errors import GenctlError
 from genctl.parity.fault import find_fault
 from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
-from genctl.parity.partings import first_difference, parting, readings_of
+from genctl.parity.partings import first_difference, parting, readings_of, worst_of
 from genctl.parity.reading import ReadBoth
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
-from genctl.parity.values import Fault, LayerDifference, Noise, Parity, Position, Text, TextParting, Verdict, worst
+from genctl.parity.values import Fault, LayerDifference, Noise, Parity, Position, Text, TextParting, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16
+NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
 )
@@ -90,7 +91,7 @@ def measure(
                 notes.append(f"rounding could not be measured: {error.message}")
         noise = UNMEASURED if measured is None else measured.noise
         found = _partings(both, parted, noise, measured)
-    verdict, reason = judge(positions, found, equal, measured)
+    verdict, reason = worst_of(*judge(positions, equal, measured), found, texts)
     fault: Fault | None = None
     curve: tuple[LayerDifference, ...] = ()
     if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
@@ -140,21 +141,10 @@ def pick(
     return readings
 
 
-def judge(
-    positions: Sequence[Position], partings: Sequence[TextParting], equal: bool, measured: MeasuredNoise | None
-) -> tuple[Verdict, str]:
-    """The verdict of a side: the worst of its positions and its partings."""
-    verdict, reason = _of_positions(positions, equal, measured)
-    for each in partings:
-        if each.verdict == "defect" and verdict != "defect":
-            verdict, reason = "defect", f"text {each.text}, token {each.index + 1}: {each.reason}"
-        verdict = worst(verdict, each.verdict)
-    return verdict, reason
-
-
-def _of_positions(positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None) -> tuple[Verdict, str]:
+def judge(positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None) -> tuple[Verdict | None, str]:
+    """The verdict of positions, with its reason; there is none without a position."""
     if not positions:
-        return "tie", "no position was compared"
+        return None, NOTHING_COMPARED
     if equal:
         return "tie", "every logit is equal"
     if measured is None:
@@ -169,9 +159,8 @@ def _of_positions(positions: Sequence[Position], equal: bool, measured: Measured
         return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
         place = int(measured.ratios.argmax())
-        text, index = [(reading.text.id, each) for reading in measured.readings for each in reading.indices][place]
-        reached = f"and rounding itself reaches {noise.allowed:.2g}"
-        return "defect", f"text {text}, token {index + 1}: {beyond(noise.largest_ratio)}, {reached}"
+        where = [reading.text.token(each) for reading in measured.readings for each in reading.indices][place]
+        return "defect", f"{where}: {beyond(noise.largest_ratio)}, and rounding itself reaches {noise.allowed:.2g}"
     if measured.equal:
         return "tie", f"{remains}: the reference's own rounding explains it"
     return "drift", f"{remains}: the weights and the dtype explain the difference"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from genctl.parity.noise import MeasuredNoise
 from genctl.parity.oracle import Reading
-from genctl.parity.values import Noise, Text, TextParting, Verdict
+from genctl.parity.values import Noise, Text, TextParting, Verdict, worst
 from genctl.sequences import shared_length
 
 
@@ -53,6 +53,18 @@ def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measure
         return noise.margin
     place = measured.place(text, index)
     return measured.reach_anywhere if place is None else measured.reach(place, tokens)
+
+
+def worst_of(
+    verdict: Verdict | None, reason: str, partings: Sequence[TextParting], texts: Sequence[Text]
+) -> tuple[Verdict | None, str]:
+    """The verdict of a side with its reason, from that of its positions and those of the `partings` of `texts`."""
+    by_id = {text.id: text for text in texts}
+    for each in partings:
+        if each.verdict == "defect" and verdict != "defect":
+            reason = f"{by_id[each.text].token(each.index)}: {each.reason}"
+        verdict = worst(verdict, each.verdict)
+    return verdict, reason
 
 
 def judge_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:

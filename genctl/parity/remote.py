@@ -16,17 +16,17 @@ from torch import Tensor
 
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
-from genctl.engines.server.told import OwnText, ToldDistributions, ToldTop
+from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTop
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
-from genctl.parity.measure import UNMEASURED, pick
+from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, left_out, measure_noise, read_rows
 from genctl.parity.oracle import Reading
 from genctl.parity.partial import position_of_server
-from genctl.parity.partings import judge_margin
+from genctl.parity.partings import judge_margin, worst_of
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, summary
-from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict, worst
+from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict
 
 TWICE = 4  # texts that a server is asked about twice
 Place = tuple[str, int]
@@ -108,11 +108,7 @@ def compare(
         for id, own in parted.items()
         if not interrupted()
     ]
-    verdict, reason = _verdict(positions, judged, server)
-    for each in partings:
-        if each.verdict == "defect" and verdict != "defect":
-            reason = f"text {each.text}, token {each.index + 1}: {each.reason}"
-        verdict = worst(verdict, each.verdict)
+    verdict, reason = worst_of(*_verdict(positions, judged), partings, texts)
     parity = Parity(
         reference.name,
         server.name,
@@ -132,8 +128,8 @@ def compare(
 # -- asking ------------------------------------------------------------------------------------------------------------
 
 
-def _rows(texts: Iterable[Text]) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    return [(text.id, text.prompt_ids, text.token_ids) for text in texts if text.token_ids]
+def _rows(texts: Iterable[Text]) -> list[Asked]:
+    return [(text.id, text.name or text.id, text.prompt_ids, text.token_ids) for text in texts if text.token_ids]
 
 
 def _read(
@@ -148,7 +144,7 @@ def _read(
             failed[id] = answer.message
         else:
             told |= {(id, index): one for index, one in enumerate(answer)}
-    again = [row for row in _rows(texts) if row[0] not in failed][:TWICE]
+    again = _rows(text for text in texts if text.id not in failed)[:TWICE]
     for id, answer in server.told.read(again, interrupted):
         if isinstance(answer, GenctlError):
             failed[id] = answer.message
@@ -185,7 +181,7 @@ class _JudgedServer:
 
     noise: Noise
     measured: MeasuredNoise
-    worst: Place
+    worst: str  # the position with the largest ratio, as messages call it
     own_typical: float
     own_largest: float
 
@@ -234,7 +230,7 @@ def _judged(
     return _JudgedServer(
         noise,
         measured,
-        places[int(ratios.argmax())],
+        [reading.text.token(index) for reading in readings for index in reading.indices][int(ratios.argmax())],
         float((remains / scale.clamp(min=most)).median()),
         float((remains / raised.clamp(min=most)).max()),
     )
@@ -249,9 +245,9 @@ def _size(difference: Tensor) -> Tensor:
     return difference.square().mean().sqrt()
 
 
-def _verdict(positions: Sequence[Position], judged: _JudgedServer | None, server: ServerSide) -> tuple[Verdict, str]:
+def _verdict(positions: Sequence[Position], judged: _JudgedServer | None) -> tuple[Verdict | None, str]:
     if not positions:
-        return "tie", "no position was compared"
+        return None, NOTHING_COMPARED
     if not any(each.shift for each in positions):
         return "tie", "every log-probability that the server tells is equal"
     if judged is None:
@@ -268,11 +264,8 @@ def _verdict(positions: Sequence[Position], judged: _JudgedServer | None, server
         return "drift", f"{most}: only what the server itself changes when it is asked twice explains it"
     if noise.typical_ratio > typical:
         return "defect", f"{remains}, and rounding itself reaches {typical:.2g}"
-    where = f"text {judged.worst[0]}, token {judged.worst[1] + 1}"
-    return (
-        "defect",
-        f"{where}: what remains is {noise.largest_ratio:.2g} times the rounding, which reaches {largest:.2g}",
-    )
+    most = f"what remains is {noise.largest_ratio:.2g} times the rounding, which reaches {largest:.2g}"
+    return "defect", f"{judged.worst}: {most}"
 
 
 def _parting(

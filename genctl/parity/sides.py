@@ -168,7 +168,7 @@ class LocalSide:
             elif result.sequences:
                 request = wanted[result.lane]
                 tokens = tuple(result.sequences[0].token_ids)
-                texts[result.lane] = Text(result.lane, planned[result.lane], tokens, request.prompt or "")
+                texts[result.lane] = Text(result.lane, planned[result.lane], tokens, request.prompt or "", request.name)
         return [texts[request.id] for request in requests if request.id in texts], failed
 
     def _use_threads(self) -> None:

@@ -21,10 +21,13 @@ def quantiles(values: Sequence[float]) -> Quantiles:
 
     if not values:
         return _NOTHING
-    data = numpy.asarray(values, dtype=numpy.float64)
-    with numpy.errstate(invalid="ignore"):  # infinite values
-        median, q90, q95, q99, q999 = map(float, numpy.quantile(data, QUANTILES))
+    data = numpy.sort(numpy.asarray(values, dtype=numpy.float64))
+    places = numpy.asarray(QUANTILES) * (len(data) - 1)
+    below, above = data[numpy.floor(places).astype(int)], data[numpy.ceil(places).astype(int)]
+    with numpy.errstate(invalid="ignore"):  # infinite values: between equal ones there is no difference to interpolate
+        between = numpy.where(below == above, below, below + (places - numpy.floor(places)) * (above - below))
         mean = mean_of(data)
+    median, q90, q95, q99, q999 = map(float, between)
     ends = float(data.max()), float(data.min())
     return Quantiles(mean.value, median, q90, q95, q99, q999, *ends, mean.uncertainty)
 

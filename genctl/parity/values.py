@@ -14,9 +14,9 @@ Verdict: TypeAlias = Literal["tie", "drift", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "defect": 2}
 
 
-def worst(*verdicts: Verdict) -> Verdict:
-    """The most severe of verdicts; "tie" for none."""
-    return max(verdicts, key=SEVERITY.__getitem__, default="tie")
+def worst(*verdicts: Verdict | None) -> Verdict | None:
+    """The most severe of verdicts; None where there is none."""
+    return max((verdict for verdict in verdicts if verdict is not None), key=SEVERITY.__getitem__, default=None)
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Text:
     prompt_ids: tuple[int, ...]  # the encoder's source for an encoder-decoder
     token_ids: tuple[int, ...]  # the compared tokens
     prompt: str = ""  # as it was written, "" for ids
+    name: str = ""  # what messages call it: its own id, else its place in the input from 1; "": as `id`
+
+    def token(self, index: int) -> str:
+        """A token of the text, as messages call it."""
+        return f"text {self.name or self.id}, token {index + 1}"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Position:
     @property
     def difference(self) -> float:
         """|Δ log-probability| of the token of the text."""
-        return abs(self.logprob_other - self.logprob_reference)
+        equal = self.logprob_other == self.logprob_reference  # both may be infinite
+        return 0.0 if equal else abs(self.logprob_other - self.logprob_reference)
 
 
 @dataclass(frozen=True)
@@ -193,9 +199,19 @@ class Parity:
     partings: tuple[TextParting, ...]
     summary: Summary
     noise: Noise
-    verdict: Verdict  # of the side: the worst of what positions and partings show
+    verdict: Verdict | None  # the worst of what positions and partings show; None: no position was compared
     reason: str  # one sentence
     fault: Fault | None = None  # looked for if the verdict is a defect, or if the curve is wanted
     curve: tuple[LayerDifference, ...] = ()
     notes: tuple[str, ...] = ()  # sentences for the user, such as "the server changes its answers"
     failed: Mapping[str, str] = field(default_factory=dict)  # id of a text -> why a side could not read it
+
+    @property
+    def word(self) -> str:
+        """The verdict, as messages call it."""
+        return self.verdict or "no verdict"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason."""
+        return f"{self.word}: {self.reason}"

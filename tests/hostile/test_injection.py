@@ -171,6 +171,11 @@ def test_secrets_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     token = "hf_" + "a1B2" * 8
     monkeypatch.setenv("HF_TOKEN", "sesame-sesame")
     assert without_secrets(f"{token} sesame-sesame https://me:pw@host/x") == "(token) (token) https://(secret)@host/x"
+    for hidden in ("http://me:pw@host:80@dtype=x", "http://me@host", "http://me:pw@[::1]:80@dtype=x"):
+        assert "://(secret)@" in without_secrets(hidden)
+        assert "pw" not in without_secrets(hidden)
+    for shown in ("http://host:80@dtype=x", "https://[::1]:80@ dtype = x", "http://host@model=a", "http://host/v1@a=b"):
+        assert without_secrets(f"side openai:{shown}: no") == f"side openai:{shown}: no"
     error = InputError(f"no {token}", hint="try sesame-sesame")
     assert token not in error.message
     assert "sesame" not in error.hint

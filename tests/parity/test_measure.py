@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from genctl.native.products.library import library
 from genctl.parity.forced import Forced
 from genctl.parity.measure import measure
+from genctl.parity.sides import ReceiveLogits
 from genctl.parity.values import Text
 from tests.parity.sides import requests, side
 
@@ -79,3 +81,31 @@ def test_a_text_that_a_side_cannot_read_is_reported() -> None:
     found = measure(reference, other, texts=[long, Text("short", (5, 6), (7, 8))])
     assert list(found.failed) == ["long"]
     assert {position.text for position in found.positions} == {"short"}
+
+
+def test_without_a_position_there_is_no_verdict() -> None:
+    """A pair whose texts had all failed was a tie."""
+    reference, other = side(), side()
+    context = reference.session.planner.context
+    assert context is not None
+    found = measure(reference, other, texts=[Text("long", (5,) * context, (6, 7))])
+    assert (found.verdict, found.sentence) == (None, "no verdict: no position was compared")
+    assert list(found.failed) == ["long"]
+
+
+def test_messages_name_a_text_by_its_name() -> None:
+    """They had its id, which counts from 0, and views count from 1."""
+    reference, other = side(name="reference"), side(name="other")
+    read = other.read
+
+    def faulty(texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Any = None) -> dict[str, str]:
+        def swapped(place: int, index: int, logits: torch.Tensor) -> None:
+            receive(place, index, logits * 2 if (place, index) == (1, 5) else logits)
+
+        return read(texts, swapped)
+
+    other.read = faulty  # type: ignore[method-assign]
+    texts = [Text("0", (5, 6), tuple(range(20, 40)), name="1"), Text("1", (7, 6), tuple(range(20, 40)), name="2")]
+    found = measure(reference, other, texts=texts)
+    assert found.verdict == "defect"
+    assert found.reason.startswith("text 2, token 6: ")

@@ -128,6 +128,14 @@ def test_correlation_and_quantiles_are_those_of_llama_perplexity() -> None:
     assert [ours.median, ours.q90, ours.q95, ours.q99, ours.q999, ours.max, ours.min] == pytest.approx(expected)
 
 
+def test_quantiles_of_infinite_figures_are_infinite() -> None:
+    """Bounds of KL on a server have no upper end: all quantiles were NaN."""
+    every = quantiles([math.inf] * 4)
+    assert {every.mean, every.median, every.q90, every.q999, every.max, every.min} == {math.inf}
+    some = quantiles([3.0, 1.0, 2.0, math.inf, math.inf])
+    assert (some.min, some.median, some.q90, some.max) == (1.0, 3.0, math.inf, math.inf)
+
+
 def test_one_position_has_no_interval_and_none_has_no_figures() -> None:
     one = summary(positions()[:1])
     assert one.positions == 1

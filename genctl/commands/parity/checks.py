@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from genctl.commands.parity.options import ParityCommandOptions
+from genctl.cli.table import flag_of
+from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.parity.values import Parity
 
 
 def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
-    """A sentence for each check that a pair fails. Where KL is only bounded, its lower bound counts."""
+    """A sentence for each check that a pair fails. Where KL is only bounded, its lower bound counts.
+
+    Without a position, no check passes. A pair whose texts have failed fails them beside that.
+    """
     figures, failed = one.summary, []
+    if not figures.positions:
+        limits = [flag_of(name) for name in LIMITS if getattr(options, name) is not None]
+        if limits or not one.failed:
+            failed.append(f"{', '.join([*limits, one.other])}: {one.reason}")
+        return failed
     limit = options.max_kl
     if limit is not None and not figures.kl.mean <= limit:
         least = "at least " if figures.kl_high is not None else ""

@@ -39,14 +39,19 @@ class GoldenOutcome:
 
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
-    """Compare two sides on greedy texts of prompts. Raises GenctlError."""
+    """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
     from genctl.commands.parity.vocabularies import check_same
     from genctl.parity.measure import measure
 
     loaded = _loaded()
     mine, theirs = (_load(loaded, text, prompts, max_new_tokens) for text in (reference, other))
-    check_same(mine.session.loaded, theirs.session.loaded, prompts)
-    return measure(mine, theirs, _requests(mine, prompts))
+    check_same(
+        mine.session.loaded, theirs.session.loaded, [(str(number), text) for number, text in enumerate(prompts, 1)]
+    )
+    one = measure(mine, theirs, _requests(mine, prompts))
+    for id, reason in one.failed.items():
+        raise InputError(f"text {int(id) + 1} could not be compared: {reason}")
+    return one
 
 
 def check_golden(
@@ -74,16 +79,18 @@ def check_golden(
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
     from genctl.commands.parity import goldens
-    from genctl.commands.parity.naming import Naming
     from genctl.parity.golden import compare as compare_golden
 
     goldens.check_same(golden, side)
     one = compare_golden(golden, side)
-    words = f"golden {path.stem}: {one.verdict}: {one.reason}"
+    words = f"golden {path.stem}: {one.sentence}"
+    why = goldens.not_tied(one)
     if not update:
-        return GoldenOutcome(one.verdict != "defect", words, one)
-    if one.verdict != "tie":
-        return GoldenOutcome(False, f"golden {path.stem} stays as it is: {goldens.first_not_tied(one, Naming())}", one)
+        if one.failed:
+            return GoldenOutcome(False, f"golden {path.stem}: {why}", one)
+        return GoldenOutcome(one.verdict in ("tie", "drift"), words, one)
+    if why:
+        return GoldenOutcome(False, f"golden {path.stem} stays as it is: {why}", one)
     requests, _ = goldens.again(golden, side)
     size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
     return GoldenOutcome(True, f"{words}; rewritten, {size:,} bytes", one)
@@ -113,7 +120,8 @@ def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
 
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")
-    return [Request(str(number), side.resolved, 0, prompt=prompt) for number, prompt in enumerate(prompts)]
+    pairs = enumerate(prompts)
+    return [Request(str(number), side.resolved, 0, prompt=prompt, place=number + 1) for number, prompt in pairs]
 
 
 def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:

@@ -25,10 +25,10 @@ class GivenTexts:
             if target is None:
                 raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
             encoded = self._reader.target(text, target)
-            return Text(row.id, encoded.source or (), encoded.ids[1:], text)
+            return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
         if target is not None:
             raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
         encoded = self._reader.plain(text) if context is None else self._reader.after_context(context, text)
         if self._context is not None and len(encoded.ids) > self._context:
             raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {self._context}")
-        return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "")
+        return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import InputError, reason_of
+from genctl.events import row_name
 from genctl.io.printable import printable
 from genctl.io.records import SCHEMA
 from genctl.io.strict_json import once
@@ -142,7 +143,16 @@ def _golden(head: Mapping[str, Any], lines: list[dict[str, Any]]) -> Golden:
         written=bool(head["written"]),
         new_tokens=None if head["new_tokens"] is None else int(head["new_tokens"]),
         versions=dict(head["versions"]),
-        texts=tuple(Text(one.id, one.prompt_ids, tuple(one.tokens), one.prompt) for one in texts),
+        texts=tuple(
+            Text(
+                one.id,
+                one.prompt_ids,
+                tuple(one.tokens),
+                one.prompt,
+                row_name(one.id, number + 1 if one.id == str(number) else 0),
+            )
+            for number, one in enumerate(texts)
+        ),
         known=known,
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from genctl.commands.parity.naming import Naming
 from genctl.commands.parity.view import worst_first
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
@@ -38,7 +37,7 @@ def check_same(golden: Golden, side: LocalSide) -> None:
             pairs = enumerate(zip(ids, text.prompt_ids, strict=False), 1)
             at = next((at for at, (now, then) in pairs if now != then), min(len(ids), len(text.prompt_ids)) + 1)
             raise ModelError(
-                f"{side.name} reads the prompt of text {text.id} in other tokens than the golden file: "
+                f"{side.name} reads the prompt of text {text.name} in other tokens than the golden file: "
                 f"token {at} differs",
                 hint="--chat and --system, as they were then, make the same prompts",
             )
@@ -72,9 +71,12 @@ def recorded(
     return golden, {**failed, **more}
 
 
-def first_not_tied(one: Parity, naming: Naming) -> str:
-    """What is no tie: the worst parting, or the reason of the verdict."""
+def not_tied(one: Parity) -> str:
+    """What is no tie: a text that could not be read, the worst parting, or the reason of the verdict. "" for a tie."""
+    texts = {text.id: text for text in one.texts}
+    for id, reason in one.failed.items():
+        return f"text {texts[id].name} could not be read: {reason}"
     for parting in worst_first(one.partings):
         if parting.verdict != "tie":
-            return f"text {naming.row(parting.text)}, token {parting.index + 1}: {parting.verdict}: {parting.reason}"
-    return f"{one.verdict}: {one.reason}"
+            return f"{texts[parting.text].token(parting.index)}: {parting.verdict}: {parting.reason}"
+    return "" if one.verdict == "tie" else one.sentence

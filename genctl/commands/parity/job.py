@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from genctl.parity.values import Parity, Text
 
 
+NOTHING = "there is nothing to compare the sides on"
+
+
 class ParityJob(Job[ParityCommandOptions]):
     """One comparison: the reference, and one after another the sides that are compared with it."""
 
@@ -73,7 +76,7 @@ class ParityJob(Job[ParityCommandOptions]):
             return False
         self.rows = [row for row in self.input if self._is_usable(row)]
         if not self.rows:
-            raise InputError("there is nothing to compare the sides on")
+            raise InputError(NOTHING)
         return True
 
     def _is_usable(self, row: InputRow | BadRow) -> TypeGuard[InputRow]:
@@ -146,7 +149,7 @@ class ParityJob(Job[ParityCommandOptions]):
         from genctl.commands.parity.vocabularies import check_same
         from genctl.parity.measure import ParityOptions, measure
 
-        prompts = [row.prompt for row in self.rows if row.prompt]
+        prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
         reference = self._load(loaded, 0)
         self._name(reference)
         requests, texts = self._work(reference)
@@ -203,13 +206,10 @@ class ParityJob(Job[ParityCommandOptions]):
         self._end_if_interrupted()
         self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
         if self.options.update:
-            if one.verdict == "tie":
-                self._save(side, *goldens.again(golden, side))
+            if why := goldens.not_tied(one):
+                self.checks.append(f"--update leaves {self.options.expect} as it is: {why}")
             else:
-                path = self.options.expect
-                self.checks.append(
-                    f"--update leaves {path} as it is: {goldens.first_not_tied(one, self.results.naming)}"
-                )
+                self._save(side, *goldens.again(golden, side))
 
     def _load(self, loaded: LoadedSides, number: int) -> LocalSide:
         side = self.sides[number]
@@ -317,6 +317,7 @@ class ParityJob(Job[ParityCommandOptions]):
             allow_pickle=self.options.allow_pickle,
             trust_remote_code=self.options.trust_remote_code,
             allow_plugins=self.options.allow_plugins,
+            named=early.origins.get("model", "default") != "default",
             note=self.note,
             remark=self.remark,
             interrupted=self.interrupt,
@@ -336,8 +337,10 @@ class ParityJob(Job[ParityCommandOptions]):
             return [request_of(row, reference.resolved, seed) for row in self.rows], []
         from genctl.commands.parity.given_texts import GivenTexts
 
-        encode = GivenTexts(reference).encode
-        return [], [text for _, text in self.usable(iter(self.rows), encode)]
+        texts = [text for _, text in self.usable(iter(self.rows), GivenTexts(reference).encode)]
+        if not texts:
+            raise InputError(NOTHING)
+        return [], texts
 
     def _take(self, one: Parity, *tops: Tops) -> None:
         """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
@@ -363,7 +366,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
 def _recorded_row(number: int, text: Text) -> InputRow:
     ids = None if text.prompt else text.prompt_ids
-    where = f"text {text.id} of the golden file"
+    where = f"text {text.name} of the golden file"
     return InputRow(text.id, number, text.prompt or None, ids, where=where, own_id=text.id != str(number))
 
 

@@ -56,7 +56,7 @@ class LivePairs:
 
     def end(self, one: Parity) -> None:
         """The pair is compared."""
-        line = Text(f"{widgets.visible(one.other)}: ").append(one.verdict, style=verdict_style(one.verdict))
+        line = Text(f"{widgets.visible(one.other)}: ").append(one.word, style=verdict_style(one.verdict))
         self._finished.append(line.append(f" · KL {nats(one.summary.kl.mean)} nats", style=theme.DIM))
 
     def hide(self) -> None:

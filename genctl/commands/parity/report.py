@@ -70,7 +70,7 @@ def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[s
         "other": visible(one.other),
         "heads": view.HEADS,
         "row": [visible(cell) for cell in view.row_of(one)],
-        "verdict": one.verdict,
+        "verdict": one.word,
         "reason": visible(one.reason),
         "remarks": [visible(line) for line in (*([fault.reason] if fault else []), *one.notes, *_failed(one, naming))],
         "positions": f"{count(figures.positions, 'position')} of {count(len(one.texts), 'text')}",

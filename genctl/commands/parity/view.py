@@ -43,7 +43,7 @@ def row_of(one: Parity) -> list[str]:
     least = "" if figures.kl_high is None else "≥ "
     return [
         one.other,
-        one.verdict,
+        one.word,
         least + nats(figures.kl.mean),
         least + nats(figures.kl.max),
         percent(figures.agreement.value),
@@ -59,7 +59,7 @@ def row_of(one: Parity) -> list[str]:
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
     found = [widgets.header(width or PLAIN_WIDTH, f"{one.other} against {one.reference}")]
-    found += _after(f"{one.verdict}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
+    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
     if one.fault is not None:
         found += hanging("fault  ", widgets.visible(one.fault.reason), width)
     for note in one.notes:
@@ -74,9 +74,9 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     return found
 
 
-def verdict_style(verdict: Verdict) -> Style:
-    """The colour of a verdict."""
-    return _VERDICTS[verdict]
+def verdict_style(verdict: Verdict | None) -> Style:
+    """The colour of a verdict, or of none, which is no success."""
+    return theme.ERROR if verdict is None else _VERDICTS[verdict]
 
 
 def _after(first: str, style: Style, words: str, width: int | None) -> list[Text]:

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 HINT = "--by-text compares bits per byte of the texts alone"
 
 
-def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[str]) -> None:
-    """Raises ModelError, which names the first difference, for tokenizers that are not the same on `texts`."""
+def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple[str, str]]) -> None:
+    """Raises ModelError, which names the first difference, for tokenizers that are not the same on `texts`.
+
+    A text comes with its name.
+    """
     names = f"{reference.name} and {other.name}"
     if reference.is_encoder_decoder != other.is_encoder_decoder:
         kinds = ["a causal model", "an encoder-decoder"]
@@ -34,7 +37,7 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[str])
         if mine.get(id) != theirs.get(id):
             shown = [_token(tokens.get(id)) for tokens in (mine, theirs)]
             raise ModelError(f"{names} have different vocabularies: id {id} is {' and '.join(shown)}", hint=HINT)
-    for number, text in enumerate(texts, 1):
+    for name, text in texts:
         try:
             ids = [encode(one.tokenizer, text, add_special_tokens=True) for one in (reference, other)]
         except GenctlError:
@@ -46,7 +49,7 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[str])
                 for tokens, row in zip((mine, theirs), ids, strict=True)
             ]
             raise ModelError(
-                f"{names} have different tokenizers: token {at + 1} of text {number} is {' and '.join(shown)}",
+                f"{names} have different tokenizers: token {at + 1} of text {name} is {' and '.join(shown)}",
                 hint=HINT,
             )
 

@@ -134,7 +134,7 @@ def _explained(session: Session, batch: Sequence[Request], flow: Flow) -> str:
         side.threaded = False  # as many threads as the run has
     texts, _ = sides[0].write(batch, interrupted=flow.interrupted)
     one = measure(sides[0], sides[1], texts=texts, interrupted=flow.interrupted)
-    return f"{one.verdict}: {one.reason}"
+    return one.sentence
 
 
 def compare_runtimes(session: Session, request: Request, *, steps: int = STEPS) -> tuple[str, bool]:
@@ -184,5 +184,5 @@ def compare_runtimes(session: Session, request: Request, *, steps: int = STEPS) 
         measured = None if equal else measure_noise(reference, other, readings, rows)
     except GenctlError as error:
         return f"{sentence}; rounding could not be measured: {error.message}", False
-    verdict, reason = judge(positions, (), equal, measured)
-    return f"{sentence}; {verdict}: {reason}", verdict != "defect"
+    verdict, reason = judge(positions, equal, measured)
+    return f"{sentence}; {verdict or 'no verdict'}: {reason}", verdict in ("tie", "drift")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from genctl.engines.server.answer import tokens_of
 from genctl.engines.server.failure import MALFORMED, BackendError, Trouble, one_line
@@ -17,7 +17,8 @@ from genctl.events import UNKNOWN_ID, Token
 
 TOPS = (20, 5)  # tokens asked for of each distribution: the second where a server gives no more, as OpenAI's
 MOST = 1.001  # that listed probabilities may add up to: servers round log-probabilities
-Ids = Sequence[int]
+Ids: TypeAlias = Sequence[int]
+Asked: TypeAlias = tuple[str, str, Ids, Ids]  # a text: its id, what messages call it, the ids of its prompt and its own
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,14 @@ class TokenNames:
     def __init__(self, tokenizer: Any, piece: Callable[[int], str]) -> None:
         """`tokenizer` is one of transformers; `piece` gives a token as it stands in a text."""
         self._tokenizer = tokenizer
-        alone: Callable[[int], str] = lambda id: str(tokenizer.decode([id], clean_up_tokenization_spaces=False))  # noqa: E731
-        raw: Callable[[int], str] = lambda id: str(tokenizer.convert_ids_to_tokens(id))  # noqa: E731
-        self.ways = (piece, alone, raw)
+        self.ways = (piece, self._alone, self._raw)
         self._ids: dict[int, dict[str, int | None]] = {}
+
+    def _alone(self, id: int) -> str:
+        return str(self._tokenizer.decode([id], clean_up_tokenization_spaces=False))
+
+    def _raw(self, id: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(id))
 
     def fits(self, way: int, id: int, text: str) -> bool:
         """Whether a text is that of a token. A part of a character is written in many ways, and never told apart."""
@@ -95,20 +100,17 @@ class ToldDistributions:
         self._width, self._hint, self._tops = width, hint, dict.fromkeys(servers, TOPS[0])
 
     def read(
-        self, texts: Sequence[tuple[str, Ids, Ids]], interrupted: Callable[[], object]
+        self, texts: Sequence[Asked], interrupted: Callable[[], object]
     ) -> Iterator[tuple[str, list[ToldTop] | GenctlError]]:
-        """What is told of each token of texts: a name, the ids of the prompt, and those that follow."""
-        rows = (
-            (name, partial(self._read, f"text {number}", prompt, ids))
-            for number, (name, prompt, ids) in enumerate(texts, 1)
-        )
+        """What is told of each token of texts, by the ids of these."""
+        rows = ((id, partial(self._read, name, prompt, ids)) for id, name, prompt, ids in texts)
         return in_order(self._servers, rows, self._width, interrupted)
 
     def write(
-        self, texts: Sequence[tuple[str, Ids, Ids]], interrupted: Callable[[], object]
+        self, texts: Sequence[Asked], interrupted: Callable[[], object]
     ) -> Iterator[tuple[str, OwnText | GenctlError | None]]:
         """Where the text that a server writes greedily after each prompt parts from the given one; None: nowhere."""
-        rows = ((name, partial(self._write, prompt, ids)) for name, prompt, ids in texts)
+        rows = ((id, partial(self._write, prompt, ids)) for id, _, prompt, ids in texts)
         return in_order(self._servers, rows, self._width, interrupted)
 
     async def _read(self, name: str, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
@@ -174,7 +176,7 @@ class ToldDistributions:
         if at < len(ids):
             shown = f"“{one_line(texts[at])}”, and that of {self._reference} “{one_line(self._names.ways[0](ids[at]))}”"
             raise BackendError(
-                f"{server.name}: another tokenizer: token {at + 1} of {name} is {shown}", hint=self._hint
+                f"{server.name}: another tokenizer: token {at + 1} of text {name} is {shown}", hint=self._hint
             )
         return agree.index(at)
 

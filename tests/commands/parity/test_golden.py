@@ -7,10 +7,14 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from genctl.commands.parity.gate import check_golden, compare
+from genctl.errors import InputError
+from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
@@ -237,3 +241,42 @@ def test_an_existing_file_is_kept_without_force(copied: Path) -> None:
     assert copied.read_bytes() == content
     assert genctl("parity", STORIES, "--save", str(copied), "The sea", "-n", "2", "--force").status == 0
     assert copied.read_bytes() != content
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, ids: set[str]) -> None:
+    """Sides that cannot read these texts."""
+    read = LocalSide.read
+
+    def partly(self: LocalSide, texts: Any, receive: Any, **how: Any) -> dict[str, str]:
+        failed = {text.id: "no room for it" for text in texts if text.id in ids}
+        return failed | read(self, [text for text in texts if text.id not in ids], receive, **how)
+
+    monkeypatch.setattr(LocalSide, "read", partly)
+
+
+def test_no_text_that_can_be_read_is_no_verdict(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was a tie, and with --update the file was rewritten without its texts."""
+    failing(monkeypatch, {"0", "1"})
+    done = expect(copied, STORIES, "--format", "jsonl")
+    assert done.status == 1, done.err
+    assert (done.records[0]["verdict"], done.records[0]["reason"]) == (None, "no position was compared")
+
+
+def test_update_loses_no_text_that_could_not_be_read(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = copied.read_bytes()
+    failing(monkeypatch, {"1"})
+    done = expect(copied, STORIES, "--update")
+    assert done.status == 4
+    assert f"--update leaves {copied} as it is: text 2 could not be read: no room for it" in " ".join(done.err.split())
+    assert copied.read_bytes() == before
+
+
+def test_a_gate_whose_text_cannot_be_read_does_not_pass(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text of two failed, and the gate passed."""
+    assert check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
+    failing(monkeypatch, {"1"})
+    outcome = check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
+    assert not outcome
+    assert outcome.words == "golden golden: text 2 could not be read: no room for it"
+    with pytest.raises(InputError, match="text 2 could not be compared: no room for it"):
+        compare(STORIES, f"{STORIES}@batch_size=1", PROMPTS, 2)

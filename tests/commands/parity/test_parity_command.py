@@ -286,3 +286,35 @@ def test_an_interrupted_run_leaves_no_half_file(tmp_path: Path) -> None:
     assert out == b""
     assert b"Traceback" not in err
     assert [path.name for path in folder.iterdir() if path.stat().st_size or path.name != "out.jsonl"] == []
+
+
+def test_a_pair_without_a_position_has_no_verdict_and_the_status_of_its_failures(tmp_path: Path) -> None:
+    """It was called a tie."""
+    other = "builtin:stories@batch_size=1"
+    long = "the cat sat " * 400
+    done = parity("builtin:stories", other, long, "--format", "jsonl")
+    assert done.status == 1, done.err
+    (pair,) = done.records
+    assert (pair["verdict"], pair["reason"], pair["positions"]) == (None, "no position was compared", 0)
+    assert list(pair["failed_texts"]) == ["0"]
+    shown = parity("builtin:stories", other, long)
+    assert "no verdict: no position was compared" in shown.out
+    assert "failed text 1: " in shown.out
+    assert "tie" not in shown.out
+    tsv = [line.split("\t") for line in parity("builtin:stories", other, long, "--format", "tsv").out.splitlines()]
+    assert dict(zip(*tsv, strict=True))["verdict"] == ""
+    limited = parity("builtin:stories", other, long, "--max-kl", "1", "--format", "jsonl")
+    assert limited.status == 4
+    assert f"error: --max-kl, {other}: no position was compared" in limited.err
+    page = tmp_path / "page.html"
+    assert parity("builtin:stories", other, long, "--report", str(page)).status == 1
+    assert '<span class="verdict no-verdict">no verdict</span>: no position was compared' in page.read_text()
+
+
+def test_given_texts_that_all_fail_are_nothing_to_compare(tmp_path: Path) -> None:
+    """They were a tie of no position, and the status was 1."""
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the cat sat " * 400)
+    done = parity("builtin:stories", INT4, "--texts", str(texts), "--format", "jsonl")
+    assert (done.status, done.out) == (2, "")
+    assert "there is nothing to compare the sides on" in done.err

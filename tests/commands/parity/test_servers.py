@@ -242,6 +242,37 @@ def test_what_a_server_cannot_be_asked_is_refused(words: tuple[str, ...], messag
     assert done.err.startswith("error: ")
 
 
+def test_a_server_without_a_password_is_named_in_full() -> None:
+    """The port was taken for a password: openai:http://(secret)@tokenizer=x."""
+    done = genctl("parity", STORIES, "openai:http://127.0.0.1:1@tokenizer=x", "x y")
+    assert "side openai:http://127.0.0.1:1@tokenizer=x: " in " ".join(done.err.split())
+    hidden = genctl("parity", STORIES, "openai:http://me:sesame@127.0.0.1:1@tokenizer=x", "x y")
+    assert "sesame" not in hidden.err
+    assert "openai:http://(secret)@127.0.0.1:1@tokenizer=x: " in " ".join(hidden.err.split())
+
+
+@pytest.mark.parametrize("by_text", [True, False])
+def test_the_model_of_a_side_is_that_which_a_server_is_asked_for(by_text: bool) -> None:
+    """It was ignored: the server was asked for its first model."""
+    words = ["--by-text"] if by_text else []
+    with running(answers=Model(), models=("first", "second")) as server:
+        done = parity(f"{server.url}@model=second", *words, n=2)
+        assert done.status == 0, done.err
+        named = {one["model"] for one in server.asked if "prompt" in one}
+        unknown = parity(f"{server.url}@model=third", *words, n=2)
+    assert named == {"second"}
+    assert unknown.status == 3
+    assert "third" in unknown.err
+
+
+def test_a_table_shows_infinite_bounds() -> None:
+    """They were – , as if they were not known."""
+    with running(answers=Model()) as server:
+        shown = parity(server.url, n=2).out
+    row = next(line for line in shown.splitlines() if line.startswith("KL, at most"))
+    assert row.split()[3:] == ["∞"] * 5
+
+
 def test_an_unreachable_server_is_status_3() -> None:
     done = parity("openai:http://127.0.0.1:1")
     assert done.status == 3
