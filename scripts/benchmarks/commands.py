@@ -18,11 +18,11 @@ PLAIN = """
 import sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder, new, prompt = sys.argv[1:]
+folder, new, beams, prompt = sys.argv[1:]
 tokenizer = AutoTokenizer.from_pretrained(folder)
 model = AutoModelForCausalLM.from_pretrained(folder)
 inputs = tokenizer(prompt, return_tensors="pt")
-made = model.generate(**inputs, max_new_tokens=int(new), do_sample=False)
+made = model.generate(**inputs, max_new_tokens=int(new), num_beams=int(beams), do_sample=False)
 print(tokenizer.decode(made[0, inputs["input_ids"].shape[1] :]), flush=True)
 """
 BUILTIN = "builtin:stories"
@@ -30,7 +30,7 @@ _STORY = "Once upon a time"
 
 
 class Command:
-    """A process for each work: one prompt, greedy. Its prompt is text, which both read with the checkpoint's tokenizer.
+    """A process for each work: one prompt, greedy or beam search. Both read its text with the checkpoint's tokenizer.
 
     `folder` None is the checkpoint that genctl brings. `beside`: other processes that keep a core busy meanwhile, in
     which case each side chooses its number of threads itself.
@@ -49,10 +49,10 @@ class Command:
         text = _STORY if self.folder is None else " ".join(f"w{token}" for token in ask.prompt)
         if self.ours:
             model = BUILTIN if self.folder is None else str(self.folder)
-            options = ["-m", model, "-n", str(ask.new), "--device", self.device]
+            options = ["-m", model, "-n", str(ask.new), "--num-beams", str(ask.beams), "--device", self.device]
             command = [sys.executable, "-m", "genctl", "run", *options, text]
         else:
-            command = [sys.executable, "-c", PLAIN, str(self.folder or builtin()), str(ask.new), text]
+            command = [sys.executable, "-c", PLAIN, str(self.folder or builtin()), str(ask.new), str(ask.beams), text]
         with competing(self.beside):
             output, ran = _timed(command, free=self.beside > 0)
         if self.folder is None:  # words of a story, whose tokens nobody counts

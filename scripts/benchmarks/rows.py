@@ -119,7 +119,9 @@ def decoding(plan: Plan) -> Iterator[Case]:
 def _decoding(plan: Plan, prefix: str, name: str, size: Size, new: int) -> Iterator[Case]:
     for count, dtype in (
         *((1, dtype) for dtype in ("float32", "bfloat16", "int8", "int4")),
-        *((count, dtype) for dtype in ("float32", "int8") for count in (5, 16)),
+        *((count, "float32") for count in (5, 8, 16)),
+        (5, "bfloat16"),
+        *((count, "int8") for count in (5, 16)),
     ):
         key, words = (f"rows{count}", f"{count} rows") if count > 1 else ("greedy", "greedy")
         quantised = dtype.startswith("int")
@@ -133,6 +135,26 @@ def _decoding(plan: Plan, prefix: str, name: str, size: Size, new: int) -> Itera
         )  # fmt: skip
 
 
+def sampling(plan: Plan) -> Iterator[Case]:
+    """One row, sampled from the most probable tokens."""
+    knobs = {"do_sample": True, "top_k": 0, "top_p": 0.9, "seed": 1}
+    work = plan.rows(1, plan.lengths.short, plan.lengths.new, knobs)
+    title = "GPT-2 small size, top-p 0.9, float32"
+    yield Case(
+        "top-p", title, plan.causal, work, sides=(GENCTL, GENERATE, CTRANSLATE2), targets=TARGETS["top-p"]
+    )  # fmt: skip
+
+
+def reading(plan: Plan) -> Iterator[Case]:
+    """A long prompt up to its first token."""
+    for dtype in ("float32", "bfloat16"):
+        yield Case(
+            f"prompt-{dtype}", f"GPT-2 small size, {plan.lengths.long}-token prompt to the first token, {dtype}",
+            plan.causal, plan.rows(1, plan.lengths.long, 1), dtype, figure="s",
+            equal=True if dtype == "float32" else None,
+        )  # fmt: skip
+
+
 def beams(plan: Plan) -> Iterator[Case]:
     """Beam search, causal and encoder-decoder."""
     lengths, sides = plan.lengths, (GENCTL, GENERATE, CTRANSLATE2)
@@ -140,6 +162,11 @@ def beams(plan: Plan) -> Iterator[Case]:
         "beam5-float32", f"GPT-2 small size, beam 5, {lengths.long}-token prompt, {lengths.new} new, float32",
         plan.causal, plan.rows(1, lengths.long, lengths.new, {"num_beams": 5}), sides=sides,
         targets=TARGETS["beam5-float32"],
+    )  # fmt: skip
+    yield Case(
+        "beam5-command", f"beam 5, {lengths.long}-token prompt, from the shell, start to end, GPT-2 small size",
+        plan.causal, plan.rows(1, lengths.long, lengths.new, {"num_beams": 5}), sides=sides[:2],
+        manner="command", figure="s", targets=TARGETS["beam5-command"],
     )  # fmt: skip
     source = plan.prompt(lengths.source, size=plan.seq2seq)
     work = Work((Ask(source, lengths.new, {"num_beams": 4}),))
@@ -211,11 +238,13 @@ TARGETS: dict[str, dict[str, float]] = {
     "rows5-float32": {CTRANSLATE2: 1.0, LLAMA: 1.0},
     "rows16-float32": {GENERATE: 2.7, CTRANSLATE2: 1.0, LLAMA: 1.0},
     "beam5-float32": {GENERATE: 5.0, CTRANSLATE2: 1.0},
+    "beam5-command": {GENERATE: 5.0},
+    "top-p": {GENERATE: 2.0},
     "t5-beam4": {GENERATE: 2.7, CTRANSLATE2: 1.0},
     "mixed": {GENERATE: 3.8},
     "compare": {GENERATE: 5.0},
 }
-KINDS = (decoding, beams, mixed, compare, processes)
+KINDS = (decoding, sampling, reading, beams, mixed, compare, processes)
 
 
 def cases(plan: Plan, only: Sequence[str] = ()) -> list[Case]:
