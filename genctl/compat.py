@@ -242,3 +242,6 @@ def correct_config(kind: str, config: Any) -> None:
             raise transformers_needed(f"{name} = {getattr(config, name)!r:.40}")
     if kind == "gemma" and config.hidden_act == "gelu":  # the first checkpoints say so, and mean the approximation
         config.hidden_act = "gelu_pytorch_tanh"
+    if kind == "recurrent_gemma" and getattr(config, "layer_types", None) is None:  # by which a cache is made
+        names = {"recurrent": "linear_attention", "attention": "sliding_attention"}
+        config.layer_types = [names[block] for block in config.layers_block_type]
