@@ -10,17 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from genctl.errors import ModelError
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise
 from genctl.parity.oracle import Oracle
 from genctl.parity.sides import LocalSide
-from genctl.parity.taps import Sublayer, tapped
+from genctl.parity.taps import ENCODER, Outputs, Sublayer, tapped
 from genctl.parity.values import Fault, LayerDifference, Text
 
 SEEDS = 2
-POSITIONS = 32  # the last ones of a text, up to the first that parts
-Outputs = dict[Sublayer, Tensor]  # f64 [positions, E] of each part
+POSITIONS = 32  # the last ones of a text, up to the first that parts; and the last ones of a source
 
 
 @dataclass(frozen=True)
@@ -31,61 +30,83 @@ class LayerCurve:
     first: LayerDifference | None
 
 
-def find_fault(
-    reference: LocalSide, other: LocalSide, measured: MeasuredNoise
-) -> tuple[Fault | None, tuple[LayerDifference, ...]]:
-    """The fault, and the curve of the text with the largest ratio. Raises ModelError.
+@dataclass(frozen=True)
+class FoundFault:
+    """The fault, the curve of the text with the largest ratio, and a sentence on parts that only one side has."""
 
-    Sides of different architectures or runtimes have no parts in common: then there is neither.
+    fault: Fault | None = None
+    curve: tuple[LayerDifference, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The tokens whose layers are compared: the last `count` of a text."""
+
+    text: Text
+    count: int
+
+    def index(self, part: Sublayer, place: int, size: int) -> int:
+        """The index of a token: of the text, or, for one of the `size` positions of an encoder, of the source."""
+        length = len(self.text.prompt_ids) if part.of_encoder else len(self.text.token_ids)
+        return length - size + place
+
+
+def find_fault(reference: LocalSide, other: LocalSide, measured: MeasuredNoise) -> FoundFault:
+    """The first part that parts, read in one pass or in steps. Raises ModelError.
+
+    Sides of different architectures have no parts in common: then there is no curve.
     """
     text, begin = _window(measured)
     ratio = measured.ratios > measured.noise.allowed
     parting = begin if not bool(ratio.any()) else _first(measured, text)
-    count = min(POSITIONS, len(text.token_ids))
-    exact, rounding = _explained(measured, text, count)
+    window = _Window(text, min(POSITIONS, len(text.token_ids)))
+    exact, rounding = _explained(measured, window)
     if not exact[0]:
-        return None, ()
+        return FoundFault()
     eps = max(torch.finfo(dtype).eps for dtype in measured.dtypes)
+    notes: tuple[str, ...] = ()
 
     def compared(*, whole: bool) -> LayerCurve:
-        outputs = [_outputs(side, text, count, whole=whole) for side in (reference, other)]
-        return _compare(outputs[0], outputs[1], exact, rounding, eps)
+        nonlocal notes
+        outputs = [_outputs(side, window, whole=whole) for side in (reference, other)]
+        notes = _left_out(reference, outputs[0], outputs[1]) + _left_out(other, outputs[1], outputs[0])
+        return _compare(window, outputs[0], outputs[1], exact, rounding, eps)
 
     whole = compared(whole=True)
-    length = len(text.token_ids) - count  # of the tokens before the window
     if not whole.curve:
-        return None, ()
+        return FoundFault(notes=notes)
     if whole.first is not None:
-        return _fault(text, whole, length, "read in one pass"), _shifted(whole.curve, length)
+        return FoundFault(_fault(text, whole, "read in one pass"), whole.curve, notes)
     steps = compared(whole=False)
     if steps.first is not None:
-        found = _fault(
-            text,
-            steps,
-            length,
-            "only in steps: read in one pass both sides agree, so it is the cache, a position or a mask",
-        )
-        return found, found.curve
+        how = "only in steps: read in one pass both sides agree, so it is the cache, a position or a mask"
+        return FoundFault(_fault(text, steps, how), steps.curve, notes)
     reason = "read alone both sides agree, in one pass and in steps: it is the batch, or what a prompt cache holds"
-    curve = _shifted(steps.curve, length)
     place = len(text.prompt_ids) + parting
-    return Fault(text.id, None, "batch", "", place, float(measured.ratios.max()), reason, curve), curve
+    fault = Fault(text.id, None, "batch", "", place, float(measured.ratios.max()), reason, steps.curve)
+    return FoundFault(fault, steps.curve, notes)
 
 
-def _fault(text: Text, found: LayerCurve, length: int, how: str) -> Fault:
+def _fault(text: Text, found: LayerCurve, how: str) -> Fault:
     point = found.first
     assert point is not None
     where = "before the first layer or after the last" if point.layer is None else f"layer {point.layer}"
     reason = f"{point.sublayer} of {where} ({point.name}) is the first part whose output differs, {how}"
-    place = len(text.prompt_ids) + length + point.position
-    return Fault(
-        text.id, point.layer, point.sublayer, point.name, place, point.size, reason, _shifted(found.curve, length)
-    )
+    place = point.position if point.sublayer.startswith(ENCODER) else len(text.prompt_ids) + point.position
+    return Fault(text.id, point.layer, point.sublayer, point.name, place, point.size, reason, found.curve)
 
 
-def _shifted(curve: tuple[LayerDifference, ...], length: int) -> tuple[LayerDifference, ...]:
-    """Positions as indices of a text's tokens."""
-    return tuple(replace(point, position=point.position + length) for point in curve)
+def _left_out(side: LocalSide, own: Outputs, others: Outputs) -> tuple[str, ...]:
+    """A sentence on the parts that the other side does not have, those of all layers as one."""
+    kinds: dict[tuple[str, str], list[Sublayer]] = {}
+    for part in own:
+        if part not in others:
+            kinds.setdefault((part.sublayer, part.beside), []).append(part)
+    if not kinds:
+        return ()
+    words = [f"{kind} ({parts[0].name}{', …' * (len(parts) > 1)})" for (kind, _), parts in kinds.items()]
+    return (f"layers: only {side.name} has {', '.join(words)}; this is left out",)
 
 
 def _window(measured: MeasuredNoise) -> tuple[Text, int]:
@@ -109,46 +130,58 @@ def _first(measured: MeasuredNoise, text: Text) -> int:
     return min(found, default=-1)
 
 
-def _outputs(side: LocalSide, text: Text, count: int, *, whole: bool) -> Outputs:
-    """What the parts of a side put out at the last `count` positions of a text that is read alone."""
-    with tapped(side.session) as (session, taps):
+def _outputs(side: LocalSide, window: _Window, *, whole: bool) -> Outputs:
+    """What the parts of a side put out at the last positions of a text that is read alone. Raises ModelError."""
+    with tapped(side.session, window.count) as (session, taps):
         alone = LocalSide(side.name, session, side.resolved, whole=whole)
-        alone.read([text], lambda place, index, logits: None)
-        return taps.last(count)
+        failed = alone.read([window.text], lambda place, index, logits: taps.receive_logits(logits))
+        if failed:
+            raise ModelError(failed[window.text.id])
+        return taps.outputs()
 
 
-def _explained(measured: MeasuredNoise, text: Text, count: int) -> tuple[tuple[Outputs, Outputs], list[Outputs]]:
+def _explained(measured: MeasuredNoise, window: _Window) -> tuple[tuple[Outputs, Outputs], list[Outputs]]:
     """The exact outputs of both sides, and the rounding of their difference for each seed."""
     (mine, theirs), dtypes = measured.oracles, measured.dtypes
 
     def read(oracle: Oracle) -> Callable[[], Outputs]:
-        return lambda: _outputs(oracle.side, text, count, whole=True)
+        return lambda: _outputs(oracle.side, window, whole=True)
 
     exact = mine.exactly(dtypes[0], read(mine)), theirs.exactly(dtypes[1], read(theirs))
     rounding: list[Outputs] = []
     for seed in range(SEEDS):
         one = mine.shakily(dtypes[0], seed, read(mine))
         another = theirs.shakily(dtypes[1], SEEDS + seed, read(theirs))
-        rounding.append(
-            {part: another[part] - exact[1][part] - one[part] + exact[0][part] for part in one if part in another}
-        )
+        rounding.append({
+            part: ((another[part] - exact[1][part]) - (one[part] - exact[0][part])).float()
+            for part in one
+            if all(part in outputs for outputs in (another, *exact))
+        })  # fmt: skip
     return exact, rounding
 
 
 def _compare(
-    one: Outputs, another: Outputs, exact: tuple[Outputs, Outputs], rounding: list[Outputs], eps: float
+    window: _Window,
+    one: Outputs,
+    another: Outputs,
+    exact: tuple[Outputs, Outputs],
+    rounding: list[Outputs],
+    eps: float,
 ) -> LayerCurve:
     """The curve over all parts that every reading has, in the order of the reference's."""
     tiny = torch.finfo(torch.float64).tiny
     curve: list[LayerDifference] = []
     first: LayerDifference | None = None
-    for part, a in one.items():
+    for part, output in one.items():
         if not all(part in outputs for outputs in (another, *exact, *rounding)):
             continue
+        a, b = output.double(), another[part].double()
+        if a.shape != b.shape:
+            continue
         size = a.norm(dim=-1).clamp(min=tiny)
-        difference = another[part] - a
+        difference = b - a
         by_weights = exact[1][part] - exact[0][part]
-        shaken = torch.stack([each[part].norm(dim=-1) for each in rounding])  # [SEEDS, positions]
+        shaken = torch.stack([each[part].double().norm(dim=-1) for each in rounding])  # [SEEDS, positions]
         # a result is rounded at least once, also where no operation of torch is seen
         scale = torch.maximum(shaken.square().mean(0).sqrt(), eps * size)
         spread = float((shaken.amax(0) / shaken.amin(0).clamp(min=tiny)).median())
@@ -156,10 +189,19 @@ def _compare(
         beyond = remains > ALLOWANCE * max(spread, 2.0) * scale
         relative = difference.norm(dim=-1) / size
         explained = (by_weights.norm(dim=-1).square() + scale.square()).sqrt() / size
-        place = int(relative.argmax())
-        point = LayerDifference(*part, float(relative[place]), float(explained[place]), place)
-        curve.append(point)
-        if first is None and bool(beyond.any()):
-            place = int(beyond.nonzero()[0])
-            first = LayerDifference(*part, float(relative[place]), float(explained[place]), place)
+        places = [int(relative.argmax()), *beyond.nonzero()[:1, 0].tolist()]
+        points = [
+            LayerDifference(
+                part.layer,
+                part.sublayer,
+                part.name,
+                float(relative[place]),
+                float(explained[place]),
+                window.index(part, place, len(relative)),
+            )
+            for place in places
+        ]
+        curve.append(points[0])
+        if first is None and points[1:]:
+            first = points[1]
     return LayerCurve(tuple(curve), first)

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
 from genctl.errors import GenctlError
-from genctl.parity.fault import find_fault
+from genctl.parity.fault import FoundFault, find_fault
 from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
 from genctl.parity.partings import first_difference, parting, readings_of, worst_of
 from genctl.parity.reading import ReadBoth
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
-from genctl.parity.values import Fault, LayerDifference, Noise, Parity, Position, Text, TextParting, Verdict
+from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,12 +92,12 @@ def measure(
         noise = UNMEASURED if measured is None else measured.noise
         found = _partings(both, parted, noise, measured)
     verdict, reason = worst_of(*judge(positions, equal, measured), found, texts)
-    fault: Fault | None = None
-    curve: tuple[LayerDifference, ...] = ()
+    found_fault = FoundFault()
     if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
         on_stage("layers")
         try:
-            fault, curve = find_fault(reference, other, measured)
+            found_fault = find_fault(reference, other, measured)
+            notes += found_fault.notes
         except GenctlError as error:
             notes.append(f"layers could not be compared: {error.message}")
     return Parity(
@@ -110,8 +110,8 @@ def measure(
         noise,
         verdict,
         reason,
-        fault=fault if verdict == "defect" else None,
-        curve=curve,
+        fault=found_fault.fault if verdict == "defect" else None,
+        curve=found_fault.curve,
         notes=tuple(notes),
         failed=failed,
     )

@@ -167,11 +167,11 @@ class LayerDifference:
     """One point of the curve by layer: the output of a sublayer on both sides."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, norm, attention, mlp, layer, head
+    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; "encoder " before it
     name: str  # the part's own name: "model.layers.3.self_attn"
     size: float  # norm of the difference over the norm of the output, the largest of all positions
     noise: float  # the same for what weights and rounding explain
-    position: int  # the index of the token before which the difference is largest
+    position: int  # the index of the text's token before which the difference is largest; of an encoder the source's
 
 
 @dataclass(frozen=True)

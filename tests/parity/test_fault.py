@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from genctl.parity.measure import ParityOptions
+from genctl.parity.taps import tapped
 from tests.parity.checkpoints import PROMPTS, compared, other
 from tests.parity.faults import FAULTS
 
@@ -70,3 +72,11 @@ def test_models_are_as_they_were_after_a_curve(folders: Path) -> None:
     before = [len(module._forward_hooks) for module in side.session.loaded.model.modules()]
     compared("qwen2", folders, side, "transformers", ParityOptions(layers=True))
     assert [len(module._forward_hooks) for module in side.session.loaded.model.modules()] == before
+
+
+def test_a_tapped_model_computes_in_the_dtype_of_its_model(folders: Path) -> None:
+    """Its activations may have another dtype than its weights: a second reading of a bfloat16 file is in float32."""
+    side = other("qwen2", folders)
+    side.session.loaded.model.decoder.dtype = torch.float64
+    with tapped(side.session, 4) as (session, _):
+        assert session.forward.decoder.dtype is torch.float64  # type: ignore[union-attr]
