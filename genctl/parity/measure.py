@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from genctl.config.layers import Resolved
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
 from genctl.errors import GenctlError
@@ -182,10 +183,16 @@ def _same_prompts(requests: Sequence[Request], written: Sequence[Text], other: L
     """The prompts of texts, in the tokens that the reference read, with the settings of the other side."""
     prompts = {text.id: text.prompt_ids for text in written}
     return [
-        replace(request, resolved=other.resolved, prompt=None, messages=None, prompt_ids=prompts[request.id])
+        replace(request, resolved=_as_long(request, other), prompt=None, messages=None, prompt_ids=prompts[request.id])
         for request in requests
         if request.id in prompts
     ]
+
+
+def _as_long(request: Request, other: LocalSide) -> Resolved:
+    """The settings of the other side, for a text as long as the reference's may be."""
+    most = request.resolved.generation.max_new_tokens
+    return replace(other.resolved, generation=replace(other.resolved.generation, max_new_tokens=most))
 
 
 def _most(vocabulary: int) -> int:

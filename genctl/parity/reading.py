@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 import torch
@@ -12,6 +13,7 @@ from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.figures import Pairs
 from genctl.parity.oracle import Reading
+from genctl.parity.read_once import ReadOnce
 from genctl.parity.sides import LocalSide
 from genctl.parity.spool import Spool
 from genctl.parity.values import Position, Text
@@ -31,7 +33,7 @@ class ReadBoth:
         interrupted: Callable[[], str] = never,
     ) -> None:
         """Raises ModelError for sides whose distributions have different sizes."""
-        self.reference, self.other = reference, other
+        self.other = other
         self.vocabulary = reference.vocabulary
         self.interrupted = interrupted
         if other.vocabulary != self.vocabulary:
@@ -39,8 +41,11 @@ class ReadBoth:
             raise ModelError(f"{sizes} {other.vocabulary}")
         self.blocks = blocks(texts, max(reference.width, other.width), self.vocabulary)
         self.failed: dict[str, str] = {}  # id of a text -> why it could not be read
-        self._spools = (Spool(), Spool())
-        self._held: int | None = None  # the block whose rows are in the spools
+        self._stack = ExitStack()  # with the temporary files
+        enter = self._stack.enter_context
+        self.reference = reference if isinstance(reference, ReadOnce) else enter(ReadOnce(reference))
+        self._theirs = enter(Spool())
+        self._held: int | None = None  # the block whose rows are in the files
 
     def __enter__(self) -> ReadBoth:
         return self
@@ -48,8 +53,7 @@ class ReadBoth:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for spool in self._spools:
-            spool.__exit__(kind, error, trace)
+        self._stack.__exit__(kind, error, trace)
 
     def read(self, receive: Callable[[Position], object]) -> None:
         """Hand out the figures of each position, text by text."""
@@ -66,36 +70,32 @@ class ReadBoth:
         """The logits f32 [M, V] of both sides at some positions, as they were read."""
         found: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
         for number, block in enumerate(self.blocks):
-            places = {text.id: place for place, text in enumerate(block)}
-            wanted = [reading for reading in readings if reading.text.id in places]
+            ids = {text.id for text in block}
+            wanted = [reading for reading in readings if reading.text.id in ids]
             if wanted and number != self._held:
                 self._read(number)
             for reading in wanted:
                 for index in reading.indices:
-                    place = places[reading.text.id], index
-                    mine, theirs = (spool.read(place, self.vocabulary) for spool in self._spools)
-                    found[reading.text.id, index] = mine, theirs
+                    place = reading.text.id, index
+                    found[place] = self.reference.row(*place), self._theirs.read(place, self.vocabulary)
         rows = [found[reading.text.id, index] for reading in readings for index in reading.indices]
         return torch.stack([mine for mine, _ in rows]), torch.stack([theirs for _, theirs in rows])
 
     def _read(self, number: int) -> list[Position]:
-        block, (mine, theirs) = self.blocks[number], self._spools
-        mine.clear()
+        block, theirs = self.blocks[number], self._theirs
         theirs.clear()
         self._held = number
         found: list[Position] = []
         pairs = Pairs(found.append)
 
         def pair(place: int, index: int, logits: Tensor) -> None:
-            if (place, index) in mine:
+            text = block[place]
+            if self.reference.has(text.id, index):
                 row = logits.detach().float().cpu()
-                theirs.write((place, index), row)
-                text = block[place]
-                pairs.add((text.id, index, text.token_ids[index]), mine.read((place, index), self.vocabulary), row)
+                theirs.write((text.id, index), row)
+                pairs.add((text.id, index, text.token_ids[index]), self.reference.row(text.id, index), row)
 
-        self.failed |= self.reference.read(
-            block, lambda place, index, logits: mine.write((place, index), logits), interrupted=self.interrupted
-        )
+        self.failed |= self.reference.fill(block, interrupted=self.interrupted)
         self.failed |= self.other.read(block, pair, interrupted=self.interrupted)
         pairs.flush()
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.parity.values import Text
@@ -35,3 +35,8 @@ class Golden:
     versions: Mapping[str, str]
     texts: tuple[Text, ...]
     known: Mapping[tuple[str, int], KnownTop]  # by text and index of a token
+    own_lengths: Mapping[str, int] = field(default_factory=dict)  # limits of texts that had one of their own, by id
+
+    def length(self, text: str) -> int | None:
+        """The limit of what the reference wrote for a text."""
+        return self.own_lengths.get(text, self.new_tokens)

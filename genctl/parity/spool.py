@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Place: TypeAlias = tuple[int, int]  # a text, a token of it
+Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
 
 
 class Spool:
@@ -18,7 +18,7 @@ class Spool:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="genctl-parity-")  # noqa: SIM115 — closed by `__exit__`
         self._offsets: dict[Place, int] = {}
-        self._end = 0
+        self.size = 0  # bytes
 
     def __enter__(self) -> Spool:
         return self
@@ -34,15 +34,15 @@ class Spool:
     def clear(self) -> None:
         """Forget all rows; their room in the file is used again."""
         self._offsets.clear()
-        self._end = 0
+        self.size = 0
 
     def write(self, place: Place, logits: Tensor) -> None:
         """Keep one row, f32 [V]."""
         row = logits.detach().float().cpu().contiguous().numpy()
-        self._file.seek(self._end)
+        self._file.seek(self.size)
         self._file.write(row.data)
-        self._offsets[place] = self._end
-        self._end += row.nbytes
+        self._offsets[place] = self.size
+        self.size += row.nbytes
 
     def read(self, place: Place, vocabulary: int) -> Tensor:
         """The row of a place, f32 [V]."""

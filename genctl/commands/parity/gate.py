@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genctl.commands.parity import golden_file
-from genctl.commands.parity.sides import Side, read_side
+from genctl.commands.parity.servers import check_server, is_server, server_side
+from genctl.commands.parity.sides import Side, names_model, read_side
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import InputError, UsageError
 from genctl.io import writers
@@ -40,18 +42,38 @@ class GoldenOutcome:
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
-    from genctl.commands.parity.vocabularies import check_same
-    from genctl.parity.measure import measure
-
-    loaded = _loaded()
-    mine, theirs = (_load(loaded, text, prompts, max_new_tokens) for text in (reference, other))
-    check_same(
-        mine.session.loaded, theirs.session.loaded, [(str(number), text) for number, text in enumerate(prompts, 1)]
-    )
-    one = measure(mine, theirs, _requests(mine, prompts))
+    first, second = (_side(text, max_new_tokens) for text in (reference, other))
+    early = second.early()
+    if is_server(first.early()):
+        check_server(first, first.early(), is_reference=True)
+    if is_server(early):
+        check_server(second, early, is_reference=False)
+    with closing(_loaded()) as loaded:
+        mine = _load(loaded, first, prompts)
+        compared = _with_server if is_server(early) else _with_checkpoint
+        one = compared(loaded, (first, second), mine, prompts)
     for id, reason in one.failed.items():
         raise InputError(f"text {int(id) + 1} could not be compared: {reason}")
     return one
+
+
+def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
+    from genctl.commands.parity.vocabularies import check_same
+    from genctl.parity.measure import measure
+
+    theirs = _load(loaded, sides[1], prompts)
+    named = [(str(number), text) for number, text in enumerate(prompts, 1)]
+    check_same(mine.session.loaded, theirs.session.loaded, named)
+    return measure(mine, theirs, _requests(mine, prompts))
+
+
+def _with_server(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
+    from genctl.parity.remote import compare as compare_server
+
+    first, second = sides
+    engine, resolved = loaded.engine(second, second.early())
+    server = server_side(loaded, second, engine, resolved, first, mine, _ids(prompts))
+    return compare_server(mine, server, _requests(mine, prompts)).parity
 
 
 def check_golden(
@@ -61,12 +83,18 @@ def check_golden(
 
     Raises GenctlError.
     """
-    name = path.stem
+    name, read = path.stem, _side(side, max_new_tokens)
+    if is_server(read.early()):
+        raise UsageError(
+            f"golden {name} and {read.name}: both tell the best tokens alone",
+            hint=f'genctl_parity("./model", "{read.name}", prompts) compares the server with the checkpoint itself',
+        )
     if not path.exists():
         if not update:
             raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")
-        here = _load(_loaded(), side, prompts, max_new_tokens)
-        size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
+        with closing(_loaded()) as loaded:
+            here = _load(loaded, read, prompts)
+            size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
         return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
     golden = golden_file.read(str(path))
     if [text.prompt for text in golden.texts] != list(prompts) or golden.new_tokens != max_new_tokens:
@@ -74,7 +102,8 @@ def check_golden(
             f"golden {name}: {path} has other prompts, or another max_new_tokens",
             hint="remove the file, and pytest --genctl-update records it again",
         )
-    return _compared(path, golden, _load(_loaded(), side, prompts, max_new_tokens), update=update)
+    with closing(_loaded()) as loaded:
+        return _compared(path, golden, _load(loaded, read, prompts), update=update)
 
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
@@ -101,18 +130,22 @@ def _loaded() -> LoadedSides:
     from genctl.engines.protocol import EngineSetup
 
     def setup(side: Side, early: Resolved) -> EngineSetup:
-        return EngineSetup(early.runtime, side.layers, need_tokenizer=True)
+        return EngineSetup(early.runtime, side.layers, need_tokenizer=True, named=names_model(early))
 
     return LoadedSides(setup)
 
 
-def _load(loaded: LoadedSides, text: str, prompts: Sequence[str], max_new_tokens: int) -> LocalSide:
+def _side(text: str, max_new_tokens: int) -> Side:
     length = Layer("max_new_tokens of the test", {"max_new_tokens": max_new_tokens}, said="user", typed=True)
-    side = read_side(text, (length,))
-    early = side.early()
-    if early.runtime.backend is not None:
-        raise UsageError(f"{side.place}: a gate needs a checkpoint here")
-    return loaded.load(side, early, [str(number) for number in range(len(prompts))])
+    return read_side(text, (length,))
+
+
+def _load(loaded: LoadedSides, side: Side, prompts: Sequence[str]) -> LocalSide:
+    return loaded.load(side, side.early(), _ids(prompts))
+
+
+def _ids(prompts: Sequence[str]) -> list[str]:
+    return [str(number) for number in range(len(prompts))]
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:

@@ -52,7 +52,8 @@ def _lines(golden: Golden, text_of: Callable[[int], str]) -> Iterator[dict[str, 
         "versions": dict(golden.versions),
     }
     for text in golden.texts:
-        yield {"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids)}
+        own = {"new_tokens": golden.own_lengths[text.id]} if text.id in golden.own_lengths else {}
+        yield {"kind": "text", "id": text.id, "prompt": text.prompt, "prompt_ids": list(text.prompt_ids), **own}
         for index, token in enumerate(text.token_ids):
             known = golden.known[text.id, index]
             yield {
@@ -114,6 +115,7 @@ class _OpenText:
     id: str
     prompt: str
     prompt_ids: tuple[int, ...]
+    new_tokens: int | None = None
     tokens: list[int] = field(default_factory=list)
 
 
@@ -122,7 +124,8 @@ def _golden(head: Mapping[str, Any], lines: list[dict[str, Any]]) -> Golden:
     known: dict[tuple[str, int], KnownTop] = {}
     for line in lines:
         if line.get("kind") == "text":
-            texts.append(_OpenText(str(line["id"]), str(line["prompt"]), tuple(map(int, line["prompt_ids"]))))
+            own = int(line["new_tokens"]) if "new_tokens" in line else None
+            texts.append(_OpenText(str(line["id"]), str(line["prompt"]), tuple(map(int, line["prompt_ids"])), own))
             continue
         text = texts[-1]
         top = tuple((int(id), float(value)) for id, value in line["top"])
@@ -154,6 +157,7 @@ def _golden(head: Mapping[str, Any], lines: list[dict[str, Any]]) -> Golden:
             for number, one in enumerate(texts)
         ),
         known=known,
+        own_lengths={one.id: one.new_tokens for one in texts if one.new_tokens is not None},
     )
 
 

@@ -47,9 +47,12 @@ def again(golden: Golden, side: LocalSide) -> tuple[Sequence[Request], Sequence[
     """What the side writes, or reads, for a new golden file."""
     if not golden.written:
         return (), golden.texts
-    generation = replace(side.resolved.generation, max_new_tokens=golden.new_tokens)
-    resolved = replace(side.resolved, generation=generation)
-    return [Request(text.id, resolved, 0, prompt_ids=text.prompt_ids) for text in golden.texts], ()
+    requests = []
+    for text in golden.texts:
+        generation = replace(side.resolved.generation, max_new_tokens=golden.length(text.id))
+        resolved = replace(side.resolved, generation=generation)
+        requests.append(Request(text.id, resolved, 0, prompt_ids=text.prompt_ids))
+    return requests, ()
 
 
 def recorded(
@@ -68,7 +71,9 @@ def recorded(
         texts, failed = side.write(requests, interrupted=interrupted)
     texts = [replace(text, prompt=text.prompt or prompts.get(text.id, "")) for text in texts]
     golden, more = record(side, texts, written=bool(requests), interrupted=interrupted)
-    return golden, {**failed, **more}
+    own = {request.id: request.resolved.generation.max_new_tokens for request in requests}
+    lengths = {id: most for id, most in own.items() if most is not None and most != golden.new_tokens}
+    return replace(golden, own_lengths=lengths), {**failed, **more}
 
 
 def not_tied(one: Parity) -> str:

@@ -6,14 +6,16 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
 from genctl.commands.parity.checks import failed_checks
 from genctl.commands.parity.options import ParityCommandOptions, sides_of
-from genctl.commands.parity.servers import check_servers, server_side, told_tops
-from genctl.commands.parity.sides import Side, unused
+from genctl.commands.parity.rows import own_length, refused_settings
+from genctl.commands.parity.servers import check_servers, is_server, server_side, told_tops
+from genctl.commands.parity.sides import Side, names_model, unused
 from genctl.config.layers import Resolved, each
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
@@ -45,6 +47,7 @@ class ParityJob(Job[ParityCommandOptions]):
         self.golden: Golden | None = None  # the reference of --expect
         self.saved_to: writers.Sink | None = None  # the golden file that is written
         self.checks: list[str] = []  # sentences of checks that failed
+        self.lengths: dict[str, int | None] = {}  # most new tokens of a row, where it says so, by id
 
     def prepare(self) -> int | None:
         """The sides, without the settings of their checkpoints."""
@@ -84,11 +87,14 @@ class ParityJob(Job[ParityCommandOptions]):
         if isinstance(row, BadRow):
             self.fail(row, row.code, row.message)
             return False
-        more = sorted({*row.params, *row.extra} - {"reference", "context", "target"})
-        if more:
-            message = f"{row.where}: settings belong to a side, so a row has no {', '.join(more)}"
-            self.fail(row, "input", message)
-        return not more
+        try:
+            if message := refused_settings(row):
+                raise InputError(message)
+            self.lengths[row.id] = own_length(row, self.earlies[0])
+        except GenctlError as error:
+            self.fail(row, error.code, error.message)
+            return False
+        return True
 
     def open_watchers(self, stack: ExitStack) -> None:
         """Begin the page of --report and the picture of --svg."""
@@ -142,20 +148,22 @@ class ParityJob(Job[ParityCommandOptions]):
         elif self.golden is not None:
             self._compare_golden(loaded, self.golden)
         else:
-            self._compare_tokens(loaded)
+            self._compare_tokens(loaded, stack)
 
-    def _compare_tokens(self, loaded: LoadedSides) -> None:
+    def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         from genctl.commands.parity.distributions import tops_of
         from genctl.commands.parity.vocabularies import check_same
         from genctl.parity.measure import ParityOptions, measure
+        from genctl.parity.read_once import ReadOnce
 
         prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
-        reference = self._load(loaded, 0)
+        again = len(self.sides) > 2 or self.page is not None or self.saved_to is not None
+        reference = stack.enter_context(ReadOnce(self._load(loaded, 0), keep=again))
         self._name(reference)
         requests, texts = self._work(reference)
         for number in range(1, len(self.sides)):
             loaded.keep(self.earlies[0], self.earlies[number])
-            if self.earlies[number].runtime.backend is not None:
+            if is_server(self.earlies[number]):
                 self._compare_server(loaded, number, reference, requests, texts)
                 continue
             other = self._load(loaded, number)
@@ -287,7 +295,7 @@ class ParityJob(Job[ParityCommandOptions]):
                 (row.id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
                 for row in self.rows
             ]
-        requests = [request_of(row, resolved, 0) for row in self.rows]
+        requests = [self._request(row, resolved, 0) for row in self.rows]
         texts = []
         for id, text in by_text.written(engine, requests, width, self.interrupt):
             if isinstance(text, GenctlError):
@@ -317,7 +325,7 @@ class ParityJob(Job[ParityCommandOptions]):
             allow_pickle=self.options.allow_pickle,
             trust_remote_code=self.options.trust_remote_code,
             allow_plugins=self.options.allow_plugins,
-            named=early.origins.get("model", "default") != "default",
+            named=names_model(early),
             note=self.note,
             remark=self.remark,
             interrupted=self.interrupt,
@@ -334,13 +342,20 @@ class ParityJob(Job[ParityCommandOptions]):
         """What the sides read: prompts, which the reference continues, or texts."""
         if self.options.texts is None:
             seed = reference.resolved.runtime.seed or 0
-            return [request_of(row, reference.resolved, seed) for row in self.rows], []
+            return [self._request(row, reference.resolved, seed) for row in self.rows], []
         from genctl.commands.parity.given_texts import GivenTexts
 
         texts = [text for _, text in self.usable(iter(self.rows), GivenTexts(reference).encode)]
         if not texts:
             raise InputError(NOTHING)
         return [], texts
+
+    def _request(self, row: InputRow, resolved: Resolved, seed: int) -> Request:
+        """The request of a row, with the length that it sets."""
+        request, own = request_of(row, resolved, seed), self.lengths[row.id]
+        if own is None:
+            return request
+        return replace(request, resolved=replace(resolved, generation=replace(resolved.generation, max_new_tokens=own)))
 
     def _take(self, one: Parity, *tops: Tops) -> None:
         """A pair is compared: check and write it. `tops` give the best tokens of both sides."""

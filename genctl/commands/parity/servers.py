@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def check_servers(options: ParityCommandOptions, sides: Sequence[Side], earlies: Sequence[Resolved]) -> None:
     """Raises UsageError for what cannot be asked of a server."""
     for number, (side, early) in enumerate(zip(sides, earlies, strict=True)):
-        if early.runtime.backend is None:
+        if not is_server(early):
             continue
         if options.by_text:
             if side.declared is not None:
@@ -36,15 +36,25 @@ def check_servers(options: ParityCommandOptions, sides: Sequence[Side], earlies:
                 f"--expect {options.expect} and {side.name}: both tell the best tokens alone",
                 hint="compare the server with the checkpoint itself: genctl parity ./model openai:URL",
             )
-        if number == 0:
-            raise UsageError(
-                f"{side.place}: a server tells its best tokens alone, and the reference's whole distribution is needed",
-                hint=f"give a checkpoint first, then {side.name}; {HINT}",
-            )
-        if early.runtime.tokenizer is not None:
-            raise UsageError(f"{side.place}: the tokenizer of the reference makes the ids, so tokenizer has no effect")
+        check_server(side, early, is_reference=number == 0)
         if options.show_layers:
             raise UsageError(f"--layers and {side.name}: no server tells of its layers")
+
+
+def is_server(early: Resolved) -> bool:
+    """Whether the settings of a side name a server."""
+    return early.runtime.backend is not None
+
+
+def check_server(side: Side, early: Resolved, *, is_reference: bool) -> None:
+    """Raises UsageError for a server whose tokens cannot be compared."""
+    if is_reference:
+        raise UsageError(
+            f"{side.place}: a server tells its best tokens alone, and the reference's whole distribution is needed",
+            hint=f"give a checkpoint first, then {side.name}; {HINT}",
+        )
+    if early.runtime.tokenizer is not None:
+        raise UsageError(f"{side.place}: the tokenizer of the reference makes the ids, so tokenizer has no effect")
 
 
 def server_side(

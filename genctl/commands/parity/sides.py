@@ -70,6 +70,11 @@ class Side(RunSpec):
     what: ClassVar[str] = "side"
 
 
+def names_model(early: Resolved) -> bool:
+    """Whether a setting of a side names its model."""
+    return early.origins.get("model", "default") != "default"
+
+
 def split_side(text: str) -> tuple[str, str]:
     """The model and the knobs of a side, at the first @ with `name=` behind it; other @ belong to the model."""
     found = _KNOBS.search(text)
@@ -107,7 +112,7 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     values = read_knobs(knobs, place, (RESUME, "cache"))
     if "cache" in values:  # the flag of this knob
         values.setdefault("cache_implementation", values.pop("cache"))
-    wrong = [f"{place}: {sentence}" for key in values if (sentence := _refused(key))]
+    wrong = [f"{place}: {sentence}" for key in values if (sentence := refused(key))]
     if not model and not knobs:
         wrong.append(f"{place}: names neither a model nor a knob")
     if model and "model" in values and not model.startswith(SERVER):
@@ -141,8 +146,8 @@ def _hint(values: Iterable[str]) -> str:
     return "" if all(key in known() for key in values) else f"a side takes {', '.join(COMPARED)}"
 
 
-def _refused(key: str) -> str:
-    """Why a side takes no such knob, or an empty string."""
+def refused(key: str) -> str:
+    """Why a comparison takes no such knob of a side, or an empty string."""
     if key in COMPARED:
         return ""
     if key not in known():

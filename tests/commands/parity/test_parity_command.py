@@ -9,10 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import running
 from tests.tiny import checkpoint
@@ -318,3 +321,78 @@ def test_given_texts_that_all_fail_are_nothing_to_compare(tmp_path: Path) -> Non
     done = parity("builtin:stories", INT4, "--texts", str(texts), "--format", "jsonl")
     assert (done.status, done.out) == (2, "")
     assert "there is nothing to compare the sides on" in done.err
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """What the side of this name does from now on: it writes, it reads."""
+    done: list[str] = []
+
+    def count(what: str, before: Callable[..., Any]) -> None:
+        def wrapped(self: LocalSide, *arguments: Any, **how: Any) -> Any:
+            if self.name == name:
+                done.append(what)
+            return before(self, *arguments, **how)
+
+        monkeypatch.setattr(LocalSide, what, wrapped)
+
+    count("read", LocalSide.read)
+    count("write", LocalSide.write)
+    return done
+
+
+def test_a_reference_is_written_and_read_once_for_all_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each further side its texts were written and read again, and so for the page and the golden file."""
+    done = counted(monkeypatch, "builtin:stories")
+    others = ("builtin:stories@batch_size=1", "builtin:stories@use_cache=false")
+    words = ("--report", str(tmp_path / "page.html"), "--save", str(tmp_path / "golden.jsonl"), "--format", "jsonl")
+    found = parity("builtin:stories", *others, *PROMPTS, *words)
+    assert found.status == 0, found.err
+    assert [record["verdict"] for record in found.records] == ["tie", "tie"]
+    assert done == ["write", "read"]
+
+
+def test_the_figures_of_a_third_side_are_those_that_it_has_as_the_second(tmp_path: Path) -> None:
+    alone = parity("builtin:stories", INT4, *PROMPTS, "--format", "jsonl", "--positions").records
+    both = parity(
+        "builtin:stories", "builtin:stories@quantize=int8", INT4, *PROMPTS, "--format", "jsonl", "--positions"
+    )
+    assert [record for record in both.records if record["other"] == INT4] == alone
+
+
+def test_a_row_may_have_a_length_of_its_own(tmp_path: Path) -> None:
+    """All settings of rows were refused."""
+    rows, golden = tmp_path / "rows.jsonl", tmp_path / "golden.jsonl"
+    given = [{"prompt": PROMPTS[0], "params": {"max_new_tokens": 3}}, {"prompt": PROMPTS[1]}]
+    rows.write_text("".join(f"{json.dumps(row)}\n" for row in given))
+    other = "builtin:stories@batch_size=1"
+    done = parity("builtin:stories", other, "-i", str(rows), "--format", "jsonl", "--positions", "--save", str(golden))
+    assert done.status == 0, done.err
+    assert done.records[0]["parted"] == 0
+    assert [record["id"] for record in done.records[1:]] == ["0"] * 3 + ["1"] * 12
+    before = golden.read_bytes()
+    again = genctl("parity", "builtin:stories@runtime=transformers", "--expect", str(golden), "--update")
+    assert again.status == 0, again.err
+    assert golden.read_bytes() != before
+    assert (
+        genctl("parity", "builtin:stories", "--expect", str(golden), "--format", "jsonl").records[0]["positions"] == 15
+    )
+    scored = genctl("parity", "builtin:stories", other, "-i", str(rows), "--by-text", "--format", "jsonl").records[0]
+    assert scored["texts"] == 2
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": 0.5}, "a row has no temperature (temperature cannot matter to a comparison: greedy texts are"),
+        ({"dtype": "bfloat16"}, "settings belong to a side, so a row has no dtype (dtype: write MODEL@dtype=…)"),
+        ({"max_new_tokens": "few"}, 'max_new_tokens = "few": must be a whole number, not a string'),
+        ({"max_new_tokens": 0}, "max_new_tokens = 0: must be at least 1"),
+    ],
+)
+def test_settings_of_a_row_are_refused_with_the_reason(params: dict[str, Any], message: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": PROMPTS[0], "params": params}))
+    done = parity("builtin:stories", INT4, "-i", str(rows))
+    assert done.status == 2
+    assert message in " ".join(done.err.split())
+    assert "rows.jsonl, line 1" in " ".join(done.err.split())

@@ -127,7 +127,12 @@ def test_two_sides_are_compared(pytester: pytest.Pytester) -> None:
             "*unknown knob dtyp; did you mean*",
         ),
         ('genctl_parity("builtin:stories", "builtin:stories", [])', "there is no prompt to compare the sides on"),
-        ('genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])', "*a gate needs a checkpoint here"),
+        (
+            'genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])',
+            "openai:http://127.0.0.1:1: no connection: refused",
+        ),
+        ('genctl_parity("openai:http://127.0.0.1:1", "builtin:stories", ["a"])', "*whole distribution is needed"),
+        ('genctl_golden("a", "openai:http://127.0.0.1:1", ["a"])', "*both tell the best tokens alone"),
     ],
 )
 def test_mistakes_are_one_line_and_no_traceback(pytester: pytest.Pytester, call: str, message: str) -> None:

@@ -13,12 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from genctl.commands.parity.gate import check_golden, compare
 from genctl.engines.server import retry
+from genctl.errors import UsageError
 from genctl.models.text import detokenizer
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
+from tests.commands.parity.test_parity_command import counted
 from tests.engines.server.stand_in import Body, Failure, running
 from tests.parity.sides import side
+from tests.tiny import checkpoint
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -271,6 +275,54 @@ def test_a_table_shows_infinite_bounds() -> None:
         shown = parity(server.url, n=2).out
     row = next(line for line in shown.splitlines() if line.startswith("KL, at most"))
     assert row.split()[3:] == ["∞"] * 5
+
+
+def test_three_sides_read_the_reference_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = counted(monkeypatch, f"{STORIES}@dtype=float32")
+    with running(answers=Model()) as server:
+        found = parity(f"{STORIES}@dtype=float32,batch_size=1", server.url, "--format", "jsonl")
+    assert found.status == 0, found.err
+    assert (done[:2], done.count("write")) == (["write", "read"], 1)
+    assert len(done) < 10  # the others read a few positions, for the noise
+
+
+def test_a_server_is_a_side_of_a_gate() -> None:
+    """Gates took checkpoints alone."""
+    with running(answers=Model()) as server:
+        found = compare(f"{STORIES}@dtype=float32", server.url, ["Once upon a time", "The dog"], 4)
+    assert (found.verdict, found.other, found.summary.positions) == ("tie", server.url, 8)
+    assert found.summary.kl_high is not None
+    with running(answers=Model(scaled(1.05))) as server:
+        assert compare(f"{STORIES}@dtype=float32", server.url, ["Once upon a time"], 4).verdict == "defect"
+
+
+def test_gates_that_a_server_cannot_be_say_why(tmp_path: Path) -> None:
+    url = "openai:http://127.0.0.1:1"
+    with pytest.raises(UsageError, match="and the reference's whole distribution is needed"):
+        compare(url, STORIES, ["x y"])
+    with pytest.raises(UsageError, match=r"golden mine and openai:http://127\.0\.0\.1:1: both tell the best tokens"):
+        check_golden(tmp_path / "mine.jsonl", url, ["x y"], update=True)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_an_encoder_decoder_is_no_reference_of_a_server() -> None:
+    with running(answers=Model()) as server:
+        done = genctl("parity", "builtin:numbers", server.url, "forty two")
+    assert (done.status, done.out) == (3, "")
+    sentence = f"error: {server.url}: a server continues texts, and builtin:numbers is an encoder-decoder"
+    assert done.err.splitlines() == [sentence]
+
+
+def test_a_checkpoint_without_a_tokenizer_is_no_reference_of_a_server(tmp_path: Path) -> None:
+    folder, rows = checkpoint("llama", tmp_path / "llama"), tmp_path / "rows.jsonl"
+    for path in folder.glob("*token*"):
+        path.unlink()
+    rows.write_text('{"prompt_ids": [5, 6, 7]}\n')
+    with running(answers=Model()) as server:
+        done = genctl("parity", str(folder), server.url, "-i", str(rows), "-n", "2")
+    assert (done.status, done.out) == (3, "")
+    sentence = f"error: {server.url}: a server writes tokens as texts, and {folder} has no tokenizer"
+    assert done.err.splitlines() == [sentence]
 
 
 def test_an_unreachable_server_is_status_3() -> None:

@@ -1,0 +1,88 @@
+"""A reference that writes and reads its texts once, however many sides are compared with it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from torch import Tensor
+
+from genctl.engines.protocol import never
+from genctl.engines.requests import Request
+from genctl.parity.sides import LocalSide, ReceiveLogits
+from genctl.parity.spool import Spool
+from genctl.parity.values import Text
+
+
+class ReadOnce(LocalSide):
+    """A side with the logits that it has read, in a temporary file. A context manager, which removes the file."""
+
+    def __init__(self, side: LocalSide, *, keep: bool = False) -> None:
+        """`keep`: all rows stay, if half of the free disk holds them; else those of the last `fill` alone."""
+        super().__init__(side.name, side.session, side.resolved, width=side.width, whole=side.whole)
+        self.threaded = side.threaded
+        self._side, self._rows = side, Spool()
+        self._room = shutil.disk_usage(tempfile.gettempdir()).free // 2 if keep else 0
+        self._written: dict[tuple[str, ...], tuple[list[Text], dict[str, str]]] = {}
+        self._failed: dict[str, str] = {}
+
+    def __enter__(self) -> ReadOnce:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._rows.__exit__(kind, error, trace)
+
+    def write(
+        self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
+    ) -> tuple[list[Text], dict[str, str]]:
+        """As `LocalSide.write`; the same requests are written once."""
+        key = tuple(request.id for request in requests)
+        if key not in self._written:
+            self._written[key] = self._side.write(requests, interrupted=interrupted)
+        return self._written[key]
+
+    def read(
+        self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Callable[[], str] = never
+    ) -> dict[str, str]:
+        """As `LocalSide.read`; what is kept comes from the file."""
+        if self._size(texts) > self._room:
+            return self._side.read(texts, receive, interrupted=interrupted)
+        failed = self.fill(texts, interrupted=interrupted)
+        for place, text in enumerate(texts):
+            for index in range(len(text.token_ids)):
+                if text.id not in failed and self.has(text.id, index):
+                    receive(place, index, self.row(text.id, index))
+        return failed
+
+    def fill(self, texts: Sequence[Text], *, interrupted: Callable[[], str] = never) -> dict[str, str]:
+        """See to it that `row` has all of these texts. Returns those that cannot be read."""
+        missing = [text for text in texts if text.id not in self._failed and not self._has_all(text)]
+        if missing:
+            if self._rows.size + self._size(missing) > self._room:
+                self._rows.clear()
+                missing = [text for text in texts if text.id not in self._failed]
+            self._failed |= self._side.read(
+                missing,
+                lambda place, index, logits: self._rows.write((missing[place].id, index), logits),
+                interrupted=interrupted,
+            )
+        return {text.id: self._failed[text.id] for text in texts if text.id in self._failed}
+
+    def has(self, text: str, index: int) -> bool:
+        """Whether the logits before a token of a text, by its id, are in the file."""
+        return (text, index) in self._rows
+
+    def row(self, text: str, index: int) -> Tensor:
+        """The logits f32 [V] before a token of a text, by its id."""
+        return self._rows.read((text, index), self.vocabulary)
+
+    def _has_all(self, text: Text) -> bool:
+        return all(self.has(text.id, index) for index in range(len(text.token_ids)))
+
+    def _size(self, texts: Sequence[Text]) -> int:
+        """Bytes of the logits of texts."""
+        return sum(4 * self.vocabulary * len(text.token_ids) for text in texts)
