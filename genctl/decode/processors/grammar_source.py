@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from genctl.params import GRAMMARS, Generation
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
 _MOST_SHOWN = 200  # characters of a quotation in a message
+_MOST_KEPT = 8  # grammars that were read last
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
 # Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Small models would write unbounded
@@ -39,13 +40,37 @@ class GrammarSource:
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
     """The grammar of the knobs (`only`: of one knob); None if none is set.
 
-    Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
+    A grammar is read once for all rows of a run, and again only if its file has changed. Raises UsageError if a file
+    cannot be read or a grammar does not parse, with the place.
     """
     for knob in GRAMMARS if only is None else (only,):
         value = getattr(generation, knob)
         if value is not None:
-            return _READERS[knob](value)
+            return _read_once(knob, value)
     return None
+
+
+def _read_once(knob: str, value: Any) -> GrammarSource:
+    try:
+        key = knob, repr(value), _version(value)
+    except RecursionError:  # the reader says where it is nested too deeply
+        return _READERS[knob](value)
+    source = _LATEST.pop(key, None) or _READERS[knob](value)
+    _LATEST[key] = source  # at the end: the first is the one that was used longest ago
+    while len(_LATEST) > _MOST_KEPT:
+        del _LATEST[next(iter(_LATEST))]
+    return source
+
+
+def _version(value: object) -> tuple[int, ...]:
+    """What changes with the file that a knob may name; empty if it names none."""
+    if not isinstance(value, str):
+        return ()
+    try:
+        state = Path(value).expanduser().stat()
+    except (OSError, ValueError, RuntimeError):
+        return ()
+    return state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size
 
 
 def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
@@ -150,7 +175,12 @@ def _grammar(value: str) -> GrammarSource:
     return GrammarSource("grammar", _HEADER + text)
 
 
-_READERS = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}
+_READERS: dict[str, Callable[[Any], GrammarSource]] = {
+    "json_schema": _json_schema,
+    "regex": _regex,
+    "grammar": _grammar,
+}
+_LATEST: dict[tuple[str, str, tuple[int, ...]], GrammarSource] = {}
 
 
 def validate(lark: str) -> str:

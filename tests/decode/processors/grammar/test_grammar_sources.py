@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+import genctl
 from genctl.config.search_conflicts import grammars as conflicts
+from genctl.decode.processors import grammar_source
 from genctl.decode.processors.grammar_source import read
 from genctl.errors import UsageError
 from genctl.params import Generation
@@ -66,6 +68,27 @@ def test_files_are_read_and_named(tmp_path: Path) -> None:
     schema.write_bytes(b"\xff")
     with pytest.raises(UsageError, match="not UTF-8 text"):
         read(Generation(json_schema=str(schema)))
+
+
+def test_rows_share_a_grammar_that_is_read_once_until_its_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+    validate = grammar_source.validate
+    monkeypatch.setattr(grammar_source, "validate", lambda lark: tried.append(lark) or validate(lark))
+    file = tmp_path / "ids.json"
+    file.write_text('{"type": "integer"}')
+    prompts = ["once", "upon", "a time"]
+    model = genctl.load("builtin:stories")
+    for knobs in ({"json_schema": str(file)}, {"regex": "[a-z]{3,5}!"}, {"json_schema": {"enum": ["cat", "dog"]}}):
+        tried.clear()
+        model.generate(prompts, max_new_tokens=8, **knobs)
+        assert len(tried) == 1
+    assert all(
+        row.text.strip("-").isdigit() for row in model.generate(prompts, max_new_tokens=8, json_schema=str(file))
+    )
+    file.write_text('{"type": "boolean"}')
+    assert {row.text for row in model.generate(prompts, max_new_tokens=8, json_schema=str(file))} <= {"true", "false"}
 
 
 @pytest.mark.parametrize("schema", [True, "true", " true\n", "{}", {}])
