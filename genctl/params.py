@@ -367,6 +367,17 @@ class Generation:
         return next((name for name in ("json_schema", "grammar") if getattr(self, name) is not None), "")
 
     @property
+    def is_beam_search(self) -> bool:
+        """Whether hypotheses compete for their places."""
+        return self.num_beams > 1
+
+    @property
+    def several(self) -> dict[str, int]:
+        """The knobs that give a prompt more than one hypothesis, with their numbers."""
+        numbers = {"num_beams": self.num_beams, "num_return_sequences": self.num_return_sequences}
+        return {name: number for name, number in numbers.items() if number > 1}
+
+    @property
     def draws(self) -> bool:
         """Whether tokens are drawn, so that a seed matters."""
         return self.do_sample and self.temperature > 0

@@ -91,9 +91,7 @@ def lanes(forward: TransformersRuntime, knobs: dict[str, Any], rows: int, prompt
     generation = Generation(**knobs)
     for number in range(max(1, rows // generation.num_beams)):
         tokens = tuple(torch.randint(0, 300, (prompt,), generator=torch.Generator().manual_seed(number)).tolist())
-        material = ProcessorContext(
-            generation, prompt, prompt + steps, forward.vocab_size, num_beams=generation.num_beams
-        )
+        material = ProcessorContext(generation, prompt, prompt + steps, forward.vocab_size)
         yield Lane(str(number), tokens, choose(generation), steps, processors=build(material), seed=number)
 
 

@@ -34,6 +34,7 @@ from genctl.terminal.standard_streams import is_terminal
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
 SHOWN_TOP = 3  # alternatives shown with --scores
+CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # of --help: "How tokens are chosen"
 PROMPTS = "prompts; - is standard input, {stdin} its text"
 
 InputFormat = Literal["lines", "text", "jsonl", "nul"]

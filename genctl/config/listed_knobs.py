@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from genctl.params import knobs
+
+Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,7 @@ class ProcessorRow:
     maker: str  # FILE.FUNCTION in `decode/processors`, called with a ProcessorContext and the value of the first knob
     knobs: tuple[str, ...]  # the first one turns it on; the others have no effect without it
     of_scores: bool  # it depends on scores alone: lanes with equal knobs may share one call
+    measure: Measure = "probability"  # what the value of its first knob bounds, or that it is a factor
 
     @property
     def sampling(self) -> bool:
@@ -24,10 +28,16 @@ class ProcessorRow:
 
 
 def _row(
-    name: str, source: str, maker: str = "", knobs: tuple[str, ...] = (), *, of_scores: bool = False
+    name: str,
+    source: str,
+    maker: str = "",
+    knobs: tuple[str, ...] = (),
+    *,
+    of_scores: bool = False,
+    measure: Measure = "probability",
 ) -> ProcessorRow:
     """A row. The maker is the function of `standard.py` with that name, and so is the only knob, if not given."""
-    return ProcessorRow(name, source, maker or f"standard.{name}", knobs or (name,), of_scores)
+    return ProcessorRow(name, source, maker or f"standard.{name}", knobs or (name,), of_scores, measure)
 
 
 # The processors in the order in which they are applied by default. It is that of transformers. Processors that
@@ -39,8 +49,8 @@ _ROWS = (
     _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
     _row("sequence_bias", "SequenceBiasLogitsProcessor"),
     _row("logit_bias", "OpenAI API, llama.cpp"),
-    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor"),
-    _row("repetition_penalty", "RepetitionPenaltyLogitsProcessor"),
+    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", measure="factor"),
+    _row("repetition_penalty", "RepetitionPenaltyLogitsProcessor", measure="factor"),
     _row("presence_penalty", "OpenAI API, vLLM", "repetition.presence"),
     _row("frequency_penalty", "OpenAI API, vLLM", "repetition.frequency"),
     _row(
@@ -82,8 +92,8 @@ _ROWS = (
         of_scores=True,
     ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", of_scores=True),
-    _row("top_k", "TopKLogitsWarper", of_scores=True),
-    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", of_scores=True),
+    _row("top_k", "TopKLogitsWarper", of_scores=True, measure="rank"),
+    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", of_scores=True, measure="mass"),
     _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", of_scores=True),
     _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", of_scores=True),
     _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", of_scores=True),

@@ -20,7 +20,7 @@ from genctl.strategies.sampling import draw_distinct
 
 @dataclass(frozen=True)
 class Beam:
-    """Keep the `num_beams` best hypotheses at each step; sequences and scores are those of transformers.
+    """Keep the `rows` best hypotheses at each step; sequences and scores are those of transformers.
 
     With `do_sample` the candidates are sampled without replacement from the softmax of the totals. With
     `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each group is a
@@ -29,7 +29,7 @@ class Beam:
     `pad_token_id` (or the first EOS id) at every further step.
     """
 
-    num_beams: int
+    rows: int
     do_sample: bool = False
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
@@ -53,12 +53,8 @@ class Beam:
     def space(self) -> Space:
         return "raw" if self.num_beam_groups > 1 else "logprobs"  # the penalty comes before the processors
 
-    @property
-    def rows(self) -> int:
-        return self.num_beams
-
     def search(self, scores: Scores, context: Context) -> Search:
-        size, grouped = self.num_beams // self.num_beam_groups, self.num_beam_groups > 1
+        size, grouped = self.rows // self.num_beam_groups, self.num_beam_groups > 1
         # with several EOS ids all of a row's best candidates may end, so take `size` more
         count = max(2, 1 + len(context.eos)) * size
         rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
@@ -106,9 +102,9 @@ class Beam:
         may_finish = None
         if self.do_sample:
             flat = (logprobs + totals[:, None]).flatten()
-            drawn = draw_distinct(flat, count, self.num_beams * vocabulary, context.rng)
+            drawn = draw_distinct(flat, count, self.rows * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
-            places, may_finish = drawn[order], order < self.num_beams
+            places, may_finish = drawn[order], order < self.rows
         else:
             values, places = ranked(logprobs, totals, count)
         within = torch.div(places, vocabulary, rounding_mode="floor")

@@ -33,7 +33,7 @@ class ConstrainedBeam:
     nothing.
     """
 
-    num_beams: int
+    rows: int
     words: tuple[Alternatives, ...]  # for each constraint its alternative phrases
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
@@ -49,10 +49,6 @@ class ConstrainedBeam:
     @property
     def kind(self) -> str:
         return "constrained-beam"
-
-    @property
-    def rows(self) -> int:
-        return self.num_beams
 
     def search(self, scores: Scores, context: Context) -> Search:
         constraints = Constraints(self.words)
@@ -77,10 +73,10 @@ class ConstrainedBeam:
                 tokens,
                 totals=totals,
                 pruning=Pruning(
-                    self.num_beams, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
+                    self.rows, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
                 ),
                 notes=[f"{count}/{len(constraints)}" for count in satisfied],
-                is_done=_ConstraintsMet(rule, self.num_beams, candidates.best, len(constraints)),
+                is_done=_ConstraintsMet(rule, self.rows, candidates.best, len(constraints)),
             )
             totals = totals[scores.survivors]
             progress = [candidates.progress[survivor] for survivor in scores.survivors]
@@ -105,7 +101,7 @@ class ConstrainedBeam:
 
         flat f32 [R, V]; `room` is how many tokens may follow the next one.
         """
-        values, tokens = flat.topk(min(self.num_beams + len(eos), flat.shape[1]))
+        values, tokens = flat.topk(min(self.rows + len(eos), flat.shape[1]))
         usual: list[_Candidate] = []
         ends: list[_Candidate] = []
         for row, line in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
@@ -133,14 +129,14 @@ class ConstrainedBeam:
         ]
         usual = [candidate for candidate in usual if constraints.fits(candidate.progress, room)] or usual
         banks = [-constraints.lacking(candidate.progress) for candidate in usual]
-        order = share_out(banks, [candidate.total for candidate in usual], self.num_beams)
-        chosen = [usual[index] for index in order[: 2 * self.num_beams]]
-        counted = self._ends(ends, usual, chosen[: self.num_beams])
+        order = share_out(banks, [candidate.total for candidate in usual], self.rows)
+        chosen = [usual[index] for index in order[: 2 * self.rows]]
+        counted = self._ends(ends, usual, chosen[: self.rows])
         return _Candidates(
             [candidate.row for candidate in (*counted, *chosen)],
             [candidate.token for candidate in (*counted, *chosen)],
             [candidate.progress for candidate in (*counted, *chosen)],
-            [True] * (len(counted) + min(self.num_beams, len(chosen))) + [False] * (len(chosen) - self.num_beams),
+            [True] * (len(counted) + min(self.rows, len(chosen))) + [False] * (len(chosen) - self.rows),
             best,
         )
 
@@ -157,7 +153,7 @@ class ConstrainedBeam:
             for candidate in ends
             if (
                 candidate.progress.complete
-                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.num_beams)
+                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.rows)
             )
             or candidate.row not in going  # an end is the only continuation of this row
         ]

@@ -122,8 +122,8 @@ def repeat(space: Workspace, node: int) -> Repeat:
     if last.seed is not None:
         words += ["--seed", str(last.seed)]
     line = f"printf '%s\\n' {shlex.quote(json.dumps(row, ensure_ascii=False))} | {shlex.join(words)}"
-    competing = values.get("num_beams", 1) > 1
-    note = "the best of its search may be another branch" if competing else ""
+    is_search = space.resolved(last.settings).generation.is_beam_search
+    note = "the best of its search may be another branch" if is_search else ""
     return Repeat(node, (line,), note)
 
 

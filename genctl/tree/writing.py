@@ -95,7 +95,7 @@ def _write(
 ) -> Iterator[Result]:
     """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
     resolved = [space.overlaid(values) for values in entries]
-    if len(entries) > 1 and any(one.generation.num_beams > 1 for one in resolved):
+    if len(entries) > 1 and any(one.generation.is_beam_search for one in resolved):
         raise UsageError("sample draws plain samples, and num_beams is set", hint="set num_beams=1, or beams")
     if resolved and not given:
         start, resolved = _healed(space, start, resolved)

@@ -55,9 +55,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
 def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
     generation = Generation(**WAYS[way])
     prompt = PROMPTS[int(name)]
-    material = ProcessorContext(
-        generation, len(prompt), len(prompt) + new, case.forward.vocab_size, num_beams=generation.num_beams
-    )
+    material = ProcessorContext(generation, len(prompt), len(prompt) + new, case.forward.vocab_size)
     return Lane(name, prompt, choose(generation), new, processors=build(material), seed=5, **fields)
 
 

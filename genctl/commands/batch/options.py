@@ -13,7 +13,7 @@ import typer
 from genctl import params
 from genctl.cli.help import SETTINGS, CommandGroup
 from genctl.cli.table import Color, Command, CommandOptions, given, needless_force
-from genctl.commands.options import IN_OUT, SHOWN, PresetOptions
+from genctl.commands.options import CHOOSING, IN_OUT, SHOWN, PresetOptions
 from genctl.io.writers import Format
 
 # Knobs that a request cannot say: where and how a checkpoint runs, and what only a process here can bound.
@@ -61,7 +61,7 @@ EXPORT = Command(
     ),
     {
         "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
-        "How tokens are chosen": ("do_sample", "temperature", "top_p", "seed"),
+        "How tokens are chosen": CHOOSING,
         IN_OUT: ("input", "template", "output", "kind"),
         "Settings": ("presets", "set"),
     },

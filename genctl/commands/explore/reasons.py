@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genctl.config.listed_knobs import PROCESSORS
+
 if TYPE_CHECKING:
     from genctl.decode.processors.trace import Stage
     from genctl.params import Generation
-
-_MASS = ("top_p",)  # keep tokens until a mass is reached
-_RANK = ("top_k",)
-_FACTOR = ("repetition_penalty", "encoder_repetition_penalty")
 
 
 class Reasons:
@@ -26,7 +24,7 @@ class Reasons:
         self._known: dict[int, _Effect] = {}
 
     def how(self, id: int) -> str:
-        """`top_p 0.9 at 0.91`, `repetition_penalty × 1.2`; "" for a token that nothing singled out."""
+        """`top_k 40 at 57`, `repetition_penalty × 1.2`; "" for a token that nothing singled out."""
         words: list[str] = []
         for place in range(len(self._stages)):
             effect = self._effect(place)
@@ -43,22 +41,27 @@ class Reasons:
         return self._known[place]
 
     def _removed(self, name: str, effect: _Effect, id: int) -> str:
-        limit = self._value(name)
-        if name in _MASS:
+        limit, measure = self._value(name), _measure(name)
+        if measure == "mass":
             return f"{name} {limit} at {effect.mass_at(id):.2f}"
-        if name in _RANK:
+        if measure == "rank":
             return f"{name} {limit} at {effect.rank_of(id)}"
         if isinstance(getattr(self._generation, name, None), (int, float)):
             return f"{name} {limit} at {effect.probability(id):.2g}"
         return f"{name} {limit}".rstrip()
 
     def _changed(self, name: str) -> str:
-        between = "× " if name in _FACTOR else ""
+        between = "× " if _measure(name) == "factor" else ""
         return f"{name} {between}{self._value(name)}".rstrip()
 
     def _value(self, name: str) -> str:
         value: Any = getattr(self._generation, name, None)
         return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+
+
+def _measure(name: str) -> str:
+    row = PROCESSORS.get(name)
+    return row.measure if row is not None else ""
 
 
 class _Effect:

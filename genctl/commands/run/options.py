@@ -11,6 +11,7 @@ from genctl.cli.help import ALSO
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.commands.options import (
     CHECKS,
+    CHOOSING,
     EVENTS,
     FORMAT,
     IN_OUT,
@@ -92,7 +93,7 @@ class BeamOptions(RunOptions):
 
 def check_search(early: Resolved) -> None:
     """Raises UsageError where `genctl beam` is asked for something that keeps no rows in competition."""
-    if early.generation.num_beams == 1 and not early.generation.penalty_alpha:
+    if not early.generation.is_beam_search and not early.generation.penalty_alpha:
         raise UsageError(
             f"genctl beam shows a search, but num_beams = 1 ({early.origins['num_beams']})",
             hint="genctl run shows a single text",
@@ -179,7 +180,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 
 BRIEF: dict[str, tuple[str, ...]] = {
     "Model and text": ("model", "max_new_tokens", "num_return_sequences", "chat", "stop_strings"),
-    "How tokens are chosen": ("strategy", "do_sample", "temperature", "top_p", "seed"),
+    "How tokens are chosen": ("strategy", *CHOOSING),
     "Input and output": ("input", "template", "output", "format", "scores"),
     "Settings": ("presets", "set", "dry"),
     ALSO: ("top_k", "json_schema", "watch", "explain", "report", "quiet", "verbose"),

@@ -38,7 +38,7 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
     _finite(context.generation)
     if context.explicit is not None:
         return tuple(processor for processor in _explicit(context.explicit, context) if processor is not None)
-    made = (_make(row, context) for row in ORDER if context.sampling or not row.sampling)
+    made = (_make(row, context) for row in ORDER if context.generation.draws or not row.sampling)
     return tuple(processor for processor in made if processor is not None)
 
 

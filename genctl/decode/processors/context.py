@@ -33,7 +33,6 @@ class ProcessorContext:
     device: torch.device | str = "cpu"
     encoder_ids: Tensor | None = None  # int64 [1, S], the encoder's input, or the prompt without an encoder
     tokenizer: Any = None
-    num_beams: int = 1
     is_encoder_decoder: bool = False
     seed: int = 0  # for processors that draw numbers (XTC)
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
@@ -45,14 +44,9 @@ class ProcessorContext:
     @property
     def min_tokens_to_keep(self) -> int:
         """The fewest tokens that a filter must keep: with beams one more than the EOS ids, so a row can continue."""
-        if self.num_beams == 1:
+        if not self.generation.is_beam_search:
             return 1
         return len(self.eos) + 1 if self.eos else 2
-
-    @property
-    def sampling(self) -> bool:
-        """Whether tokens are drawn: `do_sample`, unless a temperature of 0 makes it greedy."""
-        return self.generation.do_sample and self.generation.temperature > 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,8 +83,8 @@ def top_k(k: int) -> Keep:
     return lambda row: largest(row.values, k)
 
 
-def top_p(p: float, least: int, *, together: bool = False) -> Keep:
-    """Keep the best tokens that sum up to more than p, at least `least` of them.
+def nucleus(p: float, least: int, *, together: bool = False) -> Keep:
+    """Keep the best tokens that sum up to more than p, at least `least` of them (arXiv:1904.09751).
 
     transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores at the
     threshold it removes those that its sort puts first; `together` keeps them all instead.
@@ -121,7 +121,7 @@ def top_p(p: float, least: int, *, together: bool = False) -> Keep:
 
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
-    """`top_p` with transformers' own sums, over a row sorted by numpy."""
+    """`nucleus` with transformers' own sums, over a row sorted by numpy."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
     ascending[0, missing:] = np.sort(row.values)

@@ -109,7 +109,7 @@ def top_k(k: int) -> Processor:
     return processor
 
 
-def top_p(p: float, keep: int) -> Processor:
+def nucleus(p: float, keep: int) -> Processor:
     """Keep the smallest set with probability p, and at least `keep` tokens (arXiv:1904.09751)."""
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def top_k(m: ProcessorContext, k: int) -> Processor:
 
 def top_p(m: ProcessorContext, p: float) -> Processor:
     least = m.min_tokens_to_keep
-    return Filter(filters.top_p(p, least, together=m.half), plain.top_p(p, least))
+    return Filter(filters.nucleus(p, least, together=m.half), plain.nucleus(p, least))
 
 
 def min_p(m: ProcessorContext, p: float) -> Processor | None:

@@ -203,10 +203,7 @@ class Planner:
             limit=limit,
         )
         settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
-        if generation.num_beams > 1:
-            settings["num_beams"] = generation.num_beams
-        if generation.num_return_sequences > 1:
-            settings["num_return_sequences"] = generation.num_return_sequences
+        settings |= generation.several
         if truncated:
             settings["truncated"] = truncated
         if generation.structure:
@@ -359,7 +356,6 @@ class Planner:
             device=device,
             encoder_ids=torch.tensor([list(source or tokens)], dtype=torch.long, device=device),
             tokenizer=self.loaded.tokenizer,
-            num_beams=generation.num_beams,
             is_encoder_decoder=self.forward.is_encoder_decoder,
             seed=request.seed,
             explicit=request.resolved.processors,

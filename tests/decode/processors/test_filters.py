@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[[float, int], Made]] = {
         theirs.TopKLogitsWarper(int(1 + 60 * share), min_tokens_to_keep=least),
     ),
     "top_p": lambda share, least: (
-        filters.top_p(share, least),
+        filters.nucleus(share, least),
         theirs.TopPLogitsWarper(share, min_tokens_to_keep=least),
     ),
     "min_p": lambda share, least: (
