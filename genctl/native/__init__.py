@@ -1,1 +1,1 @@
-"""The forward pass of dense decoder families, in plain torch."""
+"""Forward passes and weights of the native families, without transformers. Start with `decoder`."""

@@ -1,7 +1,7 @@
-"""Attention over a cache: every form of scores that a family has, every form of cache that genctl has.
+"""Attention over a cache, for every kind of scores and every kind of cache layer.
 
-N rows, F tokens fed, T tokens that they may see, H query heads, K heads of keys and values (G = H / K queries share
-one), D features of a head.
+N rows, F tokens fed, T tokens that they may attend to, H query heads, K heads of keys and values (G = H / K
+queries share one), D features of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from genctl.native.products import ops
 
 
 class Mask:
-    """Which tokens each of the fed ones sees in one pass: those before it, without padding, within a window.
+    """Which tokens each fed token attends to in one pass: those before it, without padding, within a window.
 
     A row's columns in a cache are its tokens in order, after `N x padding` columns that hold nothing.
     """
@@ -32,9 +32,9 @@ class Mask:
         self._made: dict[tuple[int, int | None], Tensor | None] = {}
 
     def of(self, columns: int, window: int | None) -> Tensor | None:
-        """What the fed tokens see of the newest `columns`: bool [N or 1, 1, F, columns], or None.
+        """Which of the newest `columns` the fed tokens attend to: bool [N or 1, 1, F, columns].
 
-        None: each sees all up to itself, and nothing is to be hidden but what comes after it.
+        None if each attends to all columns up to its own.
         """
         key = columns, window
         if key not in self._made:
@@ -42,7 +42,7 @@ class Mask:
         return self._made[key]
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
-        """The same for `products.ops.attention`: which of the newest `count` columns are there, bool [N, count]."""
+        """Arguments of `products.ops.attention`: which of the newest `count` columns hold a token, bool [N, count]."""
         mask = None if self.mask is None else self.mask[:, self.past + self.fed - count :]
         return {"mask": mask, "causal": True, "window": self._width(window)}
 
@@ -68,18 +68,18 @@ class Mask:
 
 
 class SlotMask(Mask):
-    """Which of the slots count, as a tensor says: bool [N, 1, 1, C], that of the fed token included."""
+    """A mask over the slots of a buffer: bool [N, 1, 1, C], the fed token's slot included."""
 
     def __init__(self, slots: Tensor) -> None:
         super().__init__(slots.shape[-1] - 1, 1, None, slots.device)
         self.slots = slots
 
     def of(self, columns: int, window: int | None) -> Tensor | None:
-        """The slots that count, whatever the columns: there is no window here."""
+        """The mask, for any number of columns: layers with slots have no window."""
         return self.slots
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
-        """The fed token's column is among the others, not behind them."""
+        """As `Mask.columns`. The fed token's column may be anywhere among the others."""
         return {"mask": self.slots[:, 0, 0], "causal": False}
 
 
@@ -96,7 +96,7 @@ def attention(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of the fed tokens, whose keys and values are added to a layer of the cache (None: there is none).
+    """Attention of the fed tokens. Their keys and values are appended to a layer of the cache, if there is one.
 
     query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F], sinks [H] -> [N, F, H·D].
     """
@@ -153,13 +153,13 @@ def _with_sinks(
 
 
 def cross_attention(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, *, scaling: float) -> Tensor:
-    """Attention that looks both ways: at all of a source.
+    """Attention to all tokens of a source.
 
-    query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P rows in turn look at one row: they are further
-    queries on it, so that no key is repeated. `seen` is None, a mask bool [N, 1, 1, S], the same for all rows of a
-    source, or a bias [1, H, F, S] where N = P.
+    query [N, H, F, D], key and value [P, H, S, D] -> [N, F, H·D]. N / P rows in turn attend to one row of the
+    source: they become further queries on it, so that no key is copied. `seen` is None, a mask bool [N, 1, 1, S] that
+    is the same for all rows of a source, or a bias [1, H, F, S] where N = P.
     """
-    if len(key) > 1 and key.stride(0) == 0:  # a view of one row, which all rows look at
+    if len(key) > 1 and key.stride(0) == 0:  # one row, viewed as many
         key, value = key[:1], value[:1]
     library = ops.compiled(query)
     if library is not None:
@@ -181,7 +181,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None, scali
     """softmax(q kᵀ · scaling) v by torch's kernel. [N, H, F, D]"""
     rows, heads, _, size = query.shape
     groups = heads // key.shape[1]
-    if fed == 1 and groups > 1:  # queries that share a head are F tokens of it: no key is read twice
+    if fed == 1 and groups > 1:  # queries that share a head become its F tokens, so that no key is read twice
         query = query.reshape(rows, -1, groups, size)
         return F.scaled_dot_product_attention(query, key, value, seen, scale=scaling).reshape(rows, heads, 1, size)
     causal = seen is None and fed > 1
@@ -201,7 +201,7 @@ def _by_hand(
     *,
     fed: int,
 ) -> Tensor:
-    """The same with scores that are bent below a cap, or have something added: two products. [N, H, F, D]"""
+    """The same in two products, for scores with a soft cap or a bias. [N, H, F, D]"""
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     if seen is None and fed > 1:

@@ -1,6 +1,7 @@
 """Weights for the compiled products.
 
-float32, bfloat16 and float16 are read as they lie, [O, I] or transposed. 8 and 4 bits are made here (`quantized`).
+float32, bfloat16 and float16 weights are used as stored, [O, I] or transposed. 8-bit and 4-bit weights are made here
+(see `quantized`).
 
 N rows, I features in, O features out.
 """
@@ -18,7 +19,7 @@ from genctl.native import quantized
 from genctl.native.products.library import TYPES, Library
 
 _PLAIN, _ACROSS, _CODES8, _CODES4 = range(4)  # forms of products.h
-MOST_TOGETHER = 4  # as there
+MOST_TOGETHER = 4  # as in products.h
 
 
 class _Weight(ctypes.Structure):
@@ -84,7 +85,8 @@ class CompiledProducts:
 
     def __init__(self, parts: Sequence[CompiledProduct]) -> None:
         """`parts` have weights of one form."""
-        self.held = [(part.fields, part.held, part.wide_bias) for part in parts]  # not the parts: one may hold this
+        # not the parts, because a part may hold this object
+        self.held = [(part.fields, part.held, part.wide_bias) for part in parts]
         self.call, self.count = parts[0].call, len(parts)
         self.size = sum(part.size for part in parts)
         self.addresses = (ctypes.c_void_p * len(parts))(*(ctypes.addressof(part.fields) for part in parts))

@@ -1,4 +1,4 @@
-"""Reading config.json field by field: what is not read, and not known to be harmless, makes a checkpoint not native."""
+"""Read config.json field by field. A field that is neither read nor known to be harmless makes it not native."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HARMLESS = frozenset(
         "decoder_layerdrop", "summary_last_dropout", "summary_type", "summary_use_proj", "summary_activation",
         "summary_proj_to_labels", "summary_first_dropout", "torchscript", "use_bfloat16", "masked_softmax_fusion",
         "offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "bias_dropout_fusion", "attention_softmax_in_fp32",
-        # what a pass returns, which is asked for
+        # what a pass returns: genctl chooses that in each call
         "return_dict", "keys_to_ignore_at_inference", "output_past",
         # how to generate (see `generation_settings`)
         "force_bos_token_to_be_generated", *FIELDS,
@@ -66,7 +66,7 @@ HARMLESS_AS: dict[str, tuple[Any, ...]] = {
 
 
 class NotNative(Exception):
-    """Why a checkpoint is not for the native runtime, in a few words."""
+    """Why the native runtime cannot run a checkpoint, in a few words."""
 
 
 class Unfit(NotNative):
@@ -74,7 +74,7 @@ class Unfit(NotNative):
 
 
 class Config:
-    """config.json. `take` reads a field; `rest` raises NotNative for what nobody has read."""
+    """config.json. `take` reads a field; `rest` raises NotNative for fields that were not read."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
@@ -129,7 +129,7 @@ class Config:
             raise NotNative(f"config.json: {name} = {self.values[name]!r:.40} is not supported")
 
     def windows(self, layers: int, window: int | None, sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-        """For each layer how far back it looks: as `layer_types` says, else where `sliding(number)` holds."""
+        """The window of each layer: by `layer_types`, else for the layers where `sliding(number)` is true."""
         kinds = self.take("layer_types", None)
         if kinds is None:
             kinds = [
@@ -161,15 +161,15 @@ class Config:
     ) -> Rope:
         """Rotary positions from `rope_parameters`, or from `rope_scaling` and the older fields beside it.
 
-        `partial` is the part of a head that turns where nothing is said; None where the family turns whole heads.
-        `theta` is the field of the base, and `base` its value where it is missing.
+        `partial` is the default share of a head that is rotated; None if the family always rotates whole heads.
+        `theta` is the name of the field that has the base, and `base` its default.
         """
         scaling, parameters = self.take("rope_scaling", None), self.take("rope_parameters", None)
         base, original = self.number(theta, base), self.take("original_max_position_embeddings", None)
         return self.one_rope(scaling or parameters or {}, head_dim, theta=base, partial=partial, original=original)
 
     def ropes(self, head_dim: int, *, theta: float, local_theta: float) -> tuple[Rope, Rope]:
-        """Rotary positions of the layers that see everything, and of those with a window: `rope_parameters` by kind."""
+        """Rotary positions of full-attention layers, and of layers with a window: `rope_parameters` by kind."""
         plain = {"rope_type": "default"}  # so that a `type` in `rope_scaling`, the older name of the key, is not read
         kinds = {"full_attention": plain, "sliding_attention": plain, **(self.take("rope_parameters", None) or {})}
         if set(kinds) != {"full_attention", "sliding_attention"}:
@@ -186,7 +186,7 @@ class Config:
     ) -> Rope:
         """One entry of `rope_parameters`. Raises NotNative for a key or a kind that is not known.
 
-        `original` is how long texts of the training were, where the config says it outside of the entry.
+        `original` is the context length of the training, if the config has it outside of the entry.
         """
         if not isinstance(parameters, dict):
             raise NotNative(f"config.json: rope_parameters = {parameters!r:.40}")
@@ -294,7 +294,7 @@ _KINDS = {
 
 
 def _original(part: Config, rope: Rope, original: int | None) -> int:
-    """Tokens of the training: the config's own field comes first, then the entry's, then the whole context."""
+    """The context length of the training: the config's own field, else the entry's, else the whole context."""
     inner = part.take("original_max_position_embeddings", None)
     length = original if original is not None else inner if inner is not None else rope.context
     if type(length) is not int or length <= 1:
@@ -303,7 +303,7 @@ def _original(part: Config, rope: Rope, original: int | None) -> int:
 
 
 def _factor(part: Config, default: float | None = None) -> float:
-    """By what frequencies are divided. `default` is what null means."""
+    """The factor that divides frequencies. `default` stands for null."""
     value = part.take("factor")
     if value is None and default is not None:
         return default

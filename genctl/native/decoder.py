@@ -42,7 +42,7 @@ Part = TypeVar("Part")
 
 @dataclass
 class CrossWeights:
-    """How a layer looks at the source."""
+    """The attention of a layer to the source."""
 
     q: Linear  # E -> H·D
     kv: Joined  # E -> H·D twice
@@ -218,7 +218,7 @@ class Stack:
 
 
 class Encoder(Stack):
-    """What reads a source. Its tokens look at all others."""
+    """Reads a source. Each token attends to all others."""
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Encoder(Stack):
 
 
 class Decoder(Stack):
-    """What writes a text, with the head that makes logits of its states."""
+    """Writes a text: a stack with a head that turns its states into logits."""
 
     def __init__(self, spec: Spec, weights: StackWeights, output: Linear) -> None:
         super().__init__(spec, weights)
@@ -262,8 +262,8 @@ class Decoder(Stack):
         """tokens int64 [N, F] at positions int64 [N or 1, F] -> logits [N, F, V], of the last `keep` tokens if not 0.
 
         `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
-        has padding. `states` is given what each layer reads, and last what the head reads, each [N, F, E].
-        `visible` says what is seen where `mask` does not.
+        has padding. `states` receives the input of each layer and then that of the head, each [N, F, E].
+        `visible` takes the place of `mask`.
 
         With an encoder: `cross` holds keys and values of the source; where it is empty it is filled from `source`
         [N or P, S, E], which is not read otherwise. source_mask [N, S] is 0 where a source has padding.
@@ -291,7 +291,7 @@ class Decoder(Stack):
         return logits
 
     def head(self, x: Tensor) -> Tensor:
-        """What the stack ends with, [..., E] -> logits [..., V], neither scaled nor bent."""
+        """The stack's output [..., E] -> logits [..., V], before scaling and soft cap."""
         scale = self.spec.head_scale
         return self.output(x if scale == 1.0 else x * scale)
 
@@ -328,5 +328,5 @@ class Decoder(Stack):
 
 
 def _of(parts: Sequence[Part], number: int) -> Part:
-    """That of a layer, where there is one for all layers, or one for each."""
+    """The part of a layer: there is one for all layers, or one for each."""
     return parts[number if len(parts) > 1 else 0]

@@ -87,7 +87,7 @@ _GATED = ("gate", "up", "down")
 
 
 def _experts(c: Config, count: int, inner: int, *, chosen: int, layers: Iterable[int], **more: Any) -> Experts:
-    """What these families name alike. `chosen` is how many where config.json says nothing."""
+    """The fields that these families share. `chosen` is the default number of experts for a token."""
     for name in ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"):  # of training
         c.take(name, None)
     each = c.size("num_experts_per_tok", chosen)

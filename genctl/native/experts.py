@@ -16,7 +16,7 @@ from genctl.native.spec import Experts
 
 
 class Mixture:
-    """The sum of what the chosen experts make of a token, by the router's weights (Mixtral, arXiv:2401.04088)."""
+    """The sum of the chosen experts' outputs, weighted by the router (Mixtral, arXiv:2401.04088)."""
 
     def __init__(self, spec: Experts, router: Linear, experts: Sequence[MLP]) -> None:
         self.spec, self.router, self.experts = spec, router, list(experts)

@@ -23,7 +23,7 @@ def read_config(config: dict[str, Any], read: Callable[[Config], Found], context
     reader = Config({**longest, **config})
     try:
         spec, names = read(reader)
-    except (TypeError, ValueError, ArithmeticError) as error:  # config.json is what a stranger wrote
+    except (TypeError, ValueError, ArithmeticError) as error:  # config.json is untrusted
         family = config.get("model_type")
         raise NotNative(f"config.json has a field of another type than {family} has: {error}") from error
     reader.rest()

@@ -16,9 +16,9 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def mapped(files: Sequence[Path], look: Callable[[str, Tensor], object] | None = None) -> Callable[[str], Tensor]:
-    """What gives a tensor by its name in the files, whose headers have been checked (see `models.weights`).
+    """A function from a name to the tensor of that name in the files. `models.weights` has checked their headers.
 
-    `look` is shown each tensor, and may raise.
+    `look` is called with each tensor, and may raise.
     """
     places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:

@@ -94,7 +94,7 @@ _GPT2_PARTS = {
 
 
 def gpt_bigcode(c: Config) -> Found:
-    """SantaCoder and StarCoder (Li et al. 2023, arXiv:2305.06161): GPT-2, all of whose queries share one head."""
+    """SantaCoder and StarCoder (Li et al. 2023, arXiv:2305.06161): GPT-2 with one head of keys and values."""
     shared = c.flag("multi_query", True)
     sizes = _gpt_sizes(c, "gelu_pytorch_tanh")
     for name in _BIGCODE_UNREAD:
@@ -293,7 +293,7 @@ def mpt(c: Config) -> Found:
         eps=c.number("layer_norm_epsilon", 1e-5),
         alibi="mpt",
         qkv="joined",
-        clip_qkv=clip or None,  # 0 cuts off nothing
+        clip_qkv=clip or None,  # 0 clips nothing
         mlp_bias=False,
         activation="gelu",
     )
@@ -310,7 +310,8 @@ def mpt(c: Config) -> Found:
     return spec, Names("transformer.", "wte", "blocks.{}.", parts, "norm_f")
 
 
-# What transformers writes into `attn_config`, as into every config; and what only MosaicML's own code reads.
+# Fields that transformers writes into every config, so into `attn_config` too; and fields that only MosaicML's code
+# reads.
 _MPT_CONFIG = ("model_type", "transformers_version", "dtype", "architectures", "id2label", "label2id", "problem_type")
 _MPT_UNREAD = (
     "emb_pdrop",
@@ -344,7 +345,7 @@ def falcon(c: Config) -> Found:
     if (new and not parallel) or norms not in ((1, 2) if new else (None, 1)):
         raise NotNative(f"config.json: parallel_attn = {parallel}, num_ln_in_parallel_attn = {norms!r:.40}")
     bias, alibi = c.flag("bias", False), c.flag("alibi", False)
-    c.only("output_attentions", False)  # transformers computes scores in another way to return them, with other numbers
+    c.only("output_attentions", False)  # to return scores, transformers computes them with other operations
     c.only("apply_residual_connection_post_layernorm", False)
     rope = c.rope(hidden // heads)
     spec = _spec(

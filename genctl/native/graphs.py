@@ -1,9 +1,9 @@
 """Steps of one token as CUDA graphs: what a step launches is recorded once, and replayed with one call.
 
-Between two small kernels a GPU waits for Python. A graph has no such gaps, but its tensors keep their shapes and
-addresses: rows see the whole buffers of the cache, filled or not, a tensor says which columns count, and the place of
-the new column is a tensor too (`Decoder.step`, `static.SlottedLayer`). A graph serves as long as the buffers stay where
-they are. There is one for each number of rows, made anew when its buffers change.
+Without a graph, a GPU waits for Python between two small kernels. A graph has no such gaps, but its tensors keep their
+shapes and addresses. So rows read the whole buffers of the cache, filled or not; one tensor says which columns count,
+another one where the new column goes (`Decoder.step`, `static.SlottedLayer`). A graph is valid as long as the buffers
+stay in place. There is one for each number of rows; it is captured again when its buffers change.
 
 On a CPU the same steps are computed without capturing, which is how they are tested.
 """
@@ -23,9 +23,9 @@ Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C
 
 
 def fits(spec: Spec) -> bool:
-    """Whether the steps of a decoder keep one shape, and need nothing but tensors of the device.
+    """Whether the steps of a decoder have one fixed shape, and use only tensors on the device.
 
-    Windows, ALiBi, soft caps, sinks, a source, experts and angles that depend on the length of a text do not.
+    Windows, ALiBi, soft caps, sinks, a source, experts, and angles that depend on the length of a text rule this out.
     """
     if spec.encoder is not None or spec.relative is not None or spec.sinks or spec.experts is not None:
         return False
@@ -58,7 +58,7 @@ class Graphs:
         where = _where(buffers)
         fixed = self._fixed.get(rows)
         if fixed is None or fixed.where != where:
-            self._fixed.pop(rows, None)  # what its graph holds is free before more is needed
+            self._fixed.pop(rows, None)  # free the graph's memory before more is allocated
             fixed = self._fixed[rows] = _FixedStep(rows, buffers, where)
         fixed.fill(feed, mask, positions, length)
         logits = self._run(fixed, buffers)
@@ -69,7 +69,7 @@ class Graphs:
     def _run(self, fixed: _FixedStep, buffers: Buffers) -> Tensor:
         """The first step on these buffers is computed without a graph, the second is captured, all later are replayed.
 
-        Buffers that serve one step, because rows leave or join, cost no capture.
+        Buffers that are used for one step only, because rows leave or join, are never captured.
         """
         stream, device = self._stream, self.decoder.device
         if stream is None:
@@ -77,7 +77,7 @@ class Graphs:
         if fixed.graph is None and not fixed.warm:
             current = torch.cuda.current_stream(device)
             stream.wait_stream(current)
-            with torch.cuda.stream(stream):  # on which the libraries then have their workspaces
+            with torch.cuda.stream(stream):  # so that libraries make their workspaces on this stream
                 logits = fixed.compute(self.decoder, buffers)
             current.wait_stream(stream)
             logits.record_stream(current)
@@ -96,7 +96,7 @@ class Graphs:
 
 
 class _FixedStep:
-    """The inputs of a step for N rows on buffers with C columns, and the graph that reads them, once it is made."""
+    """The inputs of a step for N rows on buffers with C columns, and the graph that reads them, once it is captured."""
 
     def __init__(self, rows: int, buffers: Buffers, where: tuple[Any, ...]) -> None:
         device, columns = buffers[0][0].device, buffers[0][0].shape[2]
@@ -110,21 +110,21 @@ class _FixedStep:
         self.logits: Tensor | None = None  # f32 [N, 1, V], where the graph leaves them
 
     def fill(self, feed: Tensor, mask: Tensor | None, positions: Tensor, length: int) -> None:
-        """Copy in what the step reads: see `Graphs.step`. Nothing here waits for the device."""
+        """Copy in the inputs of a step (see `Graphs.step`). The host does not wait for the device."""
         self.tokens.copy_(feed)
         self.positions.copy_(positions)
         self.place.fill_(length)
-        self.slots[..., length + 1 :] = False  # drafts that were taken back
+        self.slots[..., length + 1 :] = False  # rejected drafts
         self.slots[..., : length + 1] = True if mask is None else mask[:, None, None].bool()
 
     def compute(self, decoder: Decoder, buffers: Buffers) -> Tensor:
-        """Logits f32 [N, 1, V]; writes one column of the buffers. Computed again, it writes the same."""
+        """Logits f32 [N, 1, V]; writes one column of the buffers. A second call writes the same values."""
         return decoder.step(self.tokens, self.positions, self.place, self.slots, buffers).float()
 
 
 def _where(buffers: Buffers) -> tuple[Any, ...]:
-    """What a graph depends on: the addresses of all buffers, and how their numbers lie there.
+    """What a graph depends on: address, shape and strides of every buffer.
 
-    Buffers that are freed, and others made in their place, may be equal in this. A graph then serves them as well.
+    New buffers in the place of freed ones may be equal in all of these. The graph is then valid for them as well.
     """
     return tuple((buffer.data_ptr(), buffer.shape, buffer.stride()) for pair in buffers for buffer in pair)

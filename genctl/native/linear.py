@@ -1,7 +1,7 @@
-"""Matrix products y = x Wᵀ + b, by how their weights are held.
+"""Matrix products y = x Wᵀ + b for every form of weights.
 
-The compiled library reads float32, bfloat16 and float16 weights as they lie in the file, for one row and for many; 8
-and 4 bits are made while the weights are read. Where it is not there, torch multiplies.
+The compiled library uses float32, bfloat16 and float16 weights as stored in the file, for one row and for many; 8-bit
+and 4-bit weights are made while the file is read. Without the library, torch multiplies.
 
 N rows, F tokens fed to each, I features in, O features out.
 """
@@ -25,7 +25,7 @@ from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
 class Linear(Protocol):
     """A product with a weight [O, I] and perhaps a bias [O]."""
 
-    form: str  # how its weight is held, and so which kernel runs
+    form: str  # of its weight, which decides the kernel
     is_compiled: bool  # whether the library computes it
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Linear(Protocol):
         ...
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it holds."""
+        """Its tensors."""
         ...
 
 
@@ -56,10 +56,10 @@ class Plain:
 
 
 class Joined:
-    """Products of the same x: one call where the library computes them, else one after the other."""
+    """Products of the same x: one call if the library computes them, else one after the other."""
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
-        """A single part makes outputs of several `sizes`."""
+        """One part may make several outputs, of these `sizes`."""
         self.parts, self.sizes, self.form = tuple(parts), list(sizes), parts[0].form
         self.is_compiled = all(part.is_compiled for part in parts)
         self.one: Callable[[Tensor], Tensor] | None = parts[0] if len(parts) == 1 else None
@@ -73,7 +73,7 @@ class Joined:
         return [part(x) for part in self.parts]
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What the parts hold."""
+        """The tensors of all parts."""
         return tuple(tensor for part in self.parts for tensor in part.tensors())
 
 
@@ -87,7 +87,7 @@ Make = Callable[[Tensor, Tensor | None], Linear]
 
 
 def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: bool = True) -> Make | None:
-    """How the CPU multiplies with weights [O, `width`] of a type; None: by torch's own product of them."""
+    """What makes products on the CPU with weights [O, `width`] of a type; None for torch's own."""
     if quantize == "int4" and width % GROUP:
         quantize = "int8"
     found = library() if compiled else None
@@ -98,9 +98,9 @@ def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: boo
 
 
 class Products:
-    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes torch's.
+    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes torch's own.
 
-    `compiled` False computes with quantised weights by torch, too, and rounds what the library would round.
+    `compiled` False also multiplies quantised weights by torch, with the library's rounding.
     """
 
     def __init__(self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True) -> None:
@@ -125,7 +125,7 @@ class Products:
         return Joined([self.linear(weight, bias)], sizes)
 
     def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
-        """The product that makes logits: never below 8 bits, which it is not worth."""
+        """The product that makes logits: in 8 bits where others have 4."""
         return self._made(weight, bias, None if self.quantize is None else "int8")
 
     def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:

@@ -121,7 +121,7 @@ def smollm3(c: Config) -> Found:
     still = frozenset(number for number in range(layers) if not turns[number])
     window, used = c.window(), c.flag("use_sliding_window", False)
     c.take("max_window_layers", None)  # written, but not read
-    # a window of the config counts for the layers that `layer_types` names, used or not
+    # the layers that `layer_types` names have the config's window, whatever `use_sliding_window` says
     listed = c.values.get("layer_types") is not None
     sizes["windows"] = c.windows(layers, window if used or listed else None, lambda number: number in still)
     rope = c.rope(sizes["head_dim"], base=2000000.0)
@@ -251,7 +251,7 @@ def olmo3(c: Config) -> Found:
     """OLMo 3 (OLMo Team 2025, arXiv:2512.13961): OLMo 2 with windows; only layers without one stretch their angles."""
     sizes = sizes_of(c)
     sizes["windows"] = c.windows(sizes["layers"], c.window(4096), lambda number: (number + 1) % 4 != 0)
-    # `rope_theta` counts for one kind of layers alone: transformers has taken it when it comes to the others
+    # as transformers, which uses `rope_theta` for one kind of layers only
     rope, local = c.ropes(sizes["head_dim"], theta=c.number("rope_theta", 5e5), local_theta=5e5)
     eps = c.number("rms_norm_eps", 1e-5)
     spec = plain(

@@ -33,10 +33,10 @@ def read(
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
-    """Map the files and build the model. `dtype` is what to compute in: None for that of the embeddings.
+    """Map the files and build the model. `dtype` is the type to compute in: None for that of the embeddings.
 
-    `device` is where tensors go as they are read: None leaves them mapped. `look` is given each tensor by its name in
-    the files, and may raise. `products` says how matrices are held.
+    Tensors are moved to `device` as they are read; None leaves them mapped. `look` is called with each tensor and its
+    name in the files, and may raise. `products` makes the matrix products.
     """
     get = mapped(files, look)
     model = build(plan, get, config, special, dtype=dtype, device=device, products=products, name=name)
@@ -55,9 +55,9 @@ def build(
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
-    """The model of a plan, whose tensors `get` gives by their names in the files.
+    """Build the model of a plan. `get` returns a tensor by its name in the files.
 
-    Each is moved to `device` as it comes (None: it stays where it is), so that no second copy of the model is made.
+    Each tensor is moved to `device` as it is read (None: not moved), so that there is never a second copy of all.
     """
     products = products or Products()
     tables = {table for part, table in plan.embeddings.items() if part != "head"}
@@ -83,7 +83,7 @@ def build(
         encoder = Encoder(plan.encoder.spec, stack)
     stack = _Stack(plan.decoder, converted, each, products).weights(converted(plan.embeddings["decoder"]))
     decoder = Decoder(plan.spec, stack, _head(plan, converted, products))
-    for table, tensor in embeddings.items():  # whoever looked read them all; a step reads a row for each token
+    for table, tensor in embeddings.items():  # `look` has read whole tables, of which a step reads a row for each token
         if table != plan.embeddings["head"] or products.quantize is not None:
             pages.release(tensor, pages.mapped_files())
     return NativeModel(decoder, NativeConfig(config, plan.spec), special, name, encoder)
@@ -160,7 +160,7 @@ class _Stack:
     def experts(self, names: dict[str, str]) -> Mixture:
         spec = self.spec.experts
         assert spec is not None
-        # rounding a router would choose other experts
+        # a rounded router would choose other experts
         exact, name = Products(pack=self.products.pack, compiled=self.products.compiled), names["router"]
         if spec.limit is None:
             router = exact.linear(self.get(f"{name}.weight"))

@@ -1,4 +1,4 @@
-"""A native model with what its checkpoint says of itself: the part of transformers' models that genctl asks for."""
+"""A native model with its configuration and special tokens: the attributes of transformers' models that genctl uses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NativeConfig:
             self.max_position_embeddings = spec.context
 
     def get_text_config(self, decoder: bool = False) -> NativeConfig:
-        """Itself: there is no other part."""
+        """Itself: this configuration has no parts."""
         return self
 
 
@@ -63,12 +63,12 @@ class NativeModel:
 
     @property
     def spec(self) -> Spec:
-        """The decoder's, in which the encoder's is."""
+        """The decoder's spec, which contains the encoder's."""
         return self.decoder.spec
 
     @property
     def cache_layout(self) -> str:
-        """How its cache differs from that of transformers' class: "" where it does not.
+        """How its cache differs from that of transformers' class; "" if it does not.
 
         transformers repeats the keys of Falcon's grouped heads for each query before it keeps them.
         """
@@ -105,11 +105,11 @@ class NativeModel:
         yield self.decoder.output
 
     def get_input_embeddings(self) -> Any:
-        """Something whose `weight` are the embeddings of what the model reads, [V, E]."""
+        """An object whose `weight` is the matrix of input embeddings, [V, E]."""
         return SimpleNamespace(weight=(self.encoder or self.decoder).weights.embed)
 
     def bytes(self) -> int:
-        """What all tensors take, tied ones counted once."""
+        """The size of all tensors; tied ones count once."""
         return sum(tensor.nbytes for _, tensor in self.named_tensors())
 
 

@@ -1,4 +1,4 @@
-"""What the tensors of a family are called in a checkpoint's files, and what a family's function returns."""
+"""The names of a family's tensors in a checkpoint's files; and `Found`, the result of a family's function."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ COMPUTED = re.compile(
 class Names:
     """The tensors of a family, without `.weight` and `.bias`."""
 
-    prefix: str  # of everything but the head; a checkpoint of the bare model is without its first part
+    prefix: str  # of everything but the head; a checkpoint of the bare model lacks its first part
     embed: str
     layer: str  # with {} for the number
     parts: dict[str, str]  # our name for a part of a layer -> theirs (see `plan.matrix_shape`)
     final: str
-    heads: tuple[str, ...] = ("lm_head",)  # what the head may be called
-    logits_bias: tuple[str, ...] = ()  # what a bias of the logits may be called, that files may hold
+    heads: tuple[str, ...] = ("lm_head",)  # possible names of the head
+    logits_bias: tuple[str, ...] = ()  # possible names of a bias of the logits
     relative: str = ""  # the table of distances, with {} for the layer
     shared: str = ""  # the embeddings of both stacks of an encoder-decoder
     encoder: Names | None = None
@@ -34,13 +34,13 @@ class Names:
     project_in: str = ""
     project_out: str = ""
     transposed: bool = False  # matrices of the layers are [in, out]
-    ignored: tuple[str, ...] = ()  # endings of tensors that are there but mean nothing
+    ignored: tuple[str, ...] = ()  # endings of tensors that files may hold and nothing reads
 
 
 Found = tuple[Spec, Names]
 
 
 def whole_heads(hidden: int, heads: int) -> None:
-    """Raises NotNative where heads are no whole number of features."""
+    """Raises NotNative unless a head has a whole number of features."""
     if hidden % heads:
         raise NotNative(f"{heads} heads do not divide {hidden} features")

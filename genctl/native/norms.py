@@ -14,7 +14,7 @@ Norm = Callable[[Tensor], Tensor]  # [..., E] -> [..., E]
 
 
 def same(x: Tensor) -> Tensor:
-    """What stands where a family has no norm."""
+    """No norm: x itself."""
     return x
 
 

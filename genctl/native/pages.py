@@ -1,8 +1,8 @@
-"""Handing memory back: weights that were read from a mapped file and copied elsewhere need not stay resident.
+"""Return memory to the system: weights that were read from a mapped file and then copied need not stay resident.
 
-What was read of a mapped safetensors file stays in memory until the whole mapping goes, although each tensor is needed
-only until it has been repacked. Repacking also needs temporary copies; glibc keeps what is freed of up to 32 MB, and
-the next weight may not fit there. Only Linux says what is mapped; elsewhere nothing is handed back.
+Pages of a mapped safetensors file stay in memory until the file is unmapped, although each tensor is needed only until
+it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MB, and the next
+weight may not fit into them. Only Linux lists what is mapped; elsewhere nothing is returned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
-_LARGE = 8 << 20  # bytes of weights after which what their copies left behind is worth a few milliseconds
+_LARGE = 8 << 20  # bytes of weights after which returning memory is worth a few milliseconds
 _worked = [0]  # bytes of weights since then
 
 
@@ -39,7 +39,7 @@ def mapped_files() -> list[tuple[int, int]]:
 
 
 def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
-    """Let the whole pages inside a mapped, contiguous tensor go; returns their bytes.
+    """Release the whole pages inside a mapped, contiguous tensor; returns their bytes.
 
     Nothing is lost: the pages were not written to, and would be read from the file again.
     """
@@ -58,20 +58,20 @@ def release(tensor: Tensor, mapped: list[tuple[int, int]]) -> int:
 
 
 def replaced(weight: Tensor) -> None:
-    """There is a copy of a weight, perhaps transposed: let its pages go, and what making the copy left behind."""
+    """Release the pages of a weight that was copied (it may be transposed), and the memory that copying left."""
     release(weight if weight.is_contiguous() else weight.t(), mapped_files())
     trim(weight.nbytes)
 
 
 def trim(size: int) -> None:
-    """Hand back what the C library keeps of freed memory, now and then: after work on another `size` bytes."""
+    """Return the freed memory that the C library keeps, from time to time; `size` bytes of weights were copied."""
     _worked[0] += size
     if _worked[0] >= _LARGE:
         trim_rest()
 
 
 def trim_rest() -> None:
-    """Hand back what is left of that, where there is anything."""
+    """Return the freed memory that the C library still keeps."""
     function = _function("malloc_trim", ctypes.c_size_t)
     if function is not None and _worked[0]:
         function(0)
@@ -79,7 +79,7 @@ def trim_rest() -> None:
 
 
 def converted(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None = None) -> Tensor:
-    """A tensor in another type or place. Where that is a copy, the pages of what was read go."""
+    """A tensor in another type or on another device. If that made a copy, the pages of the original are released."""
     copy = tensor.to(device=device, dtype=dtype)
     if copy is not tensor:
         release(tensor, mapped_files())

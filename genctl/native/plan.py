@@ -1,7 +1,8 @@
-"""Which tensors a checkpoint holds for a spec, and their shapes: known from the headers of its files. No torch.
+"""Which tensors a checkpoint holds for a spec, and their shapes, by the headers of its files. No torch.
 
-The embeddings of an encoder and of its decoder, and the head, may be one matrix, of which a file holds any copies: what
-it lacks is the shared one, and where it lacks that too, the one that it holds (as transformers ties them).
+The embeddings of an encoder, those of its decoder, and the head may be one matrix, and files may hold any of its
+copies. A copy that is missing is the shared matrix, or if that is missing too, the copy that the files hold (as
+transformers ties them).
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class StackPlan:
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative where its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises NotNative if its files hold something else."""
 
     def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
         self.spec, self.names = spec, names
@@ -122,7 +123,7 @@ class WeightPlan:
         yield from self.decoder.wanted()
 
     def _checked(self, shapes: Shapes, known: list[str]) -> tuple[frozenset[str], list[str]]:
-        """The names of the tensors that are read, and of those in the files that nobody reads. Raises Unfit."""
+        """The names of the tensors that are read, and of those in the files that are not read. Raises Unfit."""
         shape_of = dict(self._wanted())
         for name, shape in shape_of.items():
             if shapes.get(name) != shape:

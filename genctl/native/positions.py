@@ -41,8 +41,8 @@ def fairseq_sinusoids(positions: int, features: int, padding: int) -> Tensor:
 def alibi(slopes: Tensor, positions: Tensor) -> Tensor:
     """Attention with linear biases (Press et al. 2022, arXiv:2108.12409): slope · position of the key.
 
-    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. A query's own position would take the same from all
-    its scores, which softmax does not see.
+    slopes [H], positions int64 [N or 1, T] -> [N or 1, H, 1, T]. A query's own position would subtract the
+    same number from all its scores, which does not change their softmax.
     """
     return slopes[:, None, None] * positions[:, None, None]
 
@@ -104,7 +104,7 @@ def _buckets(distances: Tensor, relative: Relative, causal: bool) -> Tensor:
 
 
 class RelativeMask(Mask):
-    """What each fed token sees, as numbers that are added to its scores: a bias by distance, -inf for the others."""
+    """A mask of numbers that are added to the scores: a bias by distance, -inf where a token does not attend."""
 
     def __init__(self, past: int, fed: int, mask: Tensor | None, device: torch.device, distances: Distances) -> None:
         super().__init__(past, fed, mask, device)

@@ -80,7 +80,7 @@ def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [O, I] -> codes int32 [O, I] from 0 to 15, scales and zeros bfloat16 [I / 32, O, 2].
 
     weight ≈ (code - 8) · scale + zero. The range of a group begins as its least and largest number. Then codes and
-    range take turns, each the best for the other in the sense of least squares; the best pair of all turns is kept.
+    range are improved in turn, each by least squares for the other; the best pair of all turns is kept.
     """
     size, width = weight.shape
     codes = torch.empty(size, width, dtype=torch.int32)

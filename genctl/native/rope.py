@@ -29,8 +29,9 @@ class Rotary:
     def angles(self, positions: Tensor, *, first: bool) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines f32 [N, 1, F, r] for positions int64 [N, F].
 
-        Where angles depend on the length of the text: a prompt (`first`) is as long as it is, each later token ends a
-        text of its own. So a row never depends on its neighbours, and a token on trial is turned as if it came alone.
+        If angles depend on the length of the text: a prompt (`first`) counts with its own length, and each later token
+        as the end of its text. So a row never depends on its neighbours, and a draft token is rotated as if it came
+        alone.
         """
         if self.fixed is not None:
             frequencies = self.fixed
@@ -110,7 +111,7 @@ def _frequencies_of_length(rope: Rope, lengths: Tensor) -> Tensor:
         short = 1.0 / (powers.new_tensor(rope.short_factor) * rope.theta**powers)
         long = 1.0 / (powers.new_tensor(rope.long_factor) * rope.theta**powers)
         return torch.where((lengths > rope.original)[..., None], long, short)
-    # dynamic NTK scaling (emozilla 2023): the base grows with what is beyond the context
+    # dynamic NTK scaling (emozilla 2023): the base grows with the length beyond the context
     beyond = (rope.factor * lengths.clamp(min=rope.context).float() / rope.context) - (rope.factor - 1)
     base = rope.theta * beyond ** (rope.size / (rope.size - 2))
     return 1.0 / (base[..., None] ** powers)

@@ -90,7 +90,7 @@ class NativeRuntime(Reader):
         return cache
 
     def prepare(self, cache: Cache | None) -> None:
-        """Bring a cache into the form that the steps to come want, in place."""
+        """Convert a cache in place to the form that steps need."""
         if self.graphs is not None and cache is not None:
             cache.use_slots()
 
@@ -116,7 +116,7 @@ class NativeRuntime(Reader):
         hidden: bool = False,
         history: Tensor | None = None,
     ) -> Output:
-        """One pass, as `decode.runtime.ModelRuntime` says."""
+        """One pass (see `decode.runtime.ModelRuntime`)."""
         if cache is not None and sources is not None and sources.cross is not None:
             cache = cache.with_cross(sources.cross)
         past = 0 if cache is None else cache.length
@@ -147,7 +147,7 @@ class NativeRuntime(Reader):
                 inputs = {"decoder_input_ids": feed, "decoder_attention_mask": mask, "attention_mask": sources.mask}
             else:
                 inputs = {"input_ids": feed, "attention_mask": mask}
-                if not self.model.spec.alibi:  # the mask says it all
+                if not self.model.spec.alibi:  # positions follow from the mask
                     inputs["position_ids"] = positions
             self.watch(Passed(inputs, cache, past, first))
         if states is None:

@@ -42,7 +42,7 @@ def mt5(c: Config) -> Found:
 
 
 def umt5(c: Config) -> Found:
-    """umT5 (Chung et al. 2023, arXiv:2304.09151): mT5 with distances of each layer's own, T5's scaled head."""
+    """umT5 (Chung et al. 2023, arXiv:2304.09151): mT5 with a table of distances in each layer and T5's scaled head."""
     c.take("tie_word_embeddings", None)
     return _t5(c, "umt5", "gated-gelu", scaled_head=True, every_layer=True)
 
@@ -96,7 +96,7 @@ def _feed_forward(kind: Any) -> tuple[bool, str]:
     """Whether there is a gate, and the activation: "relu", "gated-silu", …"""
     if not isinstance(kind, str) or kind.count("-") > 1 or ("-" in kind and not kind.startswith("gated-")):
         raise NotNative(f"config.json: feed_forward_proj = {kind!r:.40}")
-    if kind == "gated-gelu":  # what was meant when the name was given
+    if kind == "gated-gelu":  # the name is older than "gelu_new", and means it
         return True, "gelu_new"
     return "-" in kind, kind.removeprefix("gated-")
 
@@ -150,7 +150,7 @@ def m2m_100(c: Config) -> Found:
 
 def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned: int | None) -> Found:
     _of_both(c)
-    # transformers does not read these any more: the family says it
+    # transformers no longer reads these: the family decides
     c.only("normalize_before", norm_first)
     c.only("add_final_layer_norm", norm_first)
     c.only("normalize_embedding", embed_norm)
@@ -230,7 +230,7 @@ def _bart(c: Config, family: str, *, norm_first: bool, embed_norm: bool, learned
 
 
 def _decoder(encoder: Spec, *, layers: int, **more: Any) -> Spec:
-    """The decoder that stands beside an encoder, and differs by these fields."""
+    """The spec of an encoder's decoder, which differs by these fields."""
     return replace(encoder, causal=True, encoder=encoder, layers=layers, windows=(None,) * layers, **more)
 
 

@@ -74,7 +74,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class Spec:
-    """One stack of layers: a decoder, or an encoder. Sizes are counted in features unless something else is said."""
+    """One stack of layers: a decoder, or an encoder. Sizes are numbers of features unless stated otherwise."""
 
     family: str
     vocab: int
@@ -87,8 +87,8 @@ class Spec:
     context: int | None = None  # most tokens; None where nothing bounds them
 
     # -- two stacks ----------------------------------------------------------------------------------------------------
-    encoder: Spec | None = None  # of an encoder-decoder: what reads the source, at which every layer looks
-    causal: bool = True  # False for an encoder: its tokens look at all others, not at those before them alone
+    encoder: Spec | None = None  # of an encoder-decoder: the stack that reads the source, to which every layer attends
+    causal: bool = True  # False for an encoder: its tokens attend to all others, not only to earlier ones
     shared: bool = True  # both stacks have one vocabulary (not in some Marian models)
 
     # -- norms ---------------------------------------------------------------------------------------------------------
@@ -122,8 +122,8 @@ class Spec:
         ""  # one norm for all heads; one for each head; over all heads at once
     )
     windows: tuple[int | None, ...] = ()  # for each layer, how many tokens it sees, itself included; None: all
-    softcap: float | None = None  # scores are bent below it: cap * tanh(score / cap) (Gemma 2)
-    sinks: bool = False  # each head has a score that its softmax counts, of no token (gpt-oss)
+    softcap: float | None = None  # soft cap of the scores: cap * tanh(score / cap) (Gemma 2)
+    sinks: bool = False  # the softmax of each head has one more score, which belongs to no token (gpt-oss)
     clip_qkv: float | None = None  # queries, keys and values are cut off at it (OLMo)
 
     # -- MLP -----------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class Spec:
 
     # -- the residual stream -------------------------------------------------------------------------------------------
     parallel: bool = False  # attention and MLP read the same x (GPT-J, GPT-NeoX, Falcon)
-    residual_scale: float = 1.0  # what a sublayer adds is multiplied by it (Granite)
+    residual_scale: float = 1.0  # factor of what a sublayer adds (Granite)
     embed_scale: float = 1.0  # Gemma: sqrt(hidden)
     embed_scale_rounded: bool = False  # to the type of the weights (Gemma)
     embed_norm: bool = False  # BLOOM
@@ -142,11 +142,11 @@ class Spec:
 
     # -- the head ------------------------------------------------------------------------------------------------------
     tied: bool = False  # the head's matrix is the embeddings'
-    head_scale: float = 1.0  # what the head reads is multiplied by it (T5 1.0)
+    head_scale: float = 1.0  # factor of the head's input (T5 1.0)
     head_bias: bool = False
     final_norm: bool = True
     logits_scale: float = 1.0  # logits are divided by it (Granite)
-    final_softcap: float | None = None  # logits are bent below it (Gemma 2)
+    final_softcap: float | None = None  # soft cap of the logits (Gemma 2)
 
     @property
     def width(self) -> int:

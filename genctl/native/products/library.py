@@ -59,7 +59,7 @@ def _typed(function: Any, *arguments: Any) -> Any:
 def _openmp() -> int | None:
     """The address of `GOMP_parallel` in the OpenMP that torch has loaded; None where there is none.
 
-    Its threads then compute for torch and for this library. A second pool would take the processor from the first.
+    The library then shares torch's threads. A second pool would compete with them for the processor.
     """
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(path for pattern in ("libgomp*", "libiomp5*", "libomp*") for path in folder.glob(pattern)):
@@ -96,7 +96,7 @@ def _choice() -> tuple[Library | None, str]:
 
 
 def library() -> Library | None:
-    """The library, or None: torch's products then serve. Raises UsageError for a variant that is not there."""
+    """The library; None if torch's products are used. Raises UsageError for a variant that is not there."""
     return _choice()[0]
 
 

@@ -1,4 +1,5 @@
-"""What stands between the products, by the compiled library. Callers ask `compiled` first.
+"""The operations between matrix products (norms, activations, attention), by the compiled library. Callers check
+`compiled` first.
 
 A row has the same bits alone and among others, with any number of threads, and in float32 on every instruction set.
 
@@ -81,7 +82,7 @@ def activate(found: Library, name: str, x: Tensor, up: Tensor | None = None) -> 
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
-    """A tensor whose rows are evenly apart, and how far."""
+    """A tensor whose rows have a constant distance, and that distance."""
     if x.stride(-1) == 1 and x.ndim > 1:
         step, apart = x.stride(-2), x.shape[-2]
         even = x.ndim == 2 or all(
@@ -104,7 +105,7 @@ def turns(found: Library, angles: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_softmax(x: Tensor) -> Tensor:
-    """x f32 [..., V] -> the logarithm of its softmax; by torch where the library does not serve."""
+    """x f32 [..., V] -> the logarithm of its softmax; by torch if there is no library for it."""
     found = compiled(x) if x.dtype == torch.float32 and x.numel() else None
     return x.log_softmax(-1) if found is None else softmax(found, x)
 
