@@ -13,10 +13,8 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
-from genctl.commands.event_log import event_writer
 from genctl.commands.notes import Reuse
 from genctl.commands.options import ModelOptions
-from genctl.commands.watcher import Watcher
 from genctl.config import found_files, named_strategies
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, count
@@ -32,6 +30,7 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.repeated import RepeatedErrors
 
 if TYPE_CHECKING:
+    from genctl.commands.watcher import Watcher
     from genctl.engines.protocol import Engine
     from genctl.engines.requests import Request
 
@@ -213,6 +212,8 @@ class Job(ABC, Generic[SomeOptions]):
     def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
         """Add the listener that writes --events."""
         if path is not None:
+            from genctl.commands.event_log import event_writer
+
             self.listeners.append(event_writer(stack, path, force=force))
 
     def open_watchers(self, stack: ExitStack) -> None:

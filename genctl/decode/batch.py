@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from genctl import events
 from genctl.decode.batch_cache import BatchCache
-from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
@@ -17,6 +17,9 @@ from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Prefix
 from genctl.errors import GenctlError
+
+if TYPE_CHECKING:
+    from genctl.decode.cache_observer import CacheObserver
 
 
 class Batch:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transfer import to_device
+from genctl.decode.types import Sources
 
 ROOM = 512  # maximum number of free columns that are allocated at once
 
@@ -143,6 +143,8 @@ class BatchCache:
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
         counts = [state.rows for state in states]
         group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.abilities.shares_source
+        from genctl.decode.encoder_inputs import join_sources
+
         self.sources = join_sources(sources, cross, counts, group=group)
 
 

@@ -12,7 +12,6 @@ to zero, so many are equal, and which of them `topk` takes depends on the shape 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +51,6 @@ class CutWindow:
             f"{self.name} = {self.size} is in config.json, but {self.architecture} has no windows: as in generate(), "
             "the cache drops older tokens that the model would see; --no-use-cache keeps them"
         )
-
-
-def of_spec(windows: Sequence[int | None], architecture: str) -> CutWindow | None:
-    """The cut window of a native decoder with these windows, one for each layer; None if there is none."""
-    return CutWindow("sliding_window", 1, architecture) if 1 in windows else None
 
 
 def of_model(model: Any) -> CutWindow | None:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.types import Source
-
-
-@dataclass
-class Sources:
-    """The encoder side of a batch: one row for each decoder row. Never reordered between the rows of one prompt."""
-
-    states: Tensor  # [N, S, H]; views of one row where a prompt has several
-    mask: Tensor | None  # int64 [N, S], None when nothing is padded
-    cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
-    grouped: bool = False  # whether `cross` has one row per prompt, which serves an equal number of decoder rows each
+from genctl.decode.types import Source, Sources
 
 
 def join_sources(

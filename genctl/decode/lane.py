@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from genctl import events
 from genctl.decode import lane_events
-from genctl.decode.beam_places import retain
 from genctl.decode.cache.cache import Cache
-from genctl.decode.choice_mode import choice_mode
-from genctl.decode.commit import Facts, commit
+from genctl.decode.commit import Facts, commit, retain
+from genctl.decode.processors.context import NamedProcessor
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
 from genctl.decode.transfer import to_device
-from genctl.decode.types import Choice, FinishedRow, Lane, Prefix, Rows, Search
+from genctl.decode.types import Choice, FinishedRow, Independent, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
 
 ROOM = 1024  # new tokens that fit without a reallocation
@@ -56,7 +57,7 @@ class LaneState:
         self.accepted = 0  # of these, tokens that stay
         self.front: ModelScores | None = None  # F = 1, after the newest token, if the draft held that token
         self.torn = False  # whether its search was interrupted by a shortage of memory
-        self.own: Cache | None = None  # the cache of its rows from `preemption.reread`
+        self.own: Cache | None = None  # the cache of its rows from `reread`
 
     @property
     def length(self) -> int:
@@ -127,6 +128,18 @@ class LaneState:
             scores = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(scores)
         return scores
 
+    def reread(self) -> None:
+        """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
+        self.fed_draft = 0
+        if self.prefix.cache is None or self.live.written <= (self.front is None):
+            return  # there is no cache, or it holds only the prompt
+        tokens = self.live.tokens
+        known = tokens if self.front is not None else tokens[:, :-1]
+        cache = self.model.reread(known, self.prefix)
+        branches = torch.arange(len(known), device=known.device).repeat_interleave(self.branches)
+        self.own = cache.select(branches)
+        self.own.convert(self.lane.cache)
+
     # -- commit --------------------------------------------------------------------------------------------------------
 
     def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterator[events.Event]:
@@ -182,3 +195,28 @@ class LaneState:
         self.alive = False
         if self.search is not None:
             self.search.close()
+
+
+class ChoiceMode(NamedTuple):
+    """How a lane chooses, the same at every step. Lanes with equal knobs whose rows are independent choose together."""
+
+    independent: Independent | None  # its strategy, if that needs no search
+    tolerant: bool  # accepts NaN logits
+    key: Any  # equal for lanes that may choose together; None if the lane chooses alone
+
+
+def choice_mode(lane: Lane) -> ChoiceMode:
+    """How a lane chooses."""
+    independent = lane.strategy if isinstance(lane.strategy, Independent) else None
+    named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
+    tolerant = any(processor.name == "remove_invalid_values" for processor in named)
+    keys = tuple(processor.key for processor in named)
+    if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
+        return ChoiceMode(independent, tolerant, None)
+    return ChoiceMode(independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch)))
+
+
+@lru_cache(maxsize=64)
+def _first(key: Any) -> Any:
+    """The first of equal keys: comparing an object with itself is cheap."""
+    return key

@@ -14,13 +14,11 @@ from contextlib import closing
 
 from genctl import events
 from genctl.decode.batch import Batch
-from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.choose import choose
-from genctl.decode.lane_queue import LaneQueue
 from genctl.decode.out_of_memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.scheduler import Scheduler
+from genctl.decode.scheduler import LaneQueue, Scheduler
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Lane, Prefix
 from genctl.errors import GenctlError
@@ -50,7 +48,11 @@ def decode(
     at once (`on_shortage` is given the number) and the others follow; a lane fails only if it does not fit alone.
     `keep` is given what was read of each lane that is done, to begin a later one with (`saved`).
     """
-    watcher = CacheObserver(forward) if watch else None
+    watcher = None
+    if watch:
+        from genctl.decode.cache_observer import CacheObserver
+
+        watcher = CacheObserver(forward)
     prefills = PrefixCache(forward, prefixes or {}, saved)
     queue = LaneQueue(lanes, ahead)
     with closing(Scheduler(forward, queue, width, prefills, clock, watcher, on_shortage)) as scheduler:

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from genctl import events
+from genctl.decode.types import Lane
+
 
 class OutOfMemory(Exception):
     """A step or a prompt did not fit. `torn`: a search was interrupted in its choice and cannot be resumed."""
@@ -44,3 +47,11 @@ def release() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def too_large(lane: Lane, rows: int, shortage: OutOfMemory) -> events.Failed:
+    """The failure of a lane that does not fit alone."""
+    tokens = len(lane.tokens) + len(lane.source or ())
+    many = f"{rows} rows of it" if rows > 1 else "it alone"
+    why = f" ({shortage})" if str(shortage) else ""
+    return events.Failed(lane.name, "memory", f"not enough memory for a prompt of {tokens} tokens, {many}{why}")

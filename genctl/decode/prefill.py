@@ -6,16 +6,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.cut_windows import CutWindow
-from genctl.decode.encoder_inputs import Sources, join_sources
 from genctl.decode.runtime import Abilities, Output
-from genctl.decode.types import Prefix, Source
+from genctl.decode.types import Prefix, Source, Sources
+
+if TYPE_CHECKING:
+    from genctl.decode.cut_windows import CutWindow
 
 
 class Reader(ABC):
@@ -160,6 +161,8 @@ class Reader(ABC):
         cache = self.new_cache()
         sources = None
         if prefix.source is not None:
+            from genctl.decode.encoder_inputs import join_sources
+
             assert prefix.cache is not None
             sources = join_sources([prefix.source], [prefix.cache.cross], [len(tokens)])
         length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from genctl.decode.cache.cache import Cache
     from genctl.decode.cut_windows import CutWindow
-    from genctl.decode.encoder_inputs import Sources
-    from genctl.decode.types import Prefix, Source
+    from genctl.decode.types import Prefix, Source, Sources
 
 
 @dataclass

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.decode.batch import Batch
-from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.lane import LaneState
-from genctl.decode.lane_queue import LaneQueue
-from genctl.decode.out_of_memory import OutOfMemory, release, shortages
-from genctl.decode.preemption import evict, reread, too_large
+from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_large
 from genctl.decode.prefix_cache import PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.errors import GenctlError
+
+if TYPE_CHECKING:
+    from genctl.decode.cache_observer import CacheObserver
 
 
 class Scheduler:
@@ -67,9 +68,20 @@ class Scheduler:
             self.prefixes.release([state.lane for state in states])
 
     def preempt(self, batch: Batch, shortage: OutOfMemory) -> Iterator[events.Event]:
-        """Split a batch that did not fit. Half of its lanes continue at once, the others when there is room."""
-        states, lost = evict(batch, shortage)
+        """Split a batch that did not fit. Half of its lanes continue at once, the others when there is room.
+
+        A preempted lane loses only its keys and values: its tokens are read again.
+        """
+        states, lost = batch.clear(), None
+        for state in states:
+            state.scores = None  # the next pass computes them, after its rows were read again
+        release()
+        if shortage.torn:  # a search that failed within its choice cannot repeat it
+            lost = states.pop(next(place for place, state in enumerate(states) if state.torn))
+        elif len(states) == 1:
+            lost = states.pop()
         if lost is not None:
+            lost.close()
             yield too_large(lost.lane, lost.rows, shortage)
         self.preempted.extend(states)
         if states:
@@ -132,7 +144,7 @@ class Scheduler:
     def _readmit(self, state: LaneState) -> Iterator[events.Event]:
         try:
             with shortages():
-                reread(state)
+                state.reread()
         except OutOfMemory as shortage:
             if self._makes_room():
                 self.preempted.appendleft(state)
@@ -160,3 +172,45 @@ class Scheduler:
         if width < self.width:
             self.width = width
             self.on_shortage(width)
+
+
+class LaneQueue:
+    """Lanes, read lazily. Of the next `ahead` lanes, the one with the most work comes first."""
+
+    def __init__(self, lanes: Iterable[Lane], ahead: int) -> None:
+        self.lanes = iter(lanes)
+        self.ahead = max(ahead, 1)
+        self.known: list[Lane] = []  # those that have been read from `lanes`
+        self.exhausted = False
+        self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
+
+    def __bool__(self) -> bool:
+        """Whether any lane may be left."""
+        return bool(not self.exhausted or self.postponed or self.known)
+
+    def take(self, places: int) -> list[Lane]:
+        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones."""
+        chosen: list[Lane] = []
+        while len(chosen) < places:
+            if self.postponed:
+                chosen.append(self.postponed.popleft())
+                continue
+            while not self.exhausted and len(self.known) < self.ahead:
+                lane = next(self.lanes, None)
+                if lane is None:
+                    self.exhausted = True
+                else:
+                    self.known.append(lane)
+            if not self.known:
+                break
+            longest = max(self.known, key=work)  # the first of equals
+            self.known.remove(longest)
+            chosen.append(longest)
+        return chosen
+
+
+def work(lane: Lane) -> tuple[int, int]:
+    """The size of a lane: tokens that it may write, then tokens to read. Longest first leaves the least idle time:
+    Graham (1969), "Bounds on Multiprocessing Timing Anomalies".
+    """
+    return lane.max_new_tokens, len(lane.tokens) + len(lane.source or ())

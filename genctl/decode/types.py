@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from genctl import events
     from genctl.decode.cache.cache import Cache
+    from genctl.decode.cache.growing import GrowingLayer
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
@@ -35,6 +36,16 @@ class Source:
 
     ids: Tensor  # int64 [1, S]
     states: Any  # the encoder's output, last_hidden_state f32 [1, S, H]
+
+
+@dataclass
+class Sources:
+    """The encoder side of a batch: one row for each decoder row. Never reordered between the rows of one prompt."""
+
+    states: Tensor  # [N, S, H]; views of one row where a prompt has several
+    mask: Tensor | None  # int64 [N, S], None when nothing is padded
+    cross: Sequence[GrowingLayer] | None  # the layers of cross-attention, computed once per prompt
+    grouped: bool = False  # whether `cross` has one row per prompt, which serves an equal number of decoder rows each
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from genctl.identity import PREFIX
 from genctl.models import check, fingerprint, optional_packages, weights
 from genctl.models.library_errors import guarded
 from genctl.models.weights import Tensor
-from genctl.params import Runtime
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The kinds that change only the base's own layers, so that callers of the base are not affected.
@@ -75,12 +74,10 @@ class Adapter:
         return PREFIX + hashlib.sha256(f"{base}\n{own}\n".encode()).hexdigest()
 
 
-def find(runtime: Runtime) -> Adapter | None:
-    """The adapter of --adapter, checked; None without the option. Raises ModelError."""
-    if runtime.adapter is None:
-        return None
-    folder = Path(runtime.adapter).expanduser()
-    what = f"--adapter {weights.shown(runtime.adapter)}"
+def find(place: str, *, merge: bool | None) -> Adapter:
+    """The adapter in the folder `place`, checked. `merge`: see `apply`. Raises ModelError."""
+    folder = Path(place).expanduser()
+    what = f"--adapter {weights.shown(place)}"
     if not (folder / CONFIG).is_file():
         raise ModelError(f"{what}: there is no {CONFIG} in such a folder")
     optional_packages.require(what, ("peft",), "peft")
@@ -101,7 +98,7 @@ def find(runtime: Runtime) -> Adapter | None:
     if not tensors:
         raise ModelError(f"{what}: {WEIGHTS} holds no tensors")
     _check_sizes(what, config, tensors)
-    if runtime.merge_adapter and config.get("layer_replication"):
+    if merge and config.get("layer_replication"):
         raise ModelError(f"merge_adapter = true contradicts layer_replication of {what}: {_SHARED}")
     stamps = fingerprint.stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
     return Adapter(folder, config, frozenset(tensors), stamps)

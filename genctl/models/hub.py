@@ -6,43 +6,28 @@ imported and before anything is allocated. transformers and torch are imported i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.decode.threads import Threads
-from genctl.errors import ModelError, UsageError
-from genctl.models import (
-    adapter,
-    architecture,
-    check,
-    collection,
-    offload,
-    optional_packages,
-    prepare,
-    runtime_choice,
-    rust_panics,
-    tokenizer_files,
-    unused_tensors,
-)
+from genctl.errors import UsageError
+from genctl.models import check, collection, prepare, runtime_choice
 from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
-from genctl.models.library_errors import guarded
-from genctl.models.progress import OnEvent, quiet, weights_bar
+from genctl.models.library_errors import guarded, without_panic_reports
+from genctl.models.progress import OnEvent, quiet
 from genctl.models.read_ahead import read_ahead
 from genctl.models.resolve import CheckpointFolder, resolve
-from genctl.models.weights import few
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from genctl.models.adapter import Adapter
     from genctl.native.model import NativeConfig, NativeModel
     from genctl.native.plan import WeightPlan
-
-_MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 
 
 @dataclass
@@ -59,7 +44,7 @@ class LoadedModel:
     notes: tuple[str, ...] = ()  # for stderr
     checkpoint: check.Checkpoint | None = None
     runtime: str = ""  # with the reason: "native (llama)", "transformers (--compile)"
-    adapter: adapter.Adapter | None = None
+    adapter: Adapter | None = None
     bound: str = ""  # the least time for a token, if weights are on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
 
@@ -114,13 +99,24 @@ def load(
     unavailable device. `on_event` receives bytes downloaded and tensors read. `threads` is set before weights are read.
     """
     prepare.check_options(runtime)
-    placement = _placement(runtime)
+    placement: dict[str, Any] = {}
+    if runtime.device_map is not None or runtime.max_memory is not None or runtime.offload_folder is not None:
+        from genctl.models import offload
+
+        placement = offload.placement(runtime)
     with quiet():
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
-        optional_packages.check_quantization(checkpoint.config)
-        added = adapter.find(runtime)
+        if checkpoint.config.get("quantization_config") is not None:
+            from genctl.models import optional_packages
+
+            optional_packages.check_quantization(checkpoint.config)
+        added = None
+        if runtime.adapter is not None:
+            from genctl.models import adapter
+
+            added = adapter.find(runtime.adapter, merge=runtime.merge_adapter)
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
@@ -132,29 +128,16 @@ def load(
             reason = runtime_choice.device_reason(native.spec, runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
-        config = architecture.read_config(checkpoint, trust_remote_code)
-        kind = architecture.auto_class(checkpoint, config, trust_remote_code)
-        if runtime.tensor_parallel:
-            from genctl.models import tensor_parallel
+        from genctl.models import with_transformers
 
-            placement = tensor_parallel.placement(config)
-        dtype, dtype_notes = _dtype(checkpoint, runtime, device)
-        model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
-        notes += dtype_notes
-        if added is not None:
-            model, note = adapter.apply(model, added, merge=runtime.merge_adapter)
-            notes.append(note)
-        tokenizer = _tokenizer(checkpoint, trust_remote_code) if checkpoint.has_tokenizer else None
-        notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
-        if device is not None and not runtime.tensor_parallel:
-            model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-        if runtime.fsdp:
-            from genctl.models import fully_sharded
-
-            fully_sharded.shard(model)
+        model, tokenizer, notes = with_transformers.load(
+            checkpoint, runtime, device, placement, added, trust_remote_code, on_event
+        )
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
     loaded.adapter = added
     if runtime.device_map is not None:
+        from genctl.models import offload
+
         loaded.bound = offload.bound(model, checkpoint.weights.files)
     return loaded
 
@@ -231,44 +214,6 @@ def _find(
     return place, check.inspect(place.folder, need_tokenizer=need_tokenizer, **flags)
 
 
-def max_memory(text: str) -> dict[int | str, str]:
-    """`0=20GiB,cpu=64GiB` in accelerate's form. Raises UsageError."""
-    limits: dict[int | str, str] = {}
-    for item in text.split(","):
-        match = _MEMORY.fullmatch(item.strip())
-        if match is None:
-            raise UsageError(f"--max-memory {text!r}: {item.strip()!r} is not like 0=20GiB or cpu=64GiB")
-        where = match[1].lower()
-        key = int(where) if where.isdigit() else where
-        if key in limits:
-            raise UsageError(f"--max-memory {text!r} names {where} twice")
-        limits[key] = match[2].replace(" ", "")
-    return limits
-
-
-def _placement(runtime: Runtime) -> dict[str, Any]:
-    """Arguments for accelerate's big-model loading; {} without --device-map."""
-    if runtime.device_map is None:
-        for name, value in (("--max-memory", runtime.max_memory), ("--offload-folder", runtime.offload_folder)):
-            if value is not None:
-                raise UsageError(f"{name} needs --device-map")
-        return {}
-    if runtime.device != "auto":
-        raise UsageError(f"--device-map {runtime.device_map} and --device {runtime.device} both say where weights go")
-    kinds = ("auto", "balanced", "balanced_low_0", "sequential")
-    if runtime.device_map not in kinds:
-        raise UsageError(f"--device-map {runtime.device_map!r} is none of {', '.join(kinds)}")
-    placement: dict[str, Any] = {"device_map": runtime.device_map}
-    if runtime.max_memory is not None:
-        placement["max_memory"] = max_memory(runtime.max_memory)
-    if runtime.offload_folder is not None:
-        if not runtime.offload_folder:
-            raise UsageError("--offload-folder is empty, and an empty text names no folder")
-        offload.check_folder(runtime.offload_folder)
-        placement["offload_folder"] = str(Path(runtime.offload_folder).expanduser())
-    return placement
-
-
 def device_of(name: str) -> torch.device:
     import torch
 
@@ -286,89 +231,6 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _dtype(checkpoint: check.Checkpoint, runtime: Runtime, device: torch.device | None) -> tuple[Any, list[str]]:
-    """The dtype to load with, "auto" for the checkpoint's own, and notes for --verbose.
-
-    `device` is None if accelerate places the weights: on the GPUs, if there are any.
-    """
-    import torch
-
-    if runtime.dtype != "auto":
-        return getattr(torch, runtime.dtype), []
-    cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
-    if not cuda or checkpoint.config.get("quantization_config"):
-        return "auto", []
-    stored = runtime_choice.dtype_of(runtime, checkpoint)
-    chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
-    if chosen == stored:
-        return "auto", []
-    return getattr(torch, chosen), [prepare.dtype_note(stored, chosen)]
-
-
-def _model(
-    checkpoint: check.Checkpoint,
-    kind: Any,
-    config: PreTrainedConfig,
-    runtime: Runtime,
-    dtype: Any,
-    placement: dict[str, Any],
-    trust_remote_code: bool,
-    on_event: OnEvent | None,
-) -> tuple[PreTrainedModel, list[str]]:
-    from genctl.compat import attention_for  # with torch
-
-    attention = attention_for(config)
-
-    def read() -> Any:
-        return kind.from_pretrained(
-            checkpoint.folder,
-            **checkpoint.place,
-            config=config,
-            dtype=dtype,
-            use_safetensors=not checkpoint.weights.pickled,
-            weights_only=True,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # refused below, by name
-            **attention,
-            **placement,
-        )
-
-    with weights_bar(on_event, runtime.model):
-        model, report = guarded(read, f"{checkpoint.folder} cannot be loaded")
-    missing = sorted(report["missing_keys"])
-    mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
-    if mismatched:
-        raise ModelError(f"{few(mismatched)}: the shape in the weight files is not the one that config.json implies")
-    if missing:
-        raise ModelError(f"the weight files lack {len(missing)} tensors that the model needs: {few(missing)}")
-    notes = []
-    if checkpoint.gguf:
-        from genctl.models import gguf
-
-        unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
-    else:
-        unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
-    if unused:
-        notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
-    model.eval().requires_grad_(False)
-    return model, notes
-
-
-def _tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
-
-    tokenizer_files.forget()
-    with rust_panics.without_panic_reports():
-        return guarded(
-            lambda: AutoTokenizer.from_pretrained(
-                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
-            ),
-            f"the tokenizer in {checkpoint.folder} cannot be loaded",
-        )
-
-
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     """The tokenizer without transformers; or transformers' own, and the reason."""
     from genctl.models import tokenizer
@@ -380,9 +242,13 @@ def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
         except UnsupportedTokenizer as error:
             return None, str(error)
 
-    with rust_panics.without_panic_reports():
+    with without_panic_reports():
         loaded, reason = guarded(plain, f"the tokenizer in {checkpoint.folder} cannot be loaded")
-    return (loaded, "") if loaded is not None else (_tokenizer(checkpoint, False), reason)
+    if loaded is not None:
+        return loaded, ""
+    from genctl.models import with_transformers
+
+    return with_transformers.tokenizer(checkpoint, trust_remote_code=False), reason
 
 
 def _vocabulary_notes(loaded: LoadedModel) -> tuple[str, ...]:

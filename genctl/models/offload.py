@@ -6,6 +6,7 @@ The bound is reported before the run: bytes to read for each token over the meas
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,10 +15,50 @@ from typing import Any
 
 from genctl.errors import UsageError, reason_of
 from genctl.models.weights import shown
+from genctl.params import Runtime
 
+_MEMORY = re.compile(r"(cpu|disk|mps|\d+)\s*=\s*(\d+(?:\.\d+)?\s*[KMGT]i?B)", re.IGNORECASE)
 _PROBE = 1 << 16  # bytes written to check that a folder is writable
 _SAMPLE = 64 << 20  # bytes read to measure the disk
 _PIECE = 4 << 20  # bytes read at once
+
+
+def max_memory(text: str) -> dict[int | str, str]:
+    """`0=20GiB,cpu=64GiB` in accelerate's form. Raises UsageError."""
+    limits: dict[int | str, str] = {}
+    for item in text.split(","):
+        match = _MEMORY.fullmatch(item.strip())
+        if match is None:
+            raise UsageError(f"--max-memory {text!r}: {item.strip()!r} is not like 0=20GiB or cpu=64GiB")
+        where = match[1].lower()
+        key = int(where) if where.isdigit() else where
+        if key in limits:
+            raise UsageError(f"--max-memory {text!r} names {where} twice")
+        limits[key] = match[2].replace(" ", "")
+    return limits
+
+
+def placement(runtime: Runtime) -> dict[str, Any]:
+    """Arguments for accelerate's big-model loading; {} without --device-map. Raises UsageError."""
+    if runtime.device_map is None:
+        for name, value in (("--max-memory", runtime.max_memory), ("--offload-folder", runtime.offload_folder)):
+            if value is not None:
+                raise UsageError(f"{name} needs --device-map")
+        return {}
+    if runtime.device != "auto":
+        raise UsageError(f"--device-map {runtime.device_map} and --device {runtime.device} both say where weights go")
+    kinds = ("auto", "balanced", "balanced_low_0", "sequential")
+    if runtime.device_map not in kinds:
+        raise UsageError(f"--device-map {runtime.device_map!r} is none of {', '.join(kinds)}")
+    arguments: dict[str, Any] = {"device_map": runtime.device_map}
+    if runtime.max_memory is not None:
+        arguments["max_memory"] = max_memory(runtime.max_memory)
+    if runtime.offload_folder is not None:
+        if not runtime.offload_folder:
+            raise UsageError("--offload-folder is empty, and an empty text names no folder")
+        check_folder(runtime.offload_folder)
+        arguments["offload_folder"] = str(Path(runtime.offload_folder).expanduser())
+    return arguments
 
 
 def check_folder(name: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
-from genctl.models import rust_panics
+from genctl.models.library_errors import without_panic_reports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,7 +40,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     except UnicodeEncodeError as error:
         raise InputError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from error
     try:
-        with rust_panics.without_panic_reports():
+        with without_panic_reports():
             ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
         if _is_tokenizer_error(error):

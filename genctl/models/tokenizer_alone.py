@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from genctl.errors import InputError, ModelError
-from genctl.models import check, rust_panics, text, tokenizer
-from genctl.models.library_errors import guarded
+from genctl.models import check, text, tokenizer
+from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.resolve import resolve
 from genctl.models.tokenizer_class import UnsupportedTokenizer
 
@@ -25,7 +25,7 @@ class LoneTokenizer:
             except UnsupportedTokenizer as error:
                 raise ModelError(f"the tokenizer of {name} cannot be loaded without its model: {error}") from None
 
-        with rust_panics.without_panic_reports():
+        with without_panic_reports():
             self._tokenizer: Any = guarded(plain, f"the tokenizer in {folder} cannot be loaded")
 
     def ids(self, prompt: str) -> list[int]:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.decode.cache.layer import KeyValues
-from genctl.decode.cache.shared import attend
 from genctl.native.products import ops
 
 
@@ -115,6 +114,8 @@ def attention(
     if layer is not None and prompt is not None:
         plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None
         if plain:  # the prompt's columns are read once for all rows that continue it
+            from genctl.decode.cache.shared import attend
+
             return attend(query, prompt, (key, value), scaling).flatten(2)
         key, value = layer.content()
     seen = visible.of(key.shape[2], window)

@@ -27,7 +27,6 @@ from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
-from genctl.decode.cache.static import Slots
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
 from genctl.native.experts import Mixture
 from genctl.native.linear import Joined, Linear
@@ -303,6 +302,8 @@ class Decoder(Stack):
         tokens and positions int64 [N, 1]; of each layer keys and values [N, K, C, D], to which column `place` int64 [1]
         is written; slots bool [N, 1, 1, C] says which columns count, the new one included -> logits [N, 1, V].
         """
+        from genctl.decode.cache.static import Slots
+
         layers = [Slots(keys, values, place) for keys, values in buffers]
         return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 

@@ -6,21 +6,22 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from genctl.decode import cut_windows
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.encoder_inputs import Sources
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Abilities, Output, Passed
-from genctl.decode.types import Source
+from genctl.decode.types import Source, Sources
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
-from genctl.native.graphs import Graphs, fits
 from genctl.native.model import NativeModel
+
+if TYPE_CHECKING:
+    from genctl.native.graphs import Graphs
 
 
 class NativeRuntime(Reader):
@@ -44,12 +45,18 @@ class NativeRuntime(Reader):
         self.bound = min((rope.bound for rope in ropes), default=math.inf)
         self.dynamic = any(rope.kind == "dynamic" for rope in ropes)
         self.reads_again = any(rope.reads_again for rope in ropes)
-        self.limit_cuts(cut_windows.of_spec(model.spec.windows, model.spec.family))
+        if 1 in model.spec.windows:
+            from genctl.decode.cut_windows import CutWindow
+
+            self.limit_cuts(CutWindow("sliding_window", 1, model.spec.family))
         self.forwards = 0
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []
-        wanted = self.device.type == "cuda" if graphs is None else graphs
-        self.graphs = Graphs(self.decoder) if wanted and fits(model.spec) else None
+        self.graphs: Graphs | None = None
+        if self.device.type == "cuda" if graphs is None else graphs:
+            from genctl.native.graphs import Graphs, fits
+
+            self.graphs = Graphs(self.decoder) if fits(model.spec) else None
         by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
         self.abilities = Abilities(
             # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from genctl import events
 from genctl.config.layers import Resolved
-from genctl.decode.encoder_inputs import Sources
 from genctl.decode.loop import decode
-from genctl.decode.types import Lane
+from genctl.decode.types import Lane, Sources
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, never
 from genctl.engines.requests import Report, Request

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.encoder_inputs import Sources
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Context, Source
+from genctl.decode.types import Context, Source, Sources
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
 

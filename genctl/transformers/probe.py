@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.encoder_inputs import Sources, join_sources
+from genctl.decode.encoder_inputs import join_sources
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Source
+from genctl.decode.types import Source, Sources
 
 # The largest difference between two computations of the same logits, as a share of their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1

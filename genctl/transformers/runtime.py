@@ -21,11 +21,10 @@ from genctl.decode import cut_windows, transfer
 from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.encoder_inputs import Sources
 from genctl.decode.out_of_memory import is_shortage
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Abilities, Output, Passed
-from genctl.decode.types import Source
+from genctl.decode.types import Source, Sources
 from genctl.errors import GenctlError, ModelError
 from genctl.models.architectures import facts_of
 from genctl.transformers.abilities import MeasuredAbilities

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from genctl.models import check, hub, prepare
+from genctl.models import check, hub, prepare, with_transformers
 from genctl.params import Runtime
 from tests.tiny import checkpoint
 
@@ -40,7 +40,7 @@ def chosen(folder: Path, said: Any, device: str | None, **options: Any) -> tuple
     if said is not None:
         config["dtype"] = str(said).removeprefix("torch.")
     made = dataclasses.replace(made, config=config)
-    return hub._dtype(made, runtime, None if device is None else torch.device(device))
+    return with_transformers.dtype_on(None if device is None else torch.device(device), made, runtime)
 
 
 def test_a_gpu_reads_float32_as_what_it_is_good_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

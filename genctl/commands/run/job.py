@@ -12,18 +12,12 @@ from genctl import events
 from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
-from genctl.commands.run import resume
-from genctl.commands.run.checks import RunChecks
 from genctl.commands.run.options import RunOptions, check_search
 from genctl.commands.run.output import open_records, records_of
-from genctl.commands.run.row_queue import RowQueue
-from genctl.commands.run.search_output import Search
 from genctl.commands.run.view import make_view, shows, wants_bar
-from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, StreamProgress
 from genctl.errors import Exit, count
-from genctl.io.input_scan import InputScan, scan
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
@@ -39,8 +33,11 @@ from genctl.terminal.standard_streams import is_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.commands.run.checks import RunChecks
     from genctl.commands.run.run_view import RunView
+    from genctl.commands.run.search_output import Search
     from genctl.engines.requests import Report, Request, Skipped
+    from genctl.io.input_scan import InputScan
     from genctl.terminal.rows_bar import RowsBar
 
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
@@ -61,7 +58,11 @@ class RunJob(job.Job[RunOptions]):
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
-        self.checks = RunChecks(options, self.say)
+        self.checks: RunChecks | None = None
+        if options.check_runtime or options.check_batch:
+            from genctl.commands.run.checks import RunChecks
+
+            self.checks = RunChecks(options, self.say)
         self.threads: int | None = None  # that compute a step
         self.bar: RowsBar | None = None
         self.err_console: Console | None = None
@@ -74,6 +75,8 @@ class RunJob(job.Job[RunOptions]):
             check_search(self.early)
         if not self.options.dry:
             return None
+        from genctl.config.dry import to_toml
+
         sys.stdout.write(to_toml(self.planned()))
         return int(Exit.DONE)
 
@@ -87,13 +90,13 @@ class RunJob(job.Job[RunOptions]):
         plain = options.to_file or options.stream or options.tree_format or options.raw
         self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
-        search = Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
+        search = self._make_search()
         self.shown = self.live or options.stream
         self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
         self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
-        self.search = stack.enter_context(search)
+        self.search = None if search is None else stack.enter_context(search)
         for watcher in self.watchers:
             watcher.draw(self._drawn)
         self.looked = self._look()
@@ -141,7 +144,9 @@ class RunJob(job.Job[RunOptions]):
             self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
         self.collector = Collector()
-        self.listeners += [self._show, self.note_cut, self.search.feed, self.reuse.feed]
+        self.listeners += [self._show, self.note_cut]
+        self.listeners += [] if self.search is None else [self.search.feed]
+        self.listeners += [self.reuse.feed]
         self.listeners += [] if self.bar is None or not self.choice.live else [self.bar.feed]
         self.listeners += [self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
@@ -161,6 +166,14 @@ class RunJob(job.Job[RunOptions]):
         several = self.early.generation.num_return_sequences > 1
         return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
 
+    def _make_search(self) -> Search | None:
+        options = self.options
+        if not (options.stream or options.tree or options.tree_format):
+            return None
+        from genctl.commands.run.search_output import Search
+
+        return Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
+
     def _drawn(self, console: Console) -> RunView:
         """A second view, which shows the run as a terminal would."""
         several = self.early.generation.num_return_sequences > 1
@@ -171,6 +184,8 @@ class RunJob(job.Job[RunOptions]):
         options = self.options
         if options.input in (None, "-") or not (options.resume or wants_bar(options, self.err_console, live=self.live)):
             return None
+        from genctl.io.input_scan import scan
+
         assert options.input is not None
         return scan(options.input, options.input_kind)
 
@@ -197,6 +212,9 @@ class RunJob(job.Job[RunOptions]):
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked = self.looked
         self.seed = job.start_seed(self.base)
+        if self.watchers:
+            from genctl.config.dry import to_toml
+
         for watcher in self.watchers:
             watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
@@ -208,6 +226,8 @@ class RunJob(job.Job[RunOptions]):
                 f"{self.options.output} was begun with {before}, and goes on with {self.threads}: the last digits of "
                 "log-probabilities may differ from those of an uninterrupted run"
             )
+        from genctl.commands.run import resume
+
         identity = resume.identity(
             self.options,
             self.base,
@@ -272,7 +292,7 @@ class RunJob(job.Job[RunOptions]):
             on_shortage=self._shortage,
             on_progress=self._progress,
         )
-        if options.check_runtime or options.check_batch:
+        if self.checks is not None:
             return self.checks.stream(self.engine, self._requests(), self._report(), flow)
         return self.engine.stream(self._requests(), self._report(), flow)
 
@@ -310,7 +330,11 @@ class RunJob(job.Job[RunOptions]):
     def _taken(self) -> Iterator[InputRow | BadRow | None]:
         """The rows, until the run is to end; each is counted. None while the next one has to be waited for."""
         piped = self.waits and not self.options.strict
-        rows = RowQueue(self.input) if piped and not self.choice.live and not self.choice.ranks else self.input
+        rows: Iterator[InputRow | BadRow | None] = self.input
+        if piped and not self.choice.live and not self.choice.ranks:
+            from genctl.commands.run.row_queue import RowQueue
+
+            rows = RowQueue(self.input)
         while not self._ending:
             try:
                 row = next(rows)
@@ -361,7 +385,8 @@ class RunJob(job.Job[RunOptions]):
             for note in result.shortfalls(self.of(row)):
                 self.say(f"warning: {note}")
         self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
-        records: Sequence[Mapping[str, Any]] = self.search.records(row.id) or records_of(
+        trees = [] if self.search is None else self.search.records(row.id)
+        records: Sequence[Mapping[str, Any]] = trees or records_of(
             self.options,
             row,
             result,
@@ -420,7 +445,8 @@ class RunJob(job.Job[RunOptions]):
             self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
         status = self.tally.status()
-        self.checks.verdict()
+        if self.checks is not None:
+            self.checks.verdict()
         return status
 
     def closing_notes(self) -> None:

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
-from genctl.decode.cache.quantized import QuantizedLayer
-from genctl.decode.cache.shared import share, shareable
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import SlottedLayer, StaticLayer
 from genctl.errors import UsageError
 
-FORMS: dict[str, type[GrowingLayer]] = {"static": StaticLayer, "quantized": QuantizedLayer}
+if TYPE_CHECKING:
+    from genctl.decode.cache.static import SlottedLayer
 
 Self = TypeVar("Self", bound="Cache")
 
@@ -83,7 +80,7 @@ class Cache:
     @property
     def is_shareable(self) -> bool:
         """Whether any layer holds a prompt that is long enough to share."""
-        return any(map(shareable, self.layers))
+        return any(layer.is_shareable for layer in self.layers)
 
     @property
     def is_mergeable(self) -> bool:
@@ -118,7 +115,7 @@ class Cache:
         """A new cache with `rows` (int64 [N], repeats allowed) of this one, without its first `drop` columns.
 
         This cache is unchanged, so a prefix can be forked any number of times. Cross-attention is left out: see
-        `encoder_inputs.Sources`.
+        `types.Sources`.
         """
         return self.with_layers(layer.select(rows, room=room, drop=drop) for layer in self.layers)
 
@@ -151,6 +148,8 @@ class Cache:
 
     def share(self: Self, rows: int, room: int) -> Self:
         """A cache for `rows` continuations of the prompt in this one; its growing layers are shared, not copied."""
+        from genctl.decode.cache.shared import share
+
         return self.with_layers(share(layer, rows, room) for layer in self.layers)
 
     def unshared(self: Self) -> Self:
@@ -179,7 +178,12 @@ class Cache:
         `like` is an empty cache of the same model, with its windows.
         """
         for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
-            if type(layer) is GrowingLayer and isinstance(window, SlidingLayer) and layer.is_initialized:
+            if (
+                type(layer) is GrowingLayer
+                and isinstance(window, GrowingLayer)
+                and layer.is_initialized
+                and window.is_sliding
+            ):
                 window.hold(*layer.content())
                 self.layers[number] = window
 
@@ -194,8 +198,9 @@ class Cache:
         """
         if form == "offloaded" and self._is_on_gpu():
             self.offload()
-        elif form in FORMS:
-            self.layers = [layer.converted(FORMS[form], room) for layer in self.layers]
+        elif form in ("static", "quantized"):
+            kind = _static() if form == "static" else _quantized()
+            self.layers = [layer.converted(kind, room) for layer in self.layers]
 
     def _is_on_gpu(self) -> bool:
         first = next((layer for layer in self.layers if isinstance(layer, GrowingLayer)), None)
@@ -208,6 +213,8 @@ class Cache:
 
     def use_slots(self) -> None:
         """Prepare the growing layers for steps of one shape."""
+        from genctl.decode.cache.static import SlottedLayer
+
         self.layers = [layer.converted(SlottedLayer) for layer in self.layers]
 
     def slots(self) -> list[tuple[Tensor, Tensor]]:
@@ -215,18 +222,22 @@ class Cache:
 
         There is room for a column at `length`.
         """
-        return [layer.slots() for layer in self.layers if isinstance(layer, SlottedLayer)]
+        return [layer.slots() for layer in self._slotted()]
 
     def written(self) -> None:
         """Count a column that a compiled or captured step wrote at `length`."""
-        for layer in self.layers:
-            if isinstance(layer, SlottedLayer):
-                layer.written()
+        for layer in self._slotted():
+            layer.written()
+
+    def _slotted(self) -> list[SlottedLayer]:
+        from genctl.decode.cache.static import SlottedLayer
+
+        return [layer for layer in self.layers if isinstance(layer, SlottedLayer)]
 
     def refill(self, fresh: Cache) -> None:
         """Replace the rows by those of `fresh`, in the form of each layer of this cache."""
         for number, (old, new) in enumerate(zip(self.layers, fresh.layers, strict=True)):
-            if isinstance(old, GrowingLayer) and type(old) in FORMS.values():
+            if isinstance(old, GrowingLayer) and old.is_chosen:
                 new = new.converted(type(old), max(old.capacity - new.get_seq_length(), 0))
             self.layers[number] = new
 
@@ -281,4 +292,20 @@ def new_cache(windows: Sequence[int | None], room: int = 0) -> Cache:
 
     `room` is the number of columns after the prefill.
     """
+    if not any(windows):
+        return Cache(GrowingLayer(room) for _ in windows)
+    from genctl.decode.cache.sliding import SlidingLayer
+
     return Cache(GrowingLayer(room) if size is None else SlidingLayer(size, room) for size in windows)
+
+
+def _static() -> type[GrowingLayer]:
+    from genctl.decode.cache.static import StaticLayer
+
+    return StaticLayer
+
+
+def _quantized() -> type[GrowingLayer]:
+    from genctl.decode.cache.quantized import QuantizedLayer
+
+    return QuantizedLayer

@@ -18,6 +18,7 @@ from torch import Tensor
 from genctl.decode.cache.layer import FULL, CacheLayer, attention_entry, bytes_in_memory
 
 STEP = 64  # a buffer that is full grows by half, and by at least this many columns
+LEAST_SHARED = 64  # columns; shorter prompts are not shared
 
 
 def grown(columns: int) -> int:
@@ -34,6 +35,7 @@ class GrowingLayer(CacheLayer):
     is_initialized = record_past = False
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
     is_convertible = True  # whether it can be converted to another form
+    is_chosen = False  # whether `cache_implementation` names its form
     is_sliding, is_compileable, supports_early_init = False, False, True  # attributes that transformers' caches read
 
     def __init__(self, room: int = 0) -> None:
@@ -52,6 +54,11 @@ class GrowingLayer(CacheLayer):
     def buffers(self, buffers: tuple[Tensor, ...]) -> None:
         self._buffers = buffers
         self._allocated = buffers  # includes rows that left (see `keep`): others may take their places
+
+    @property
+    def is_shareable(self) -> bool:
+        """Whether the layer holds a prompt that is long enough for rows to share (`shared.SharedLayer`)."""
+        return type(self) is GrowingLayer and self.is_initialized and self.length >= LEAST_SHARED
 
     @property
     def capacity(self) -> int:

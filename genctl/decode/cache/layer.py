@@ -44,6 +44,11 @@ class CacheLayer(ABC):
     prompt: tuple[Tensor, Tensor] | None = None  # see `KeyValues`
 
     @property
+    def is_shareable(self) -> bool:
+        """Whether it holds a prompt that is long enough for rows to share."""
+        return False
+
+    @property
     def is_initialized(self) -> bool:
         """Whether keys and values have been stored."""
         return False

@@ -19,6 +19,7 @@ class QuantizedLayer(GrowingLayer):
 
     kind = "quantised"
     is_plain = is_convertible = False
+    is_chosen = True
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         return (*_quantize(keys), *_quantize(values))

@@ -22,8 +22,6 @@ from genctl.compat import attention_with_sums
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CacheLayer, bytes_in_memory
 
-LEAST = 64  # shorter prompts are not shared
-
 
 class SharedLayer(GrowingLayer):
     """A full-attention layer whose first columns are the same for all rows, and stored once."""
@@ -105,14 +103,9 @@ class SharedLayer(GrowingLayer):
         return super().reserved() + sum(map(bytes_in_memory, self.prompt))
 
 
-def shareable(layer: CacheLayer) -> bool:
-    """Whether a layer holds a prompt that is long enough to share."""
-    return type(layer) is GrowingLayer and layer.is_initialized and layer.length >= LEAST
-
-
 def share(layer: CacheLayer, rows: int, room: int) -> CacheLayer:
     """A layer for `rows` continuations of the only row of this one, shared if it is long enough."""
-    if type(layer) is GrowingLayer and shareable(layer):
+    if isinstance(layer, GrowingLayer) and layer.is_shareable:
         return SharedLayer(layer, rows, room)
     return layer.select(torch.zeros(rows, dtype=torch.long), room=room)
 

@@ -16,7 +16,7 @@ class StaticLayer(GrowingLayer):
     """A full-attention layer that is allocated once, for the final length of its rows."""
 
     kind = "static"
-    is_fixed = True
+    is_fixed = is_chosen = True
     is_convertible = False
     lent = False  # whether another layer writes behind the columns of this one
 
@@ -50,7 +50,7 @@ class SlottedLayer(StaticLayer):
     Other code reads it like any static layer.
     """
 
-    is_plain = False
+    is_plain = is_chosen = False
     is_slotted = is_convertible = True
 
     def lend(self, room: int) -> None:

@@ -18,9 +18,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.listed_knobs import CRITERIA
-from genctl.decode.stopping.criterion import Criterion, Stop, Written
+from genctl.decode.stopping.criterion import (
+    MIN_TOKENS,
+    Criterion,
+    MaxTime,
+    MeanLogprob,
+    Repetition,
+    Stop,
+    StopTokens,
+    Written,
+)
 from genctl.decode.stopping.marks import Marks, marks
-from genctl.decode.stopping.plain import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
 from genctl.decode.stopping.trim import trim
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation

@@ -138,7 +138,7 @@ class Planner:
 
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
-        from genctl.models import chat, text
+        from genctl.models import text
 
         tokenizer = self.loaded.tokenizer
         runtime = request.resolved.runtime
@@ -148,6 +148,8 @@ class Planner:
         if tokenizer is None:
             raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
         if request.messages is not None or runtime.is_chat:
+            from genctl.models import chat
+
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
             rendered += request.prefill

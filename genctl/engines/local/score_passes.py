@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.encoder_inputs import Sources, join_sources
+from genctl.decode.encoder_inputs import join_sources
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
 from genctl.errors import ModelError
 from genctl.events import Token

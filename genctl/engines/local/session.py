@@ -224,10 +224,9 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.models import chat
+        if resolved.runtime.is_chat:
+            from genctl.models import chat
 
-        runtime = resolved.runtime
-        if runtime.is_chat:
             if self.loaded.tokenizer is None:
                 raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
@@ -238,9 +237,11 @@ class Session:
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
+        if not tokens:
+            return ()
         from genctl.models.watched import watched_ids
 
-        return watched_ids(self.loaded, tokens) if tokens else ()
+        return watched_ids(self.loaded, tokens)
 
     def _trial(self, resolved: Resolved) -> PlannedLane:
         """A prompt of one token, planned once for a job. Raises the errors of planning."""

@@ -9,7 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode.batch import Batch
-from genctl.decode.cache import shared
+from genctl.decode.cache import growing, shared
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
@@ -66,7 +66,7 @@ def test_rows_of_one_prompt_get_the_same_tokens_shared_and_copied(
         seen.clear()
         assert results(forward, width) == wanted
         assert any(seen) == (arch in SHARES)
-    monkeypatch.setattr(shared, "LEAST", 10**9)
+    monkeypatch.setattr(growing, "LEAST_SHARED", 10**9)
     seen.clear()
     assert results(forward, 1) == wanted
     assert not any(seen)
