@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 
@@ -231,8 +233,6 @@ callers = [threading.Thread(target=work) for _ in range(3)]
 [one.join() for one in callers]
 assert not bad, bad
 """
-    import subprocess
-
     done = subprocess.run(
         [*python(), "-c", code, str(FOLDER / f"{compiled.variant}.so")], capture_output=True, text=True, check=False
     )
@@ -281,3 +281,26 @@ def test_products_of_several_forms_are_not_one_call(compiled: Library) -> None:
     assert not CompiledProducts.fits([plain, eight])
     assert not CompiledProducts.fits([plain, short])
     assert not CompiledProducts.fits([plain] * 5)
+
+
+def test_building_again_succeeds() -> None:
+    """`python build.py` where all is built ended with status 1."""
+    if not build.is_built():
+        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
+    done = subprocess.run([sys.executable, build.__file__], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_variant_that_is_slow_here_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant(list(build.variants())[-1])
+    library._choice.cache_clear()
+    try:
+        best = library.runnable()[0]
+        library._choice.cache_clear()
+        monkeypatch.setattr(Library, "suits", lambda self, name: name != best)
+        assert library.library().variant != best  # type: ignore[union-attr]
+        library._choice.cache_clear()
+        monkeypatch.setenv("GENCTL_PRODUCTS", best)
+        assert library.library().variant == best  # type: ignore[union-attr]
+    finally:
+        library._choice.cache_clear()

@@ -25,6 +25,11 @@ FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s
 # machine -> variant, best first -> the flags of cc, and the CPU as zig names it. The last one runs on every such CPU.
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str]]] = {
     "x86_64": {
+        "amx": (
+            ("-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
+            "x86_64_v4+avx512vnni+amx_tile+amx_bf16",
+        ),
+        "avx512bf16": (("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"), "x86_64_v4+avx512vnni+avx512bf16"),
         "avx512": (("-march=x86-64-v4", "-mavx512vnni"), "x86_64_v4+avx512vnni"),
         "avx2": (("-march=x86-64-v3",), "x86_64_v3"),
         "plain": (("-march=x86-64",), "x86_64"),
@@ -119,4 +124,4 @@ def is_built(folder: Path = HERE) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit("" if is_built() else build() or None)
+    sys.exit(None if is_built() else build() or None)

@@ -13,18 +13,34 @@ static unsigned long long states(void) { /* registers that the operating system 
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (unsigned long long)high << 32 | low;
 }
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+static int tiles_are_permitted(void) { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; } /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+#else
+static int tiles_are_permitted(void) { return 0; }
+#endif
 int runs(const char *variant) {
-  unsigned a, b, c, d, c1;
+  unsigned a, b, c, d, c1, a7, b7, c7, d7;
   if (!strcmp(variant, "plain")) return 1;
   if (!__get_cpuid(1, &a, &b, &c1, &d) || !(c1 >> 27 & 1)) return 0; /* OSXSAVE */
   const unsigned long long saved = states();
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
   const int avx2 = (saved & 6) == 6 && (c1 >> 28 & 1) && (c1 >> 12 & 1) && (c1 >> 29 & 1) && (b >> 5 & 1) && (b >> 3 & 1) && (b >> 8 & 1); /* AVX, FMA, F16C, AVX2, BMI, BMI2 */
   if (!strcmp(variant, "avx2")) return avx2;
-  if (strcmp(variant, "avx512")) return 0;
-  return avx2 && (saved & 0xe6) == 0xe6 && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 28 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, CD, BW, VL, VNNI */
+  const int avx512 = avx2 && (saved & 0xe6) == 0xe6 && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 28 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, CD, BW, VL, VNNI */
+  if (!strcmp(variant, "avx512")) return avx512;
+  if (!strcmp(variant, "avx512bf16")) return avx512 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 5 & 1);
+  if (strcmp(variant, "amx")) return 0;
+  return avx512 && (saved >> 17 & 3) == 3 && (d >> 22 & 1) && (d >> 24 & 1) && tiles_are_permitted(); /* BF16, TILE */
+}
+/* Whether a variant that runs is faster than the next one. Intel's vdpbf16ps has half the speed of multiplications in float32. */
+int suits(const char *variant) {
+  unsigned a, b, c, d;
+  return strcmp(variant, "avx512bf16") || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
 }
 #elif defined(__aarch64__)
+int suits(const char *variant) { return variant != 0; }
 #if defined(__linux__)
 #include <sys/auxv.h>
 int runs(const char *variant) { return !strcmp(variant, "neon") || (!strcmp(variant, "dotprod") && (getauxval(AT_HWCAP) >> 20 & 1)); }
@@ -32,5 +48,6 @@ int runs(const char *variant) { return !strcmp(variant, "neon") || (!strcmp(vari
 int runs(const char *variant) { return !strcmp(variant, "neon") || !strcmp(variant, "dotprod"); }
 #endif
 #else
+int suits(const char *variant) { return variant != 0; }
 int runs(const char *variant) { return !strcmp(variant, "plain"); }
 #endif

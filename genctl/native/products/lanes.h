@@ -40,7 +40,6 @@ IN uint16_t to_f16(float f) {
 
 #if defined(__AVX512F__) /* ------------------------------------------------------------------------- AVX-512, VNNI */
 #include <immintrin.h>
-#define VARIANT "avx512"
 #define R 6 /* rows and outputs whose sums stay in registers */
 #define C 4
 typedef __m512 F;
@@ -98,7 +97,6 @@ IN __m128i iquarter(I v) {
 }
 #elif defined(__AVX2__) /* -------------------------------------------------------------------------------- AVX2, FMA */
 #include <immintrin.h>
-#define VARIANT "avx2"
 #define R 3
 #define C 2
 typedef struct { __m256 a, b; } F;
@@ -154,11 +152,6 @@ IN __m128i iquarter(I v) {
 }
 #elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
 #include <arm_neon.h>
-#ifdef __ARM_FEATURE_DOTPROD
-#define VARIANT "dotprod"
-#else
-#define VARIANT "neon"
-#endif
 #define R 3
 #define C 2
 typedef struct { float32x4_t v[4]; } F;
@@ -217,7 +210,6 @@ IN B nibbles(const uint8_t *p) {
   return r;
 }
 #else /* ---------------------------------------------------------------------------------------------------- plain C */
-#define VARIANT "plain"
 #define R 2
 #define C 2
 typedef struct { float v[16]; } F;

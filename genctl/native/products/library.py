@@ -31,7 +31,8 @@ class Library:
         loaded.built_from.restype = ctypes.c_char_p
         self.built_from: str = loaded.built_from().decode()
         loaded.runs.argtypes, loaded.runs.restype = (ctypes.c_char_p,), ctypes.c_int
-        self._runs = loaded.runs
+        loaded.suits.argtypes, loaded.suits.restype = (ctypes.c_char_p,), ctypes.c_int
+        self._runs, self._suits = loaded.runs, loaded.suits
         self.products = _typed(loaded.products, _POINTER, _INT, _POINTER, _POINTER, _LONG, _INT, _INT)
         self.attention = _typed(loaded.attention, _POINTER, _INT)
         self.rms_norm = _typed(loaded.rms_norm, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT, _INT, _INT)
@@ -49,6 +50,10 @@ class Library:
     def runs(self, variant: str) -> bool:
         """Whether this CPU has the instructions of a variant."""
         return bool(self._runs(variant.encode()))
+
+    def suits(self, variant: str) -> bool:
+        """Whether a variant that runs is faster on this CPU than the next one."""
+        return bool(self._suits(variant.encode()))
 
 
 def _typed(function: Any, *arguments: Any) -> Any:
@@ -91,7 +96,7 @@ def _choice() -> tuple[Library | None, str]:
     able = [name for name in known if base.runs(name)]
     if wanted and wanted not in able:
         raise UsageError(f"{VARIABLE}={wanted}: this CPU runs {', '.join(able)}")
-    name = wanted or able[0]
+    name = wanted or next(name for name in able if base.suits(name))
     return base if name == base.variant else Library(FOLDER / f"{name}.so"), ""
 
 

@@ -2,55 +2,19 @@
 
    Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
    others, with one thread and with many, and in float32 sums on every instruction set.
-     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. bfloat16: see bfloat16.c.
      [I, O]: the inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn.
      8 bits: sums of integers are exact.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
    A tile of R rows by C outputs keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
-#include "lanes.h"
-#include "products.h"
+#include "job.h"
 
-#define STRIP 64  /* outputs whose weights stay in the second cache while all rows pass */
 #define PARTS 8
 /* Where the inputs lie outermost: */
 #define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the first cache; more: tiles */
 #define COLUMNS 4096 /* the most of these sums in a row */
 #define SUMMED 512   /* outputs of a piece where parts are added up */
 #define BLOCK 64     /* inputs whose weights stay in the caches while the tiles of all rows pass */
-
-typedef struct {
-  const Weight *w;
-  const void *given; /* x as it came */
-  const float *x;    /* float32, or NULL for codes */
-  const int8_t *codes;
-  const float *largest; /* CODES8: [N], of the row; CODES4: [N, G + pad] scales, then the sums of the groups */
-  const int32_t *total; /* CODES8: [N], of a row's codes */
-  void *y;
-  int type, threads, count;
-  int64_t rows, width; /* of a row of codes, with its padding */
-  int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
-  float *parts;
-  int64_t length, block; /* inputs of a part; outputs of a piece */
-  int pieces;
-} Job;
-
-IN void put(const Job *j, int64_t row, int64_t o, float v) {
-  const Weight *w = j->w;
-  if (w->bias) v += w->bias[o];
-  const int64_t at = row * j->y_row + j->first + o;
-  if (j->type == F32) ((float *)j->y)[at] = v;
-  else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
-}
-IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
-  if (n >= 16 && j->type == F32) {
-    if (j->w->bias) v = add(v, ld(j->w->bias + o));
-    st((float *)j->y + row * j->y_row + j->first + o, v);
-    return;
-  }
-  float h[16];
-  st(h, v);
-  for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
-}
 
 /* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
    cache, so that memory sees one stream and not one for each output. */
@@ -145,15 +109,10 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
   for (; o < to; o++) tile(job, type, 0, o, 1, 1);
 }
 #define F32_TILE(row, o, r, c) tile(job, F32, row, o, r, c)
-#define BF16_TILE(row, o, r, c) tile(job, BF16, row, o, r, c)
 #define F16_TILE(row, o, r, c) tile(job, F16, row, o, r, c)
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F32, from, to);
   else STRIPS(F32_TILE)
-}
-static void plain_bf16(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1) one(job, BF16, from, to);
-  else STRIPS(BF16_TILE)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F16, from, to);
@@ -508,6 +467,8 @@ static void prepare(Job *job) {
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
     job->total = scratch(2, sizeof(int32_t) * (size_t)rows);
     pieces(w->form == CODES8 ? code8 : code4, job, (int)rows, ready);
+  } else if (w->form == PLAIN && w->type == BF16) {
+    prepare_bf16(job);
   } else if (job->type == F32) {
     job->x = job->given;
   } else {
@@ -554,7 +515,7 @@ void products(const Weight *const *w, int32_t count, const void *x, void *y, int
     first += w[n]->out;
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);
-    else jobs[n].x = jobs->x, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
+    else jobs[n].x = jobs->x, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
     if (w[n]->form == ACROSS) across(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
   }

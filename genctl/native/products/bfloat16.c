@@ -1,0 +1,164 @@
+/* y = x W' + bias for bfloat16 weights [O, I] as they lie. The order of sums: bfloat16.h. */
+#include "bfloat16.h"
+#include "job.h"
+
+/* How a row of x lies: as float32, of each 32 numbers the second ones of the pairs, then the first ones; as it came, with
+   zeros up to a multiple of 32; or in the tiles of amx.c. */
+enum { WIDENED, PAIRED, TILED };
+
+/* -- outputs -------------------------------------------------------------------------------------------------------- */
+
+/* What is read next, line after line into the second cache, so that memory sees one stream and not one for each output: the
+   second four outputs after these where there is one row, else the fourth. */
+#define AHEAD(at, j) __builtin_prefetch((const char *)(w + (r == 1 ? 2 : 4) * c * in) + ((at) / 32 * c + (j)) * 64, 0, 2)
+
+#define NUMBERS(w) (there == 32 ? ldc(w) : ldcn(w, 2 * there))
+/* Sums of r rows by c outputs over 32 numbers, of which some are `there` */
+IN void widened(F s[R][C], const uint16_t *w, int64_t in, const int there, const char *x, int64_t x_row, const int r, const int c) {
+  UNROLL for (int half = 0; half < 2; half++) {
+    F n[C];
+    __asm__("" : "+r"(w)); /* numbers are loaded once for each half: kept in between, they would take the registers of sums */
+    UNROLL for (int j = 0; j < c; j++) n[j] = half ? first(NUMBERS(w + j * in)) : second(NUMBERS(w + j * in));
+    UNROLL for (int i = 0; i < r; i++) {
+      const F u = ld((const float *)(x + i * x_row) + 16 * half);
+      UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, n[j], s[i][j]);
+    }
+  }
+}
+IN void paired(F s[R][C], const uint16_t *w, int64_t in, const int there, const char *x, int64_t x_row, const int r, const int c) {
+#ifdef __AVX512BF16__
+  B v[C];
+  UNROLL for (int j = 0; j < c; j++) v[j] = NUMBERS(w + j * in);
+  UNROLL for (int i = 0; i < r; i++) {
+    const B u = ldc(x + i * x_row);
+    UNROLL for (int j = 0; j < c; j++) s[i][j] = dot(s[i][j], v[j], u);
+  }
+#endif
+}
+
+#define STEP(there) \
+  (form == PAIRED ? paired(s, w + at, in, there, x + at * 2, x_row, r, c) : widened(s, w + at, in, there, x + at * 4, x_row, r, c))
+IN void tile(const Job *job, int64_t row, int64_t o, const int r, const int c, const int form) {
+  const int64_t in = job->w->in, x_row = job->width * (form == WIDENED ? 4 : 2);
+  const uint16_t *w = (const uint16_t *)job->w->w + o * in;
+  const char *x = (const char *)job->x + row * x_row;
+  Q sum[R];
+  UNROLL for (int i = 0; i < r; i++) sum[i] = nothing();
+  for (int64_t k = 0; k < in; k += BLOCK) {
+    const int64_t stop = k + BLOCK < in ? k + BLOCK : in;
+    F s[R][C];
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+    int64_t at = k;
+    for (; at + 32 <= stop; at += 32) {
+      UNROLL for (int j = 0; j < c; j++) AHEAD(at, j);
+      STEP(32);
+    }
+    if (at < stop) STEP((int)(stop - at));
+    UNROLL for (int i = 0; i < r; i++) sum[i] = fold(sum[i], s[i][0], s[i][1 % c], s[i][2 % c], s[i][3 % c]);
+  }
+  UNROLL for (int i = 0; i < r; i++) {
+    float y[4];
+    stq(y, sum[i]);
+    UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j, y[j]);
+  }
+}
+static void single(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, WIDENED); }
+#ifdef __AVX512BF16__
+static void single_paired(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, PAIRED); }
+#define SINGLE(form) (form == PAIRED ? single_paired : single)
+#else
+#define SINGLE(form) single
+#endif
+IN void some_rows(const Job *job, int64_t row, int64_t o, int64_t to, const int r, const int form) {
+  for (; o + C <= to; o += C) tile(job, row, o, r, C, form);
+  for (; o < to; o++)
+    for (int i = 0; i < r; i++) SINGLE(form)(job, row + i, o);
+}
+IN void all_rows(const Job *job, int64_t from, int64_t to, const int form) {
+  const int64_t rows = job->rows;
+  for (int64_t o = from, end; o < to; o = end) {
+    end = rows == 1 || o + STRIP > to ? to : o + STRIP;
+    int64_t row = 0;
+    for (; row + R <= rows; row += R) some_rows(job, row, o, end, R, form);
+    switch (rows - row) {
+    case 5: some_rows(job, row, o, end, 5 < R ? 5 : R, form); break;
+    case 4: some_rows(job, row, o, end, 4 < R ? 4 : R, form); break;
+    case 3: some_rows(job, row, o, end, 3 < R ? 3 : R, form); break;
+    case 2: some_rows(job, row, o, end, 2 < R ? 2 : R, form); break;
+    case 1: some_rows(job, row, o, end, 1, form); break;
+    }
+  }
+}
+static __attribute__((noinline)) void compute(const Job *job, int64_t from, int64_t to) {
+#ifdef __AVX512BF16__
+  if (job->form == PAIRED) {
+    all_rows(job, from, to, PAIRED);
+    return;
+  }
+#elif defined(__AMX_BF16__)
+  if (job->form == TILED) {
+    plain_amx(job, from, to);
+    return;
+  }
+#endif
+  all_rows(job, from, to, WIDENED);
+}
+void plain_bf16(const Job *job, int64_t from, int64_t to) {
+  const Mode mode = tiny_is_zero();
+  compute(job, from, to);
+  as_before(mode);
+}
+
+/* -- rows of x ------------------------------------------------------------------------------------------------------ */
+
+static void widen(void *p, int row) {
+  const Job *job = p;
+  const int64_t in = job->w->in;
+  float *x = (float *)job->x + row * job->width;
+  for (int64_t k = 0; k < in; k += 32, x += 32) {
+    const int n = in - k < 32 ? (int)(in - k) : 32;
+    if (job->type == BF16) {
+      const B v = ldcn((const uint16_t *)job->given + row * in + k, 2 * n);
+      st(x, second(v));
+      st(x + 16, first(v));
+      continue;
+    }
+    for (int l = 0; l < 32; l++) {
+      const int64_t at = row * in + k + l;
+      float v = 0;
+      if (l < n) v = job->type == F32 ? ((const float *)job->given)[at] : from_f16(((const uint16_t *)job->given)[at]);
+      x[l / 2 + (l & 1 ? 0 : 16)] = v;
+    }
+  }
+}
+#ifdef __AVX512BF16__
+static void pad(void *p, int row) {
+  const Job *job = p;
+  const int64_t in = job->w->in;
+  uint16_t *x = (uint16_t *)job->x + row * job->width;
+  memcpy(x, (const uint16_t *)job->given + row * in, 2 * (size_t)in);
+  memset(x + in, 0, 2 * (size_t)(job->width - in));
+}
+#endif
+void prepare_bf16(Job *job) {
+  const int64_t rows = job->rows, in = job->w->in;
+  const int threads = rows * in > 1 << 15 ? job->threads : 1;
+  job->width = (in + 31) & ~(int64_t)31;
+#ifdef __AVX512BF16__
+  if (job->type == BF16) {
+    job->form = PAIRED;
+    job->x = job->width == in ? job->given : scratch(0, 2 * (size_t)(rows * job->width));
+    if (job->width != in) pieces(pad, job, (int)rows, threads);
+    return;
+  }
+#elif defined(__AMX_BF16__)
+  if (job->type == BF16 && rows >= AMX_ROWS) {
+    job->form = TILED;
+    prepare_amx(job);
+    return;
+  }
+#endif
+  job->form = WIDENED;
+  job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
+  pieces(widen, job, (int)rows, threads);
+}

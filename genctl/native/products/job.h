@@ -1,0 +1,51 @@
+/* One product of a call, and where its outputs go. */
+#ifndef JOB_H
+#define JOB_H
+#include "lanes.h"
+#include "products.h"
+
+#define STRIP 64 /* outputs whose weights stay in the second cache while all rows pass */
+
+typedef struct {
+  const Weight *w;
+  const void *given; /* x as it came */
+  const float *x;    /* float32, or NULL for codes; bfloat16.c: in the form that it needs */
+  const int8_t *codes;
+  const float *largest; /* CODES8: [N], of the row; CODES4: [N, G + pad] scales, then the sums of the groups */
+  const int32_t *total; /* CODES8: [N], of a row's codes */
+  void *y;
+  int type, threads, count, form; /* form: of x, in bfloat16.c */
+  int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
+  int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
+  float *parts;
+  int64_t length, block; /* inputs of a part; outputs of a piece */
+  int pieces;
+} Job;
+
+IN void put(const Job *j, int64_t row, int64_t o, float v) {
+  const Weight *w = j->w;
+  if (w->bias) v += w->bias[o];
+  const int64_t at = row * j->y_row + j->first + o;
+  if (j->type == F32) ((float *)j->y)[at] = v;
+  else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
+}
+IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
+  if (n >= 16 && j->type == F32) {
+    if (j->w->bias) v = add(v, ld(j->w->bias + o));
+    st((float *)j->y + row * j->y_row + j->first + o, v);
+    return;
+  }
+  float h[16];
+  st(h, v);
+  for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
+}
+
+/* bfloat16 weights [O, I] (bfloat16.c, amx.c): x in the form that the product reads, and outputs [from, to) of all rows */
+void prepare_bf16(Job *job);
+void plain_bf16(const Job *job, int64_t from, int64_t to);
+#ifdef __AMX_BF16__
+#define AMX_ROWS 6 /* from so many rows on */
+void prepare_amx(Job *job);
+void plain_amx(const Job *job, int64_t from, int64_t to);
+#endif
+#endif
