@@ -1,1 +1,1 @@
-"""The decode core. Modules to start from: `types`, `loop`, `forward`, `cache`, `processors`, `stopping`."""
+"""The decode core. Modules to start from: `types`, `loop`, `runtime`, `cache`, `processors`, `stopping`."""

@@ -89,7 +89,7 @@ class Batch:
             written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
             tokens = torch.cat([prompt, written], 1)[:, :columns]
             if tokens.shape[1] == columns > prompt.shape[1]:
-                nothing = state.prefix.logits[:, :0]  # nobody scores the end of it
+                nothing = state.prefix.logits[:, :0]  # the scores at its end are not needed
                 yield Prefix(tokens, self.rows.cache.unshared(), nothing, source=state.prefix.source)
 
     def arrange(self) -> None:

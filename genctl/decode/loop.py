@@ -41,12 +41,12 @@ def decode(
     """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
 
     `lanes` is read lazily, as places become free; of the next `ahead` of them, the one with the most work begins
-    first. Lanes with the same prompt share one prefill while any of them is at work; `prefixes` may bring prefills made
-    before. `interrupted` is asked once per step: a non-empty answer ends every live row with that reason, and no
-    further lane begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt read before, with its
-    whole cache: what a lane's prompt has in common with it is not read again. Where memory runs out, fewer lanes go on
-    at once (`on_shortage` is given the number) and the others follow; a lane fails only if it does not fit alone.
-    `keep` is given what was read of each lane that is done, to begin a later one with (`saved`).
+    first. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are prefills from before.
+    `interrupted` is called once per step: a non-empty answer ends every live row with that reason, and no further lane
+    begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt that was read before, with its whole
+    cache: the beginning that a lane's prompt shares with it is not read again. When memory runs out, fewer lanes
+    continue at once (`on_shortage` receives their number) and the others follow; a lane fails only if it does not fit
+    alone. `keep` receives the prefix of each lane that is done, so that a later lane can begin with it (`saved`).
     """
     watcher = None
     if watch:
@@ -73,9 +73,9 @@ def step(batch: Batch, interrupted: str, keep: Callable[[Prefix], object] | None
     chosen = choose(batch.states)  # processors, then searches
     facts = fetch([each.questions for each in chosen])  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
-        yield from each.commit(answers, interrupted)  # Stepped; Finished when nothing lives
+        yield from each.commit(answers, interrupted)  # Stepped; Finished when no row lives
     if keep is not None:
         for prefix in batch.read_by_ended():
             keep(prefix)
-    batch.arrange()  # ended rows leave, rows move, rejected drafts are taken back
-    yield from batch.feed()  # one forward pass for all lanes; CacheRead, if somebody watches
+    batch.arrange()  # remove ended rows, reorder rows, remove rejected drafts
+    yield from batch.feed()  # one forward pass for all lanes; CacheRead with `watch`

@@ -56,7 +56,7 @@ def packed(prefix: Prefix, identity: PromptIdentity) -> bytes:
 
 
 def _tensors(prefix: Prefix) -> dict[str, Tensor]:
-    """What a file holds of a prefix. Raises ModelError if the model keeps no cache."""
+    """The tensors of a prefix's file. Raises ModelError if the model keeps no cache."""
     if prefix.cache is None:
         raise ModelError("the model keeps no cache, so there is none to save")
     tensors: dict[str, Tensor] = {"tokens": prefix.tokens[0]}
@@ -71,7 +71,7 @@ def _tensors(prefix: Prefix) -> dict[str, Tensor]:
 def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     """The prefix that `packed` wrote, prefilled with `whole`.
 
-    Anybody can compute the digest of a file, so every tensor is also compared with what the model makes of one token.
+    Anybody can compute the digest of a file, so names, types and shapes are also compared with those of a new prefix.
     Raises InputError if the file is damaged, or of another checkpoint or dtype.
     """
     from safetensors import SafetensorError, safe_open
@@ -95,7 +95,7 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
 
 
 def _misfit(tensors: dict[str, Tensor], forward: ModelRuntime) -> str:
-    """What is wrong with the tensors of a file for a model; "" where nothing is."""
+    """Why the tensors of a file do not fit a model; "" if they do."""
     source = forward.encode((0,)) if forward.is_encoder_decoder else None
     expected = _tensors(forward.prefill((0,), source, whole=True, hidden="hidden" in tensors))
     if lacking := sorted(expected.keys() - tensors.keys()):
@@ -116,7 +116,7 @@ def _misfit(tensors: dict[str, Tensor], forward: ModelRuntime) -> str:
 
 
 def _length_axis(name: str) -> tuple[str, int | None]:
-    """Whose tokens a tensor has, and along which of its dimensions; None for a state that has a fixed size."""
+    """The part whose tokens a tensor has, and its dimension of tokens: None for a state of a fixed size."""
     part = "source" if name.startswith(("source.", "cross.")) else "prompt"
     last = name.rpartition(".")[2]
     return part, {"tokens": 0, "hidden": 1, "states": 1, "keys": 2, "values": 2}.get(last)

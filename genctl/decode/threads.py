@@ -1,7 +1,7 @@
-"""How many threads compute: from the work of a step, and from what other processes leave of the machine.
+"""The number of threads, from the work of a step and from the cores that other processes leave free.
 
-A second thread helps where each of them has enough to do. In a small model threads wait for each other longer than they
-compute, and where another process has a core, all wait for the one that does not run.
+A second thread helps only if both have enough to do. In a small model threads wait for each other longer than they
+compute. If another process occupies a core, all threads wait for the one that does not run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from genctl.errors import count
 
-TEXT = 32  # tokens, about: a text that is read as a whole has as many rows
+TEXT = 32  # about as many tokens are computed at once when a whole text is read
 SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
-LEAST = 5 * SHARE  # work that is worth a second thread at all: two that wait for each other may cost much
+LEAST = 5 * SHARE  # the least work for a second thread: two threads that wait for each other may cost much
 _ROWS = 5  # as many rows take a second as long to multiply as the weights take to read
-_BRIEF_S = 0.2  # the kernel counts in hundredths of a second: a shorter span says little
+_BRIEF_S = 0.2  # the kernel counts in hundredths of a second: a shorter span is too inexact
 _BUSY = (0, 1, 2, 5, 6, 7)  # columns of /proc/stat: user, nice, system, irq, softirq, steal
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch reads them in this order
 
@@ -37,13 +37,13 @@ def from_environment() -> tuple[int, str] | None:
 
 
 def for_step(weights: int, rows: int) -> int:
-    """As many threads as a forward pass of `rows` rows through `weights` bytes has work for."""
+    """The number of threads that have enough work in a forward pass of `rows` rows through `weights` bytes."""
     work = int(weights * (1 + rows / _ROWS))
     return work // SHARE if work >= LEAST else 1
 
 
 def set_threads(number: int) -> None:
-    """Let torch compute with so many threads. The one place that does."""
+    """Set torch's number of threads. Nothing else sets it."""
     import torch
 
     if torch.get_num_threads() != number:
@@ -51,7 +51,7 @@ def set_threads(number: int) -> None:
 
 
 class Threads:
-    """The number of threads of a job. Made before torch is imported, it sees what other processes do meanwhile.
+    """The number of threads of a job. Make it before torch is imported: the import is time to measure other processes.
 
     `given` is the knob `threads`. Without it an environment variable decides, and without both the work and the free
     cores. If `steady`, the load does not count: the last digits of a result depend on the number of threads, and equal
@@ -76,7 +76,7 @@ class Threads:
             self.fixed = False
 
     def apply(self, weights: int, rows: int = 1, *, device: str = "cpu", recorded: int | None = None) -> None:
-        """Set torch's threads for steps of so many rows. `recorded`: what an output to be resumed began with.
+        """Set torch's threads for steps of this many rows. `recorded`: the number with which an output began.
 
         On another device than the CPU torch keeps its own number, unless one is given.
         """
@@ -114,7 +114,7 @@ class OtherLoad:
         self._began, self._busy, self._own = time.monotonic(), _busy_s(), time.process_time()
 
     def cores(self) -> float:
-        """The cores that they keep busy: since the beginning, or in the last minute where that is a moment only."""
+        """The cores that they keep busy since the beginning, or in the last minute if that was only a moment ago."""
         now, busy = time.monotonic(), _busy_s()
         span = now - self._began
         if span < _BRIEF_S or self._busy is None or busy is None:
@@ -123,7 +123,7 @@ class OtherLoad:
 
 
 def _busy_s() -> float | None:
-    """Seconds that the cores of this process have worked for anybody; None where the system does not say."""
+    """Seconds that the cores of this process have worked for any process; None if the system does not tell."""
     try:
         lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
         own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -154,7 +154,7 @@ def quota(system: Path = Path("/")) -> float | None:
 
 
 def _limit(folder: Path) -> list[float]:
-    """The limit of one cgroup in cores, in the words of either version; [] without one."""
+    """The limit of one cgroup in cores, for either version of cgroups; [] without a limit."""
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text("ascii").split()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for one prompt; real templates need milliseconds
 _STARTING = 120.0  # for importing jinja on a slow disk
-_HERE = " (to be continued here)"  # marks the end of a message in what a template makes of it
+_HERE = " (to be continued here)"  # marks the end of a message in the rendered text
 # Isolated, so that Python files of the current folder are not imported.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
 # Variables that a process needs to start. All others are removed: any of them may hold a secret.

@@ -25,7 +25,7 @@ from genctl.native import pages
 from genctl.native.linear import Linear, maker
 
 # Numbers in a weight below which a layer stays as it is: a call takes some µs more than a plain product. 8-bit weights
-# are asked for by name, so that only what is not worth it in memory either is left.
+# also save memory, so fewer layers stay as they are.
 SMALLEST, SMALLEST_INT8 = 1 << 18, 1 << 14
 _READ = re.compile(r"\bself(?:\.\w+)*\.(\w+)\.weight\b")
 

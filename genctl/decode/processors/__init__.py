@@ -1,4 +1,4 @@
-"""Logits processors: (history, scores) -> scores. Enter by file: `build`, `trace`."""
+"""Logits processors: (history, scores) -> scores. Start with `build` and `trace`."""
 
 from __future__ import annotations
 

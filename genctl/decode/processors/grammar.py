@@ -49,8 +49,8 @@ class Grammar:
     that has left the grammar (a draft) are not changed.
 
     With `room`, the most new tokens, a text that fits is never cut: near the end of the budget tokens after which the
-    text could not be closed in time are barred too (see `completion`), once the row has the `ahead` bytes of a
-    required prefix.
+    text could not be closed in time are barred too (see `grammar_completion`), once the row has the `ahead` bytes of
+    a required prefix.
 
     Raises UsageError if the tokenizer cannot write any text of the grammar, or none within `room`, or the grammar is
     too complex.
@@ -232,7 +232,7 @@ class Grammar:
             return bits
         closing = self._closing_of(key, state)
         if closing is None or len(closing) > left:
-            return bits  # the end will tell
+            return bits  # no closing is known that fits: bar nothing
         end = min(self._end, left - len(closing))
         slack = left - end - len(closing)
         if slack > self._reach:

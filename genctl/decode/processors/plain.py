@@ -79,7 +79,7 @@ def sequence_bias(biases: Mapping[tuple[int, ...], float], vocab_size: int, devi
 
 
 def exponential_decay(start: int, factor: float, eos: Sequence[int], device: torch.device | str) -> Processor:
-    """Behind `start` tokens of history the scores of EOS grow with each token by |score| (factor^n - 1).
+    """After `start` tokens of history the scores of EOS grow with each token by |score| (factor^n - 1).
 
     A score that is not finite stays: a minimum length above it has removed EOS.
     """
