@@ -1,4 +1,4 @@
-"""docs/structure.md names files and functions that exist, and every package."""
+"""docs/structure.md names files and functions that exist, and every package; docs/contributing.md files that exist."""
 
 from __future__ import annotations
 
@@ -41,3 +41,10 @@ def test_every_package_has_its_line() -> None:
     packages = {path.parent.name for path in (ROOT / "genctl").glob("*/__init__.py")}
     told = set(re.findall(r"^\| `genctl/(\w+)` \|", TEXT, flags=re.MULTILINE))
     assert told == packages
+
+
+def test_the_guide_names_files_that_are_there() -> None:
+    guide = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:genctl|tests|scripts)/[\w/]+(?:\.\w+)?)/?[ `]", guide)
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
