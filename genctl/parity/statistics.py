@@ -11,7 +11,7 @@ from typing import Any
 
 from genctl.parity.values import Estimate, Position, Quantiles, Summary
 
-QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999, 0.001, 0.01, 0.05, 0.1, 0.25, 0.75)
 _NOTHING = Quantiles(*(math.nan for _ in range(9)))
 
 
@@ -27,9 +27,9 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     with numpy.errstate(invalid="ignore"):  # infinite values: between equal ones there is no difference to interpolate
         between = numpy.where(below == above, below, below + (places - numpy.floor(places)) * (above - below))
         mean = mean_of(data)
-    median, q90, q95, q99, q999 = map(float, between)
+    median, q90, q95, q99, q999, *others = map(float, between)
     ends = float(data.max()), float(data.min())
-    return Quantiles(mean.value, median, q90, q95, q99, q999, *ends, mean.uncertainty)
+    return Quantiles(mean.value, median, q90, q95, q99, q999, *ends, mean.uncertainty, *others)
 
 
 def mean_of(data: Any) -> Estimate:

@@ -6,6 +6,7 @@ and count the compared tokens of a text, not its prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -99,6 +100,12 @@ class Quantiles:
     max: float
     min: float
     uncertainty: float  # standard error of the mean, positions taken as independent
+    q001: float = math.nan  # 0.1 percent; and so on
+    q01: float = math.nan
+    q05: float = math.nan
+    q10: float = math.nan
+    q25: float = math.nan
+    q75: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
     columns = [[headings[place], *(row[place] for row in rows)] for place in range(len(headings))]
     cells = [max(map(cell_len, map(widgets.visible, column))) for column in columns]
     room = 10**9 if width is None else width
-    cells[0] = min(cells[0], max(room // 3, 8))
+    cells[0] = min(cells[0], first_column(room))
     lines: list[Text] = []
     for start, end in _shares(cells, room):
         if lines:
@@ -31,6 +31,11 @@ def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
             line.rstrip()
             lines.append(line)
     return lines
+
+
+def first_column(width: int) -> int:
+    """Cells that the names of rows may have."""
+    return max(width // 3, 8)
 
 
 def _shares(cells: Sequence[int], room: int) -> list[tuple[int, int]]:

@@ -128,6 +128,14 @@ def test_correlation_and_quantiles_are_those_of_llama_perplexity() -> None:
     assert [ours.median, ours.q90, ours.q95, ours.q99, ours.q999, ours.max, ours.min] == pytest.approx(expected)
 
 
+def test_the_low_quantiles_of_changes_are_those_of_llama_perplexity() -> None:
+    """Changes of probabilities are below 0, too, and only the upper half of their quantiles was there."""
+    changes = [math.exp(each.logprob_other) - math.exp(each.logprob_reference) for each in positions()]
+    ours = summary(positions()).probability_change
+    expected = [percentile(changes, fraction) for fraction in (0.001, 0.01, 0.05, 0.1, 0.25, 0.75)]
+    assert [ours.q001, ours.q01, ours.q05, ours.q10, ours.q25, ours.q75] == pytest.approx(expected)
+
+
 def test_quantiles_of_infinite_figures_are_infinite() -> None:
     """Bounds of KL on a server have no upper end: all quantiles were NaN."""
     every = quantiles([math.inf] * 4)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
+from genctl.commands.parity.view import short_names
 from genctl.comparing.statistics import Interval, bootstrap
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
@@ -100,4 +101,6 @@ def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:
     words = (
         f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; the interval is that of the texts drawn again"
     )
+    names = [found[0].reference, *short_names([one.other for one in found], width)]
+    rows = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]
     return [*table_lines(("side", "bits/byte", "difference", "95%"), rows, width), *hanging("", words, width)]

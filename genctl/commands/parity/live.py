@@ -17,10 +17,11 @@ from genctl.terminal.live_region import LiveRegion
 LINE_S = 10.0  # until the first line on a terminal that cannot redraw; each pause is twice the one before
 
 _STAGES = {
-    "writing": "the reference writes",
+    "writing": "texts are written",
     "reading": "both sides read",
     "noise": "measuring noise",
     "recording": "recording the reference",
+    "scoring": "texts are scored",
     "layers": "looking for the layer",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
@@ -12,9 +13,10 @@ from genctl.commands.parity.naming import Naming
 from genctl.errors import count
 from genctl.parity.values import SEVERITY, Estimate, Parity, Quantiles, TextParting, Verdict
 from genctl.parity.values import Text as TextRead
+from genctl.sequences import shared_length
 from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.number_table import table_lines
+from genctl.terminal.number_table import first_column, table_lines
 from genctl.terminal.text_width import hanging, last_cells
 
 PARTINGS = 5  # shown of each pair
@@ -25,7 +27,12 @@ _VERDICTS: dict[Verdict, Style] = {"tie": theme.colour(1.0), "drift": theme.colo
 
 def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> list[Text]:
     """All pairs of sides. Without a `width`, lines are not broken."""
-    found = table_lines(HEADS, [row_of(one) for one in comparisons], width) if len(comparisons) > 1 else []
+    found: list[Text] = []
+    if len(comparisons) > 1:
+        names = short_names([one.other for one in comparisons], width)
+        found = table_lines(
+            HEADS, [[name, *row_of(one)[1:]] for name, one in zip(names, comparisons, strict=True)], width
+        )
     for one in comparisons:
         found += [Text("")] if found else []
         found += pair_lines(one, naming, width)
@@ -35,6 +42,16 @@ def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> l
 # -- all pairs ---------------------------------------------------------------------------------------------------------
 
 HEADS = ("side", "verdict", "mean KL", "max KL", "agree", "max regret", "perplexity", "difference")
+
+
+def short_names(names: Sequence[str], width: int | None) -> list[str]:
+    """Names of sides for the first column of a table: where one is too long for it, without what all begin with."""
+    shown = [widgets.visible(name) for name in names]
+    if width is None or max(map(cell_len, shown)) <= first_column(width):
+        return shown
+    shared = shown[0][: min(shared_length(shown[0], name) for name in shown)]
+    begin = max(shared.rfind(mark) for mark in "@,/")
+    return [f"…{name[begin:]}" for name in shown] if begin > 0 else shown
 
 
 def row_of(one: Parity) -> list[str]:
@@ -166,7 +183,7 @@ def _curve(one: Parity, width: int | None) -> list[Text]:
         [layer.name or layer.sublayer, nats(layer.size), nats(layer.noise), str(layer.position)]
         for layer in one.curve[:CURVE]
     ]
-    found = table_lines(("part of the model", "difference", "rounding", "position"), rows, width)
+    found = table_lines(("part of the model", "difference", "explained", "position"), rows, width)
     left = len(one.curve) - CURVE
     return found + ([Text(f"  {left} more: --format jsonl has them", style=theme.DIM)] if left > 0 else [])
 

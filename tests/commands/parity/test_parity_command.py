@@ -100,6 +100,18 @@ def test_several_sides_have_a_table_of_all() -> None:
     assert "\x1b" not in done.out
 
 
+def test_sides_are_told_apart_in_a_narrow_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were cut at the end, and all were builtin:stories@quan…"""
+    for width, names in (("60", ["…@quantize=int4", "…@quantize=int8"]), ("120", [INT4, f"{INT4[:-1]}8"])):
+        monkeypatch.setenv("COLUMNS", width)
+        sides = ("builtin:stories", INT4, f"{INT4[:-1]}8")
+        for done in (parity(*sides, *PROMPTS, terminal=True), parity(*sides, *PROMPTS, "--by-text", terminal=True)):
+            assert done.status == 0, done.err
+            lines = re.sub(r"\x1b\[[0-9;]*m", "", done.out).splitlines()
+            found = [line.split()[0] for line in lines if line.split()[1:] and "quantize" in line.split()[0]]
+            assert found[:2] == names
+
+
 def test_tsv_has_the_columns_of_its_head_in_every_line() -> None:
     done = parity("builtin:stories", INT4, *PROMPTS, "--format", "tsv")
     head, *lines = [line.split("\t") for line in done.out.splitlines()]
