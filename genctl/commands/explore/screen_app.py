@@ -17,7 +17,7 @@ from genctl.commands.explore.alternatives import Alternatives, matching
 from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
 from genctl.commands.explore.flow import TextPiece
 from genctl.commands.explore.prompt_line import PromptLine
-from genctl.commands.explore.screen_keys import KEYS, help_rows
+from genctl.commands.explore.screen_keys import KEYS, QUESTIONS, help_rows
 from genctl.commands.explore.screen_panes import TreeApp
 from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
@@ -28,13 +28,6 @@ from genctl.terminal import widgets
 from genctl.terminal.explain import explain_lines
 from genctl.tree.language import WORDS
 from genctl.tree.results import AtLayer, BranchText, Compared, Repeat, Shown, Why
-
-_LABELS = {
-    "settings": "a knob or a preset: top_p=0.9, temperature=1.2, beam5; reset",
-    "expand": "expand up to: mass=0.9,depth=6",
-    "command": "a command: goto m1, sample 3 40, find TEXT",
-    "filter": "filter the alternatives",
-}
 
 
 class ExploreApp(TreeApp):
@@ -190,7 +183,7 @@ class ExploreApp(TreeApp):
     # -- asking --------------------------------------------------------------------------------------------------------
 
     def _ask(self, purpose: str, value: str = "", suggestions: Any = ()) -> None:
-        self.prompt.ask(purpose, _LABELS[purpose], value, suggestions)
+        self.prompt.ask(purpose, QUESTIONS[purpose], value, suggestions)
 
     def action_settings(self) -> None:
         """Change a knob or a preset."""

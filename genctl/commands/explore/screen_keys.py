@@ -12,6 +12,7 @@ class Key(NamedTuple):
     action: str
     shown: str  # as people read it
     about: str
+    question: str = ""  # above the line that it opens for typing
 
 
 KEYS: tuple[Key, ...] = (
@@ -37,20 +38,34 @@ KEYS: tuple[Key, ...] = (
     Key("U,shift+u", "redo", "U", "redo"),
     Key("n", "uncertain(1)", "n", "the next uncertain token: entropy of 1 nat or more"),
     Key("N,shift+n", "uncertain(-1)", "N", "the uncertain token before"),
-    Key("s", "settings", "s", "change a knob (top_p=0.9) or a preset: the distribution changes at once"),
-    Key("x", "expand", "x", "expand all continuations by joint probability, up to a mass and a depth"),
+    Key(
+        "s",
+        "settings",
+        "s",
+        "change a knob (top_p=0.9) or a preset: the distribution changes at once",
+        question="a knob or a preset: top_p=0.9, temperature=1.2, beam5; reset",
+    ),
+    Key(
+        "x",
+        "expand",
+        "x",
+        "expand all continuations by joint probability, up to a mass and a depth",
+        question="expand up to: mass=0.9,depth=6",
+    ),
     Key("m", "bookmark", "m", "bookmark this place"),
     Key("d", "compare", "d", "compare two branches: press it on one, then on the other"),
     Key("l", "layers", "l", "what the model would say after each of its layers"),
-    Key("slash", "filter", "/", "filter the alternatives by text"),
+    Key("slash", "filter", "/", "filter the alternatives by text", question="filter the alternatives"),
     Key("c", "copy", "c", "copy the text of the branch"),
     Key("y", "repeat", "y", "show and copy the command that repeats this branch"),
-    Key("colon", "command", ":", "a command, as in --script"),
+    Key("colon", "command", ":", "a command, as in --script", question="a command: goto m1, sample 3 40, find TEXT"),
     Key("escape", "let_go", "Esc", "stop what runs; remove the filter"),
     Key("question_mark", "help", "?", "these keys"),
     Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
     Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
 )
+
+QUESTIONS = {key.action: key.question for key in KEYS if key.question}
 
 
 def help_rows() -> list[tuple[str, str]]:
