@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
-from genctl.commands.parity.view import short_names
+from genctl.commands.parity.view import short_names, signed
 from genctl.comparing.statistics import Interval, bootstrap
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
@@ -95,9 +95,8 @@ def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:
     rows = [[found[0].reference, f"{found[0].bpb_reference:.4f}", "", ""]]
     for one in found:
         change = one.difference
-        rows.append(
-            [one.other, f"{one.bpb_other:.4f}", f"{change.mean:+.4f}", f"{change.low:+.4f} to {change.high:+.4f}"]
-        )
+        between = f"{signed(change.low)} to {signed(change.high)}" if one.texts > 1 else "–"  # one text has no spread
+        rows.append([one.other, f"{one.bpb_other:.4f}", signed(change.mean), between])
     words = (
         f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; the interval is that of the texts drawn again"
     )

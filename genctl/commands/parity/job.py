@@ -131,16 +131,22 @@ class ParityJob(Job[ParityCommandOptions]):
         def give_up() -> None:
             stack.__exit__(SystemExit, SystemExit(self.interrupt.status), None)
 
-        with self.interrupt.rescued_by(give_up):
-            self._compare(stack)
+        try:
+            with self.interrupt.rescued_by(give_up):
+                self._compare(stack)
+        except GenctlError:
+            self.hide()
+            self.results.finish()  # what is compared with earlier sides is not lost
+            raise
         self.hide()
         for watcher in self.watchers:
             watcher.draw(self.results.draw)
         self.results.finish()
 
     def _compare(self, stack: ExitStack) -> None:
-        from genctl.commands.parity.loading import LoadedSides
+        from genctl.commands.parity.loading import LoadedSides, check_models
 
+        check_models(self.earlies)
         loaded = LoadedSides(self._setup)
         stack.callback(loaded.close)
         if self.options.by_text:

@@ -63,5 +63,14 @@ class LoadedSides:
         self.keep()
 
 
+def check_models(earlies: Sequence[Resolved]) -> None:
+    """Look for every checkpoint before the first is loaded. Raises ModelError for one that is not there."""
+    from genctl.models.resolve import resolve
+
+    local = [early.runtime for early in earlies if early.runtime.backend is None]
+    for model, revision, offline in dict.fromkeys((each.model, each.revision, each.offline) for each in local):
+        resolve(model, revision=revision, offline=offline, configs_only=True)
+
+
 def _key(runtime: Runtime) -> tuple[Any, ...]:
     return tuple(str(getattr(runtime, name)) for name in LOADING)

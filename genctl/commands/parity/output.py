@@ -43,9 +43,11 @@ class ParityOutput:
             self._writer.write(by_text.record(one))
 
     def finish(self) -> None:
-        """Write what is left."""
+        """Write what is left, if anything was compared."""
         if self._writer is not None:
             self._writer.close()
+        elif not self._pairs and not self._texts:
+            return
         elif self._sink is not None:
             lines = self.lines(None)
             self._sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))

@@ -264,7 +264,7 @@ def plain(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference of perplexities."""
+    """A difference of perplexities, or of bits."""
     if math.isnan(value) or math.isinf(value):
         return nats(value)
     text = f"{value:+.4f}"

@@ -249,6 +249,32 @@ def test_a_missing_checkpoint_is_status_3() -> None:
     assert done.raw == b""
 
 
+def test_a_side_that_is_missing_is_found_before_any_is_compared() -> None:
+    """The first pair was compared, and its table was lost."""
+    done = parity("builtin:stories", "builtin:stories@batch_size=1", "./nowhere", "The sea", "--format", "jsonl")
+    assert (done.status, done.out) == (3, "")
+    assert "no such folder: ./nowhere" in done.err
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_what_is_compared_is_shown_where_a_later_side_fails(format: str) -> None:
+    sides = ("builtin:stories", "builtin:stories@batch_size=1", "openai:http://127.0.0.1:1")
+    done = parity(*sides, "The sea", "--format", format, n=3)
+    assert done.status == 3
+    assert "no connection: refused" in done.err
+    if format == "text":
+        assert "tie: every logit is equal" in done.out
+    else:
+        assert [record["verdict"] for record in json.loads(done.out)] == ["tie"]
+
+
+def test_bits_without_a_difference_have_no_sign() -> None:
+    """They were -0.0000, from -0.0000 to -0.0000, also of one text."""
+    done = parity("builtin:stories", "builtin:stories@batch_size=1", "The dog ran", "--by-text")
+    row = next(line for line in done.out.splitlines() if line.startswith("builtin:stories@"))
+    assert row.split()[2:] == ["0", "–"]
+
+
 def test_no_prompt_on_a_terminal_is_short_help() -> None:
     done = genctl("parity", "builtin:stories", INT4)
     assert done.status == 2
