@@ -412,8 +412,10 @@ class Runtime:
         None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
     )
     pack: bool = knob(True, "on the CPU, use genctl's own matrix products; else torch's", MODEL)
-    quantize: Literal["int8", "int4"] | None = knob(
-        None, "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact", MODEL
+    quantize: Literal["int8", "int4", "gguf"] | None = knob(
+        None,
+        "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does",
+        MODEL,
     )
     compile: bool = knob(False, "use torch.compile, and CUDA graphs on a GPU: pays off in long runs on a GPU", MODEL)
     runtime: Literal["auto", "native", "transformers"] = knob(

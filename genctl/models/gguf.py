@@ -1,6 +1,7 @@
 """GGUF files: one file with the config, the tokenizer and the weights, which transformers reads as its own classes.
 
-The weights are unpacked to floating-point numbers when they are read. Before a library reads the file, its header is
+The weights are unpacked to floating-point numbers when they are read, or stay as they are on the native runtime
+(`native.gguf_file`). Before a library reads the file, its header is
 checked (`gguf_header`), and the sizes in it are compared with its tensors. transformers skips unknown tensors, so the
 tensors that it has read are compared with those of the file (`check_read`).
 """
@@ -8,7 +9,9 @@ tensors that it has read are compared with those of the file (`check_read`).
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +21,12 @@ from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
 from genctl.models.weights import WeightFiles, few, shown
+from genctl.native.gguf_names import ROPE_FACTORS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SUFFIX = ".gguf"
-ROPE_FACTORS = "rope_freqs.weight"
 _LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
 _TOKENS = re.compile(
     r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
@@ -134,6 +137,24 @@ def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
                 frequencies.div_(factors.to(frequencies))
                 scaled += 1
     return scaled > 0
+
+
+def native_rope_factors(path: Path) -> tuple[float, ...]:
+    """By what the frequencies of the rotary positions are divided; () if the file does not say.
+
+    Raises ModelError for a scaling of positions, which the config of transformers' reader lacks.
+    """
+    header = gguf_header.read(path)
+    _check_scaling(shown(path.name), header)
+    held = header.tensors.get(ROPE_FACTORS)
+    if held is None:
+        return ()
+    with path.open("rb") as file:
+        file.seek(held.begin)
+        data = file.read(held.end - held.begin)
+    if held.dtype != "F32" or not all(map(math.isfinite, factors := struct.unpack(f"<{held.numel}f", data))):
+        raise ModelError(f"{shown(path.name)}: {ROPE_FACTORS} holds no factors")
+    return factors
 
 
 def _check_scaling(name: str, header: Header) -> None:

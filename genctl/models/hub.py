@@ -233,6 +233,8 @@ def device_of(name: str) -> torch.device:
 
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     """The tokenizer without transformers; or transformers' own, and the reason."""
+    if checkpoint.gguf:
+        return _tokenizer(checkpoint, False), "it is in a GGUF file"
     from genctl.models import tokenizer
     from genctl.models.tokenizer_class import UnsupportedTokenizer
 

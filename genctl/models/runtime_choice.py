@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError
 from genctl.events import Loading
-from genctl.models import prepare
+from genctl.models import generation_settings, prepare
 from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
@@ -34,12 +34,17 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
     Raises ModelError or UsageError if `--runtime native` is impossible. torch is not imported.
     """
     if runtime.runtime == "transformers":
-        if runtime.quantize == "int4":
-            raise UsageError("--quantize int4 and --runtime transformers contradict each other: int4 is native only")
+        if runtime.quantize in ("int4", "gguf"):
+            raise UsageError(
+                f"--quantize {runtime.quantize} and --runtime transformers contradict each other: "
+                f"{runtime.quantize} is native only"
+            )
         return None, "asked for"
+    if runtime.quantize == "gguf" and not checkpoint.gguf:
+        raise UsageError(f"--quantize gguf: {runtime.model} is no GGUF file", hint="int8 and int4 are for others")
     try:
         _options(runtime, trust_remote_code)
-        native = _plan(checkpoint)
+        native = _plan(checkpoint, runtime.quantize)
         _check_dtype(native.spec, dtype_of(runtime, checkpoint))
     except NotNative as reason:
         return None, _fallback(runtime, reason)
@@ -51,9 +56,9 @@ def _fallback(runtime: Runtime, reason: NotNative) -> str:
     if runtime.runtime == "native":
         hint = "" if isinstance(reason, Unfit) else "--runtime auto falls back to transformers"
         raise ModelError(f"--runtime native: {reason}", hint=hint) from None
-    if runtime.quantize == "int4":
+    if runtime.quantize in ("int4", "gguf"):
         hint = "--quantize int8 works on transformers' classes too"
-        raise ModelError(f"--quantize int4 needs the native runtime: {reason}", hint=hint) from None
+        raise ModelError(f"--quantize {runtime.quantize} needs the native runtime: {reason}", hint=hint) from None
     return str(reason)
 
 
@@ -103,9 +108,9 @@ def _check_dtype(spec: Spec, dtype: str) -> None:
         raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
 
 
-def _plan(checkpoint: Checkpoint) -> WeightPlan:
-    if checkpoint.gguf:
-        raise NotNative("it is a GGUF file")
+def _plan(checkpoint: Checkpoint, quantize: str | None) -> WeightPlan:
+    if checkpoint.gguf and quantize != "gguf":
+        raise NotNative("it is a GGUF file, which runs natively with --quantize gguf")
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     config = checkpoint.config
@@ -117,10 +122,16 @@ def _plan(checkpoint: Checkpoint) -> WeightPlan:
         if not isinstance(names, list) or not classes & {str(name).lower() for name in names}:
             raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
-    native = WeightPlan(*read_native(config), {name: tensor.shape for name, tensor in tensors.items()})
+    shapes, found, held = {name: tensor.shape for name, tensor in tensors.items()}, read_native(config), None
+    if checkpoint.gguf:
+        from genctl.models import gguf
+        from genctl.native.gguf_names import in_gguf
+
+        found, held = in_gguf(found, tensors, gguf.native_rope_factors(checkpoint.weights.files[0]))
+    native = WeightPlan(*found, shapes, held)
     if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")
-    for name in sorted(native.reads):
+    for name in sorted(native.reads if held is None else ()):
         if tensors[name].dtype not in DTYPES:
             raise NotNative(f"tensor {name:.80} holds {tensors[name].dtype} numbers")
     return native
@@ -196,7 +207,8 @@ def load(
     if device.type == "cuda" and runtime.dtype == "auto":
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
     products = Products(runtime.quantize, pack=runtime.pack)
-    special = SpecialTokens(checkpoint.generation.values)
+    settings = checkpoint.generation.values
+    special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
     family = facts_of(plan_.spec.family).native
     assert family is not None
     model = read(

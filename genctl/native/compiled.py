@@ -1,7 +1,7 @@
 """Weights for the compiled products.
 
 float32, bfloat16 and float16 weights are used as stored, [O, I] or transposed. 8-bit and 4-bit weights are made here
-(see `quantized`).
+(see `quantized`). The blocks of GGUF files are put side by side (see `blocks`).
 
 N rows, I features in, O features out.
 """
@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from genctl.native import quantized
+from genctl.native.blocks import Blocks
 from genctl.native.products.library import TYPES, Library
 
-_PLAIN, _ACROSS, _CODES8, _CODES4 = range(4)  # forms of products.h
+_PLAIN, _ACROSS, _CODES8, _CODES4, _BLOCKS8, _BLOCKS4 = range(6)  # forms of products.h
+_SCALES = {"halves": 0, "ranges": 1, "sixteens": 2}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
 
 
@@ -43,27 +45,40 @@ class CompiledProduct:
     is_compiled = True
 
     def __init__(
-        self, library: Library, weight: Tensor, bias: Tensor | None = None, quantize: str | None = None
+        self, library: Library, weight: Tensor | Blocks, bias: Tensor | None = None, quantize: str | None = None
     ) -> None:
-        """weight [O, I] of a type in `TYPES`; `quantize` is None, "int8" or "int4" (I a multiple of 32)."""
+        """weight [O, I] of a type in `TYPES`; `quantize` is None, "int8" or "int4" (I a multiple of 32).
+
+        Blocks keep their own form.
+        """
         self.call, self.size = library.products, weight.shape[0]
-        self.form = f"{quantize or str(weight.dtype).removeprefix('torch.')} by {library.variant}"
         fields = _Weight(in_=weight.shape[1], out=weight.shape[0])
         held: tuple[Tensor, ...]
-        if quantize == "int8":
+        if isinstance(weight, Blocks):
+            form = weight.kind
+            codes, scales = weight.panels()
+            held = (codes, scales)
+            fields.form, fields.type = _BLOCKS8 if weight.how.bits == 8 else _BLOCKS4, _SCALES[weight.how.scales]
+            fields.w = codes.data_ptr()
+            fields.range = fields.scale = scales.data_ptr()  # the library reads one of them
+        elif quantize == "int8":
             codes, scales = quantized.int8_codes(weight)
             scales /= 127  # x is quantised to 127 steps, too, and scaled by its largest number
             held = (codes, scales)
             fields.form, fields.w, fields.scale = _CODES8, codes.data_ptr(), scales.data_ptr()
+            form = quantize
         elif quantize == "int4":
+            form = quantize
             codes, ranges = quantized.int4_packed(weight)
             held = (codes, ranges)
             fields.form, fields.w, fields.range = _CODES4, codes.data_ptr(), ranges.data_ptr()
         else:
+            form = str(weight.dtype).removeprefix("torch.")
             across = not weight.is_contiguous() and weight.t().is_contiguous()
             lies = weight if across else weight.contiguous()
             held = (lies,)
             fields.form, fields.type, fields.w = _ACROSS if across else _PLAIN, TYPES[weight.dtype], lies.data_ptr()
+        self.form = f"{form} by {library.variant}"
         self.held = held if bias is None else (*held, bias)
         self.wide_bias = None if bias is None else bias.float().contiguous()
         if self.wide_bias is not None:

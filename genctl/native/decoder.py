@@ -28,6 +28,7 @@ from torch import Tensor
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
+from genctl.native.blocks import Embeddings
 from genctl.native.experts import Mixture
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
@@ -73,7 +74,7 @@ class LayerWeights:
 class StackWeights:
     """A stack's tensors, as they lie in its file."""
 
-    embed: Tensor  # [V, E]
+    embed: Tensor | Embeddings  # [V, E]
     layers: list[LayerWeights]
     final_norm: Norm = same
     positions: Tensor | None = None  # [T, E]
@@ -115,7 +116,8 @@ class Stack:
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens [N, F] at positions [N or 1, F] -> x [N, F, E]."""
         spec, weights = self.spec, self.weights
-        x = weights.project_in(F.embedding(tokens, weights.embed))
+        table = weights.embed
+        x = weights.project_in(table.rows(tokens) if isinstance(table, Embeddings) else F.embedding(tokens, table))
         if spec.embed_scale != 1.0:
             x = x * self.embed_scale
         if weights.positions is not None and spec.padding is not None:  # M2M-100: padding reads the row of zeros

@@ -1,7 +1,8 @@
 """Matrix products y = x Wᵀ + b for every form of weights.
 
 The compiled library uses float32, bfloat16 and float16 weights as stored in the file, for one row and for many; 8-bit
-and 4-bit weights are made while the file is read. Without the library, torch multiplies.
+and 4-bit weights are made while the file is read; blocks of GGUF files keep their numbers. Without the library, torch
+multiplies.
 
 N rows, F tokens fed to each, I features in, O features out.
 """
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import pages
+from genctl.native.blocks import Blocks, BlocksPlain
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products.library import TYPES, library
 from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
@@ -60,7 +62,8 @@ class Joined:
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
         """One part may make several outputs, of these `sizes`."""
-        self.parts, self.sizes, self.form = tuple(parts), list(sizes), parts[0].form
+        self.parts, self.sizes = tuple(parts), list(sizes)
+        self.form = " and ".join(dict.fromkeys(part.form for part in parts))
         self.is_compiled = all(part.is_compiled for part in parts)
         self.one: Callable[[Tensor], Tensor] | None = parts[0] if len(parts) == 1 else None
         if self.one is None and CompiledProducts.fits(parts):
@@ -83,6 +86,7 @@ def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Ten
     return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
 
 
+Weight = Tensor | Blocks
 Make = Callable[[Tensor, Tensor | None], Linear]
 
 
@@ -98,37 +102,45 @@ def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: boo
 
 
 class Products:
-    """Makes the products of one model. `quantize` is None, "int8" or "int4"; `pack` False makes torch's own.
+    """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False makes torch's own.
 
-    `compiled` False also multiplies quantised weights by torch, with the library's rounding.
+    With "gguf" blocks keep their form, and so do other tensors. `compiled` False also multiplies quantised weights by
+    torch, with the library's rounding.
     """
 
     def __init__(self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True) -> None:
         self.quantize, self.pack, self.compiled = quantize, pack, compiled
+        self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
 
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
-        return self._made(weight, bias, self.quantize)
+        return self._made(weight, bias, self.rounds)
 
-    def joined(self, *parts: tuple[Tensor, Tensor | None]) -> Joined:
+    def joined(self, *parts: tuple[Weight, Tensor | None]) -> Joined:
         """Products that read the same x."""
         sizes = [weight.shape[0] for weight, _ in parts]
-        if self.quantize is not None:  # x is quantised once
-            one = self.linear(*_stacked(parts))
-            for weight, _ in parts:
+        if self.rounds is not None:  # x is quantised once
+            tensors = [(weight, bias) for weight, bias in parts if isinstance(weight, Tensor)]
+            one = self.linear(*_stacked(tensors))
+            for weight, _ in tensors:
                 pages.replaced(weight)
             return Joined([one], sizes)
         return Joined([self.linear(*part) for part in parts], sizes)
 
-    def split(self, weight: Tensor, bias: Tensor | None, sizes: Sequence[int]) -> Joined:
+    def split(self, weight: Weight, bias: Tensor | None, sizes: Sequence[int]) -> Joined:
         """One matrix whose output is several parts."""
         return Joined([self.linear(weight, bias)], sizes)
 
-    def head(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+    def head(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """The product that makes logits: in 8 bits where others have 4."""
-        return self._made(weight, bias, None if self.quantize is None else "int8")
+        return self._made(weight, bias, None if self.rounds is None else "int8")
 
-    def _made(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Linear:
+    def _made(self, weight: Weight, bias: Tensor | None, quantize: str | None) -> Linear:
+        if isinstance(weight, Blocks):
+            found = library() if self.compiled else None
+            if found is not None:
+                return CompiledProduct(found, weight, bias)
+            return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None
         product = (make or Plain)(weight, bias)

@@ -1,4 +1,4 @@
-"""A checkpoint's safetensors files -> a `NativeModel`. Tensors stay mapped from the files; none is copied."""
+"""A checkpoint's files -> a `NativeModel`. Tensors of safetensors files stay mapped; none is copied."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from genctl.native import pages
+from genctl.native.blocks import Blocks, Embeddings
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.experts import Mixture
 from genctl.native.files import mapped
-from genctl.native.linear import Joined, Linear, Products
+from genctl.native.linear import Joined, Linear, Products, Weight
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
@@ -38,8 +39,15 @@ def read(
     Tensors are moved to `device` as they are read; None leaves them mapped. `look` is called with each tensor and its
     name in the files, and may raise. `products` makes the matrix products.
     """
-    get = mapped(files, look)
-    model = build(plan, get, config, special, dtype=dtype, device=device, products=products, name=name)
+    blocks: Callable[[str], Blocks | None] | None = None
+    if plan.gguf is None:
+        get = mapped(files, look)
+    else:
+        from genctl.native.gguf_file import GgufFile
+
+        held = GgufFile(files[0], plan.gguf, look)
+        get, blocks = held.tensor, held.blocks
+    model = build(plan, get, config, special, blocks=blocks, dtype=dtype, device=device, products=products, name=name)
     pages.trim_rest()
     return model
 
@@ -50,6 +58,7 @@ def build(
     config: dict[str, Any],
     special: SpecialTokens,
     *,
+    blocks: Callable[[str], Blocks | None] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     products: Products | None = None,
@@ -57,13 +66,13 @@ def build(
 ) -> NativeModel:
     """Build the model of a plan. `get` returns a tensor by its name in the files.
 
-    Each tensor is moved to `device` as it is read (None: not moved), so that there is never a second copy of all.
+    A matrix of which `blocks` returns the blocks is multiplied by them. Each other tensor is moved to `device` as it is
+    read (None: not moved), so that there is never a second copy of all.
     """
     products = products or Products()
     tables = {table for part, table in plan.embeddings.items() if part != "head"}
     embeddings: dict[str, Tensor] = {}  # which may have several uses
-    first = get(plan.embeddings["decoder"])
-    kind = first.dtype if dtype is None else dtype
+    kind = get(plan.embeddings["decoder"]).dtype if dtype is None else dtype
 
     def each(name: str) -> list[Tensor]:
         """The parts of a tensor that holds one for each expert."""
@@ -73,26 +82,35 @@ def build(
         if name not in tables:
             return pages.converted(get(name), kind, device)
         if name not in embeddings:
-            tensor = first if name == plan.embeddings["decoder"] else get(name)
-            embeddings[name] = pages.converted(tensor, kind, device)
+            embeddings[name] = pages.converted(get(name), kind, device)
         return embeddings[name]
+
+    def matrix(name: str) -> Weight:
+        held = None if blocks is None else blocks(name)
+        return converted(name) if held is None else held
+
+    def table(name: str) -> Tensor | Embeddings:
+        held = matrix(name)
+        return Embeddings(held, kind) if isinstance(held, Blocks) else held
 
     encoder = None
     if plan.encoder is not None:
-        stack = _Stack(plan.encoder, converted, each, products).weights(converted(plan.embeddings["encoder"]))
+        stack = _Stack(plan.encoder, converted, matrix, each, products).weights(table(plan.embeddings["encoder"]))
         encoder = Encoder(plan.encoder.spec, stack)
-    stack = _Stack(plan.decoder, converted, each, products).weights(converted(plan.embeddings["decoder"]))
-    decoder = Decoder(plan.spec, stack, _head(plan, converted, products))
-    for table, tensor in embeddings.items():  # `look` has read whole tables, of which a step reads a row for each token
-        if table != plan.embeddings["head"] or products.quantize is not None:
+    stack = _Stack(plan.decoder, converted, matrix, each, products).weights(table(plan.embeddings["decoder"]))
+    decoder = Decoder(plan.spec, stack, _head(plan, converted, matrix, products))
+    for place, tensor in embeddings.items():  # `look` has read whole tables, of which a step reads a row for each token
+        if place != plan.embeddings["head"] or products.quantize is not None:
             pages.release(tensor, pages.mapped_files())
     return NativeModel(decoder, NativeConfig(config, plan.spec), special, name, encoder)
 
 
-def _head(plan: WeightPlan, get: Callable[[str], Tensor], products: Products) -> Linear:
+def _head(
+    plan: WeightPlan, get: Callable[[str], Tensor], matrix: Callable[[str], Weight], products: Products
+) -> Linear:
     """The product that makes logits."""
     bias = get(plan.head_bias) if plan.head_bias else get(plan.logits_bias)[0] if plan.logits_bias else None
-    return products.head(get(plan.embeddings["head"]), bias)
+    return products.head(matrix(plan.embeddings["head"]), bias)
 
 
 class _Stack:
@@ -102,22 +120,23 @@ class _Stack:
         self,
         plan: StackPlan,
         get: Callable[[str], Tensor],
+        weight: Callable[[str], Weight],
         each: Callable[[str], list[Tensor]],
         products: Products,
     ) -> None:
-        self.plan, self.get, self.each, self.products = plan, get, each, products
+        self.plan, self.get, self.weight, self.each, self.products = plan, get, weight, each, products
         self.spec, self.names = plan.spec, plan.names
 
-    def weights(self, embed: Tensor) -> StackWeights:
+    def weights(self, embed: Tensor | Embeddings) -> StackWeights:
         spec, names, prefix, get = self.spec, self.names, self.plan.prefix, self.get
         positions = get(self.plan.positions) if self.plan.positions else None
         if spec.sinusoidal and positions is None:
             assert spec.context is not None
             if spec.padding is None:
-                positions = sinusoids(spec.context, spec.hidden).to(embed)
+                positions = sinusoids(spec.context, spec.hidden).to(embed.device, embed.dtype)
             else:
                 rows = spec.context + spec.padding + 1
-                positions = fairseq_sinusoids(rows, spec.hidden, spec.padding).to(embed)
+                positions = fairseq_sinusoids(rows, spec.hidden, spec.padding).to(embed.device, embed.dtype)
         return StackWeights(
             embed,
             [self.layer(self.plan.layer(number)) for number in range(spec.layers)],
@@ -188,13 +207,13 @@ class _Stack:
     def linear(self, part: str, names: dict[str, str]) -> Linear:
         return self.products.linear(*self.matrix(part, names))
 
-    def matrix(self, part: str, names: dict[str, str]) -> tuple[Tensor, Tensor | None]:
+    def matrix(self, part: str, names: dict[str, str]) -> tuple[Weight, Tensor | None]:
         """Weight [out, in] and bias of a part of a layer."""
         shape = matrix_shape(part, self.spec)
         assert shape is not None
-        weight = self.get(f"{names[part]}.weight")
+        weight = self.weight(f"{names[part]}.weight")
         bias = self.get(f"{names[part]}.bias") if shape[1] else None
-        return weight.t() if self.names.transposed else weight, bias
+        return weight.t() if self.names.transposed and isinstance(weight, Tensor) else weight, bias
 
     def part_norm(self, part: str, name: str) -> Norm:
         """A norm of a layer; of queries and keys it may be one for each head."""

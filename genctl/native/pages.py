@@ -1,6 +1,6 @@
 """Return memory to the system: weights that were read from a mapped file and then copied need not stay resident.
 
-Pages of a mapped safetensors file stay in memory until the file is unmapped, although each tensor is needed only until
+Pages of a mapped file of weights stay in memory until the file is unmapped, although each tensor is needed only until
 it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MB, and the next
 weight may not fit into them. Only Linux lists what is mapped; elsewhere nothing is returned.
 """
@@ -24,7 +24,7 @@ _worked = [0]  # bytes of weights since then
 
 
 def mapped_files() -> list[tuple[int, int]]:
-    """Address ranges that are mapped from safetensors files, in order; empty where the system does not tell."""
+    """Address ranges that are mapped from files of weights, in order; empty where the system does not tell."""
     try:
         lines = _MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -32,7 +32,7 @@ def mapped_files() -> list[tuple[int, int]]:
     places = []
     for line in lines:
         # the system tells where a link points to: the Hub's cache keeps files under their hashes
-        if line.endswith(".safetensors") or "/blobs/" in line:
+        if line.endswith((".safetensors", ".gguf")) or "/blobs/" in line:
             begin, _, end = line.split(" ", 1)[0].partition("-")
             places.append((int(begin, 16), int(end, 16)))
     return sorted(places)

@@ -8,10 +8,14 @@ transformers ties them).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from genctl.native.config import NotNative, Unfit
 from genctl.native.names import COMPUTED, Names
 from genctl.native.spec import Experts, Spec
+
+if TYPE_CHECKING:
+    from genctl.native.gguf_names import GgufTensors
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]  # of tensors, by their names in the files
@@ -70,10 +74,13 @@ class StackPlan:
 
 
 class WeightPlan:
-    """What a checkpoint holds for a spec: names and shapes. Raises NotNative if its files hold something else."""
+    """What a checkpoint holds for a spec: names and shapes. Raises NotNative if its files hold something else.
 
-    def __init__(self, spec: Spec, names: Names, shapes: Shapes) -> None:
-        self.spec, self.names = spec, names
+    `gguf` are the tensors of a GGUF file, which is read in its own way.
+    """
+
+    def __init__(self, spec: Spec, names: Names, shapes: Shapes, gguf: GgufTensors | None = None) -> None:
+        self.spec, self.names, self.gguf = spec, names, gguf
         self.decoder = StackPlan(spec, names, shapes)
         self.encoder: StackPlan | None = None
         if spec.encoder is not None and names.encoder is not None:

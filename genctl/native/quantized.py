@@ -11,6 +11,8 @@ N rows, I features in, O features out. docs/performance.md has the perplexities 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -147,18 +149,22 @@ def int4_packed(weight: Tensor) -> tuple[Tensor, Tensor]:
     return packed, ranges
 
 
-class Int4Plain:
-    """4-bit weights where nothing is compiled: they are unpacked for each product, some outputs at a time.
+class Unpacked:
+    """Quantised weights where nothing is compiled: they are unpacked for each product, some outputs at a time.
 
-    With `coded` each 32 numbers of x are rounded to 8 bits, as the compiled product does.
+    With `coded` each 32 numbers of x are rounded to 8 bits, as the compiled products do.
     """
 
-    form = "plain, int4"
+    form: str
     is_compiled = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, coded: bool = False) -> None:
-        self.packed, self.ranges = int4_packed(weight)
-        self.bias, self.width, self.coded = bias, weight.shape[1], coded
+    def __init__(self, shape: Sequence[int], bias: Tensor | None, *, coded: bool) -> None:
+        """shape [O, I]."""
+        (self.size, self.width), self.bias, self.coded = shape, bias, coded
+
+    def numbers(self, part: slice) -> Tensor:
+        """The weights of some outputs: float32 [o, I]."""
+        raise NotImplementedError
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
@@ -168,15 +174,25 @@ class Int4Plain:
             largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
             codes = (groups * (127 / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
             rows = (codes * (largest / 127)).flatten(1)
-        y, step = rows.new_empty(len(rows), len(self.packed)), max(1, UNPACKED // self.width)
-        for begin in range(0, len(self.packed), step):
+        y, step = rows.new_empty(len(rows), self.size), max(1, UNPACKED // self.width)
+        for begin in range(0, self.size, step):
             part = slice(begin, begin + step)
-            y[:, part] = torch.nn.functional.linear(rows, self._numbers(part))
+            y[:, part] = torch.nn.functional.linear(rows, self.numbers(part))
         if self.bias is not None:
             y += self.bias
-        return y.to(x.dtype).view(*x.shape[:-1], len(self.packed))
+        return y.to(x.dtype).view(*x.shape[:-1], self.size)
 
-    def _numbers(self, part: slice) -> Tensor:
+
+class Int4Plain(Unpacked):
+    """4-bit weights where nothing is compiled."""
+
+    form = "plain, int4"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, coded: bool = False) -> None:
+        super().__init__(weight.shape, bias, coded=coded)
+        self.packed, self.ranges = int4_packed(weight)
+
+    def numbers(self, part: slice) -> Tensor:
         """float32 [o, I]."""
         packed = self.packed[part]
         codes = torch.stack([packed & 15, packed >> 4], 2).flatten(1, 2)  # [o, I / 32, 32]

@@ -68,6 +68,8 @@ def _powers(size: int) -> Tensor:
 def _frequencies(rope: Rope) -> Tensor:
     """Radians for each position, f32 [r/2], where they are the same at every length."""
     plain = 1.0 / (rope.theta ** _powers(rope.size))
+    if rope.divisors:
+        return plain / plain.new_tensor(rope.divisors)
     if rope.kind == "linear":  # positions are pressed together (kaiokendev 2023)
         return plain / rope.factor
     if rope.kind == "llama3":

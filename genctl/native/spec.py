@@ -33,6 +33,7 @@ class Rope:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()  # longrope, one for each pair
     long_factor: tuple[float, ...] = ()
+    divisors: tuple[float, ...] = ()  # of the frequencies, where a GGUF file holds them: one for each pair
     reads_again: bool = False  # longrope: the whole text is read again when it passes `original` tokens (Phi-3)
 
     @property

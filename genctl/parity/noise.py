@@ -157,9 +157,11 @@ def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
     same = quantized[0] == quantized[1] and adapters[0] == adapters[1]
     if same and reference.session.loaded.fingerprint() == other.session.loaded.fingerprint():
         return mine, mine
+    own: Any = other.session.forward.kind
     if adapters[1] is not None:
         kind = "transformers"
-    own: Any = other.session.forward.kind
+    elif quantized[1] is not None:  # the native runtime's weights are explained by the codes that it holds
+        kind = own
     try:
         return mine, Oracle(other, kind, quantize=quantized[1])
     except GenctlError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -96,11 +96,12 @@ class Oracle:
         model = self.side.session.loaded.model
         if not isinstance(model, NativeModel):
             return Weights([*model.parameters()], dtype)
-        codes = [product for product in model.products() if "int" in product.form]
-        rounded = {id(tensor) for product in codes for tensor in product.tensors()}  # already
+        products = [part for product in model.products() for part in getattr(product, "parts", [product])]
+        codes = [held for part in products if not all(map(torch.is_floating_point, held := part.tensors()))]
+        rounded = {id(tensor) for held in codes for tensor in held}  # already
         named = [(name, tensor) for name, tensor in model.named_tensors() if id(tensor) not in rounded]
         norms = [tensor for name, tensor in named if "norm" in name] if model.spec.norm_from_one else []
-        return Weights([tensor for _, tensor in named], dtype, from_one=norms)
+        return Weights([tensor for _, tensor in named if tensor.is_floating_point()], dtype, from_one=norms)
 
     @contextmanager
     def _model_of(self, dtype: torch.dtype) -> Iterator[None]:
@@ -117,14 +118,14 @@ class Oracle:
                 stack.dtype = kept
 
 
-def _plain(side: LocalSide, runtime: Runtime, quantize: str | None) -> LoadedModel:
+def _plain(side: LocalSide, runtime: Runtime, quantize: Any) -> LoadedModel:
     """The checkpoint of a side on the native runtime, with torch's own products. Raises ModelError."""
     loaded, device = side.session.loaded, side.session.forward.device
     checkpoint = loaded.checkpoint
     if checkpoint is None:
         raise ModelError(f"{loaded.name}: its files are not known")
     trust = bool(side.session.planner.flags.get("trust_remote_code"))
-    plan, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust)
+    plan, reason = runtime_choice.plan(replace(runtime, quantize=quantize), checkpoint, trust_remote_code=trust)
     if plan is None:
         raise ModelError(f"{loaded.name} does not run natively: {reason}")
     stored = runtime_choice.stored_dtype(checkpoint) or "float32"

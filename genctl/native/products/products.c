@@ -6,6 +6,7 @@
      [I, O]: the inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn.
      8 bits: sums of integers are exact.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
+     Blocks (blocks.h): lane l is an output.
    A tile of R rows by C outputs keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "job.h"
 
@@ -246,6 +247,9 @@ static void codes4(const Job *job, int64_t from, int64_t to) {
   else STRIPS(TILE4)
 }
 
+static void code4(void *p, int row);
+#include "blocks.h"
+
 static void outputs(void *p, int number) {
   const Job *job = p; /* products of the same x stand one after the other */
   for (; number >= job->pieces; job++) number -= job->pieces;
@@ -259,6 +263,8 @@ static void outputs(void *p, int number) {
     }
     break;
   case CODES8: codes8(job, from, to); break;
+  case BLOCKS8: blocks8(job, from, to); break;
+  case BLOCKS4: blocks4(job, from, to); break;
   default: codes4(job, from, to);
   }
 }
@@ -460,13 +466,13 @@ static void prepare(Job *job) {
   const Weight *w = job->w;
   const int64_t rows = job->rows;
   const int ready = rows * w->in > 1 << 15 ? job->threads : 1;
-  if (w->form == CODES8 || w->form == CODES4) {
+  if (w->form >= CODES8) {
     job->width = (w->in + 63) & ~(int64_t)63;
     const int64_t pad = (job->width / 32 + 15) & ~(int64_t)15;
     job->codes = scratch(0, (size_t)(rows * job->width));
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
-    job->total = scratch(2, sizeof(int32_t) * (size_t)rows);
-    pieces(w->form == CODES8 ? code8 : code4, job, (int)rows, ready);
+    job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
+    pieces(w->form == CODES8 ? code8 : w->form == CODES4 ? code4 : code_blocks, job, (int)rows, ready);
   } else if (w->form == PLAIN && w->type == BF16) {
     prepare_bf16(job);
   } else if (job->type == F32) {
@@ -495,10 +501,11 @@ static void across(Job *job) {
 }
 static void cut(Job *job) { /* a piece is 128 KB of the weight, and strips */
   const Weight *w = job->w;
-  const int64_t bytes = w->form == CODES8 ? w->in : w->form == CODES4 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
+  const int eight = w->form == CODES8 || w->form == BLOCKS8, together = w->form >= BLOCKS8 ? 16 : 4;
+  const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  const int64_t share = ((w->out + job->threads - 1) / job->threads + 3) / 4 * 4;
-  job->block = block < share ? block : share < 4 ? 4 : share;
+  const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
+  job->block = block < share ? block : share < together ? together : share;
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 

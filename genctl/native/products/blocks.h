@@ -1,0 +1,90 @@
+/* Weights in blocks of 32 numbers, as GGUF files hold them (ggml: block_q8_0, block_q4_0, block_q4_K and so on).
+
+   Sixteen outputs lie side by side: lane l adds up output l, four exact products at a time, so that no lanes are added up in
+   the end. A block's sum is an exact integer, and each block is one fused multiplication and addition: the same bits on every
+   instruction set, in any batch. x is quantised for each 32 numbers by its largest, as ggml does.
+   Part of products.c. */
+
+IN B four(const int8_t *p) { /* the same four codes in every lane */
+  int32_t codes;
+  memcpy(&codes, p, 4);
+  I lanes = iall(codes);
+  B b;
+  memcpy(&b, &lanes, 64);
+  return b;
+}
+/* What the sum of a block begins with: it takes back what makes codes unsigned. */
+IN int32_t unsigned_by(const int eight, const int scales) { return scales == RANGES ? 0 : eight ? SHIFT : 8; }
+
+IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const int eight, const int scales) {
+  const int64_t in = job->w->in, width = job->width, groups = in / 32, pad = (groups + 15) & ~(int64_t)15;
+  const int size = eight ? 64 : 32, is_signed = eight && scales != RANGES;
+  const uint8_t *w = (const uint8_t *)job->w->w + o * in * size / 64;
+  const uint16_t *half = job->w->range + o * groups;
+  const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * pad;
+  const int8_t *x = job->codes + row * width;
+  const int32_t *begin = job->total + row * 2 * groups;
+  F s[R];
+  UNROLL for (int i = 0; i < r; i++) s[i] = all(0);
+  for (int64_t g = 0; g < groups; g++) {
+    const F scale = scales == HALVES ? ldh(half + 16 * g) : ld(wide + 32 * g), second = scales == HALVES ? scale : ld(wide + 32 * g + 16);
+    I sum[R];
+    UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0);
+    UNROLL for (int q = 0; q < 8; q++, w += size) {
+      if (eight || !(q & 1)) __builtin_prefetch(w + 2048, 0, 3);
+      if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
+        s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[i * 2 * pad + g])), s[i]);
+        sum[i] = iall(begin[i * 2 * groups + 2 * g + 1]);
+      }
+      const B codes = eight ? is_signed ? shifted(ldc(w)) : ldc(w) : nibbles(w);
+      UNROLL for (int i = 0; i < r; i++) {
+        const B u = four(x + i * width + 32 * g + 4 * q);
+        sum[i] = is_signed ? dots(sum[i], codes, u) : dotu(sum[i], codes, u);
+      }
+    }
+    UNROLL for (int i = 0; i < r; i++) {
+      s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[i * 2 * pad + g])), s[i]);
+      if (scales == RANGES) s[i] = fma16(second, all(x_scale[i * 2 * pad + pad + g]), s[i]);
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) put16(job, row + i, o, job->w->out - o, s[i]);
+}
+IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight, const int scales) {
+  const int64_t rows = job->rows;
+  for (int64_t o = from; o < to; o += 16) {
+    int64_t row = 0;
+    for (; row + R <= rows; row += R) tile_blocks(job, row, o, R, eight, scales);
+    switch (rows - row) {
+    case 5: tile_blocks(job, row, o, 5 < R ? 5 : R, eight, scales); break;
+    case 4: tile_blocks(job, row, o, 4 < R ? 4 : R, eight, scales); break;
+    case 3: tile_blocks(job, row, o, 3 < R ? 3 : R, eight, scales); break;
+    case 2: tile_blocks(job, row, o, 2 < R ? 2 : R, eight, scales); break;
+    case 1: tile_blocks(job, row, o, 1, eight, scales); break;
+    }
+  }
+}
+static void blocks8(const Job *job, int64_t from, int64_t to) {
+  switch (job->w->type) {
+  case HALVES: rows_of_blocks(job, from, to, 1, HALVES); break;
+  case RANGES: rows_of_blocks(job, from, to, 1, RANGES); break;
+  default: rows_of_blocks(job, from, to, 1, SIXTEENS);
+  }
+}
+static void blocks4(const Job *job, int64_t from, int64_t to) {
+  if (job->w->type == HALVES) rows_of_blocks(job, from, to, 0, HALVES);
+  else rows_of_blocks(job, from, to, 0, RANGES);
+}
+
+/* The codes of a row as `code4` makes them, and what each sum begins with: for 32 numbers, or for 16. */
+static void code_blocks(void *p, int row) {
+  const Job *job = p;
+  const int64_t groups = job->w->in / 32;
+  const int length = job->w->type == SIXTEENS ? 16 : 32, by = unsigned_by(job->w->form == BLOCKS8, job->w->type);
+  code4(p, row);
+  const int8_t *codes = job->codes + row * job->width;
+  int32_t *begin = (int32_t *)job->total + row * 2 * groups;
+  for (int64_t g = 0; g < 2 * groups; g++) {
+    begin[g] = 0;
+    for (int k = 0; k < length && by && 16 * g + k < job->w->in; k++) begin[g] -= by * codes[16 * g + k];
+  }
+}
