@@ -139,6 +139,12 @@ def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
     return scaled > 0
 
 
+def native_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the fields of config.json: transformers leaves GPT-2's width of the MLP under llama.cpp's name."""
+    names = {"feed_forward_length": "n_inner"}
+    return {names.get(name, name): value for name, value in config.items()}
+
+
 def native_rope_factors(path: Path) -> tuple[float, ...]:
     """By what the frequencies of the rotary positions are divided; () if the file does not say.
 

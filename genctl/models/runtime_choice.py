@@ -122,12 +122,15 @@ def _plan(checkpoint: Checkpoint, quantize: str | None) -> WeightPlan:
         if not isinstance(names, list) or not classes & {str(name).lower() for name in names}:
             raise NotNative(f"config.json: architectures = {names!r:.80}")
     tensors = checkpoint.weights.tensors
-    shapes, found, held = {name: tensor.shape for name, tensor in tensors.items()}, read_native(config), None
+    shapes, held = {name: tensor.shape for name, tensor in tensors.items()}, None
     if checkpoint.gguf:
         from genctl.models import gguf
         from genctl.native.gguf_names import in_gguf
 
-        found, held = in_gguf(found, tensors, gguf.native_rope_factors(checkpoint.weights.files[0]))
+        factors = gguf.native_rope_factors(checkpoint.weights.files[0])
+        found, held = in_gguf(read_native(gguf.native_config(config)), tensors, factors)
+    else:
+        found = read_native(config)
     native = WeightPlan(*found, shapes, held)
     if native.unused:  # transformers' runtime decides whether that is an error
         raise NotNative(f"the weight files hold tensors that it does not read: {few(native.unused)}")

@@ -121,6 +121,12 @@ def test_quantised_weights_are_drift_on_short_texts(
     assert found.verdict == "drift", (found.reason, found.noise)
 
 
+@pytest.mark.parametrize("quantize", ["int4", "int8"])
+def test_quantised_weights_are_drift_beside_transformers_classes(quantize: str) -> None:
+    found = measure(*_short("The sea", 12, side(runtime="transformers", name="reference"), side(quantize=quantize)))
+    assert found.verdict == "drift", (found.reason, found.noise)
+
+
 @pytest.mark.parametrize("fault", ["off_by_one_position", "stale_column", "swapped_rope_halves"])
 @pytest.mark.parametrize("quantize", ["int4", "int8"])
 def test_a_fault_in_a_quantised_side_is_a_defect_on_a_short_text(quantize: str, fault: str, stories: LocalSide) -> None:

@@ -1,0 +1,174 @@
+"""`--quantize gguf`: GGUF files run natively with the numbers that they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl.errors import GenctlError, ModelError, UsageError
+from genctl.models.hub import load
+from genctl.native import linear
+from genctl.native.model import NativeModel
+from genctl.native.products import library
+from genctl.native.runtime import NativeRuntime
+from genctl.params import Runtime
+from genctl.parity.measure import measure
+from tests.cli.tool import genctl
+from tests.models.test_gguf import written
+from tests.parity.sides import requests_of_ids, side
+from tests.tiny import tiny
+
+gguf = pytest.importorskip("gguf")
+IDS = torch.tensor([[5, 60, 250, 7, 9, 121, 30, 31]])
+
+
+def native_logits(path: Path) -> Tensor:
+    model = load(Runtime(model=str(path), quantize="gguf")).model
+    assert isinstance(model, NativeModel)
+    return NativeRuntime(model)(IDS, None).logits
+
+
+def their_logits(path: Path) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
+    with torch.no_grad():
+        logits: Tensor = model(IDS).logits
+    return logits
+
+
+@pytest.fixture
+def exact_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the compiled products inputs are not rounded, so that only the weights are compared."""
+    monkeypatch.setattr(linear, "library", lambda: None)
+
+
+def gpt2(folder: Path) -> Path:
+    from scripts.benchmarks import checkpoints
+
+    size = checkpoints.gpt2("tiny", n_layer=2, n_head=4, n_embd=64)
+    checkpoints.make(size, "transformers", folder)
+    return checkpoints.make(size, "gguf-int4", folder) / "model.gguf"
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt2"])
+@pytest.mark.usefixtures("exact_inputs")
+def test_logits_are_those_of_transformers_on_the_unpacked_file(arch: str, tmp_path: Path) -> None:
+    path = gpt2(tmp_path) if arch == "gpt2" else written(tmp_path / "tiny.gguf", arch=arch)
+    wanted = their_logits(path)
+    assert (native_logits(path) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.usefixtures("exact_inputs")
+def test_factors_of_the_rotary_frequencies_are_read(tmp_path: Path) -> None:
+    def factors(values: list[float]) -> Callable[[Any], object]:
+        return lambda writer: writer.add_tensor("rope_freqs.weight", torch.tensor(values).numpy())
+
+    plain = written(tmp_path / "plain.gguf", arch="llama")
+    ones = written(tmp_path / "ones.gguf", arch="llama", more=factors([1.0] * 4))
+    path = written(tmp_path / "tiny.gguf", arch="llama", more=factors([1.0, 2.0, 8.0, 8.0]))
+    loaded = load(Runtime(model=str(path))).model  # through transformers, with the factors
+    with torch.no_grad():
+        wanted = loaded(IDS).logits  # type: ignore[operator]
+    assert torch.equal(native_logits(ones), native_logits(plain))
+    assert (native_logits(path) - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    assert not torch.equal(native_logits(path), native_logits(plain))
+    bad = written(tmp_path / "bad.gguf", arch="llama", more=factors([1.0, torch.nan, 8.0, 8.0]))
+    with pytest.raises(ModelError, match=r"bad.gguf: rope_freqs.weight holds no factors"):
+        native_logits(bad)
+    with pytest.raises(ModelError, match=r"holds rope_freqs.weight, for which the model has no place"):
+        native_logits(written(tmp_path / "short.gguf", arch="llama", more=factors([1.0, 2.0])))
+
+
+def test_a_run_says_what_is_held_how(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": [5, 60, 250, 7]}) + "\n")
+    done = genctl(
+        *("run", "-m", str(path), "-i", str(tmp_path / "rows.jsonl"), "--format", "jsonl", "-v"),
+        *("--max-new-tokens", "5", "--no-do-sample", "--quantize", "gguf"),
+    )
+    assert done.status == 0, done.err
+    found = library.library()
+    how = "plain, Q8_0" if found is None else f"Q8_0 by {found.variant}"
+    assert f"note: 9 linear layers with weights in gguf (9 {how}); all weights " in done.err
+    assert "note: runtime: native (qwen2)" in done.err
+    assert len(done.records[0]["token_ids"]) == 5
+
+
+def test_rows_have_their_bits_in_any_batch(tmp_path: Path) -> None:
+    if library.library() is None:
+        pytest.skip("torch's products serve")
+    runtime = NativeRuntime(load(Runtime(model=str(written(tmp_path / "a.gguf")), quantize="gguf")).model)  # type: ignore[arg-type]
+    many = torch.cat([IDS, IDS.flip(1), IDS + 1])
+    together = runtime(many, None).logits
+    for number, row in enumerate(many):
+        assert torch.equal(runtime(row[None], None).logits[0], together[number])
+
+
+def test_what_cannot_run_so_is_refused(tmp_path: Path) -> None:
+    def refused(model: Path | str, **options: Any) -> GenctlError:
+        with pytest.raises(GenctlError) as said:
+            load(Runtime(model=str(model), quantize="gguf", **options))
+        return said.value
+
+    path = written(tmp_path / "tiny.gguf")
+    other = refused("builtin:stories")
+    assert isinstance(other, UsageError)
+    assert other.message == "--quantize gguf: builtin:stories is no GGUF file"
+    both = refused(path, runtime="transformers")
+    assert both.message == "--quantize gguf and --runtime transformers contradict each other: gguf is native only"
+    unpacked = refused(path, pack=False)
+    assert unpacked.message == "--quantize gguf and --no-pack contradict each other: gguf weights are packed ones"
+    assert refused(path, compile=True).message.startswith("--compile and --quantize gguf contradict each other")
+    family = written(tmp_path / "scaled.gguf", arch="llama", more=lambda writer: writer.add_rope_scaling_factor(4.0))
+    assert "scales positions" in refused(family).message
+
+
+def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    data = bytearray(path.read_bytes())
+    held = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.0.ffn_up.weight")
+    data[held.data_offset : held.data_offset + 2] = b"\x00\x7c"  # infinity
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=r"tensor blk.0.ffn_up.weight holds 1 NaN or infinite numbers"):
+        load(Runtime(model=str(path), quantize="gguf"))
+
+
+def test_blocks_are_drift_for_parity(tmp_path: Path) -> None:
+    """The weights are the file's: what is left is explained by inputs that are rounded to 8 bits."""
+    path = written(tmp_path / "tiny.gguf")
+    mine, theirs = (side(path, quantize=kind, generation={"max_new_tokens": 12}) for kind in (None, "gguf"))
+    found = measure(mine, theirs, requests_of_ids(mine, [(5, 60, 250, 7)]))
+    assert found.verdict == "drift", (found.reason, found.noise)
+
+
+def test_tensors_in_other_types_are_unpacked(tmp_path: Path) -> None:
+    """A matrix whose rows are no whole blocks stays in float32, and TQ1_0, which has no product, is unpacked to it."""
+    from gguf.quants import quantize
+
+    from genctl.models.gguf_header import read
+    from genctl.native.gguf_file import GgufFile
+    from genctl.native.gguf_names import GgufTensors
+
+    path = tmp_path / "types.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    kind = gguf.GGMLQuantizationType.TQ1_0
+    numbers = tiny("llama").lm_head.weight.detach().flatten()[:2048].view(8, 256).numpy()
+    writer.add_tensor("odd", quantize(numbers, kind), raw_dtype=kind)
+    writer.add_tensor("half", numbers.astype("float16"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    seen: list[str] = []
+    file = GgufFile(path, GgufTensors(read(path).tensors, {}), lambda name, _: seen.append(name))
+    assert file.blocks("odd") is None
+    assert torch.equal(file.tensor("odd"), torch.from_numpy(gguf.quants.dequantize(quantize(numbers, kind), kind)))
+    assert torch.equal(file.tensor("half"), torch.from_numpy(numbers).half())
+    assert seen == ["odd", "half"]
