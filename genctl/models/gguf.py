@@ -140,7 +140,7 @@ def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
 
 
 def native_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the fields of config.json: transformers leaves GPT-2's width of the MLP under llama.cpp's name."""
+    """The config with names of config.json: transformers keeps llama.cpp's name for the width of GPT-2's MLP."""
     names = {"feed_forward_length": "n_inner"}
     return {names.get(name, name): value for name, value in config.items()}
 

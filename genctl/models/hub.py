@@ -233,12 +233,12 @@ def device_of(name: str) -> torch.device:
 
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     """The tokenizer without transformers; or transformers' own, and the reason."""
-    if checkpoint.gguf:
-        return _tokenizer(checkpoint, False), "it is in a GGUF file"
     from genctl.models import tokenizer
     from genctl.models.tokenizer_class import UnsupportedTokenizer
 
     def plain() -> tuple[Any, str]:
+        if checkpoint.gguf:
+            return None, "it is in a GGUF file"
         try:
             return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
         except UnsupportedTokenizer as error:

@@ -227,7 +227,7 @@ def test_a_value_that_is_no_choice_is_an_error_of_one_sentence() -> None:
     done = genctl("run", "One day", "--quantize", "int5")
     assert done.status == 2
     assert done.err.splitlines()[0] == (
-        'error: flag --quantize: quantize = "int5": did you mean int8? It must be one of int8, int4'
+        'error: flag --quantize: quantize = "int5": did you mean int8? It must be one of int8, int4, gguf'
     )
 
 

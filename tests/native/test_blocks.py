@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,10 +14,12 @@ from genctl.native.compiled import CompiledProduct
 from genctl.native.linear import Products
 from genctl.native.products import build, library
 from genctl.native.products.library import Library
+from tests.native import test_products
 from tests.native.test_products import variant
 
 numpy = pytest.importorskip("numpy")
 gguf = pytest.importorskip("gguf")
+compiled, threads = test_products.compiled, test_products.threads  # fixtures
 SIZES = [(1, 32), (5, 64), (67, 96), (130, 256), (513, 800), (33, 512)]  # [O, I]
 SHORT = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}  # where float16 numbers lie
 
@@ -46,18 +47,6 @@ def coded(x: Tensor) -> Tensor:
     groups = x.view(len(x), -1, 32)
     largest = groups.abs().amax(-1, keepdim=True)
     return ((groups * (torch.tensor(127.0) / largest)).round().double() * (largest / 127).double()).flatten(1)
-
-
-@pytest.fixture(params=list(build.variants()))
-def compiled(request: pytest.FixtureRequest) -> Library:
-    return variant(request.param)
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +95,8 @@ def test_bits_are_those_of_every_instruction_set(kind: str) -> None:
         x[3], x[5, 7], x[6, 31] = 0.0, torch.nan, torch.inf
         first, *others = (CompiledProduct(variant(name), held)(x) for name in library.runnable())
         assert not first[5:7].isfinite().any()
-        assert torch.equal(
-            first[:5], torch.cat([CompiledProduct(variant("plain"), held)(row) for row in x[:5].split(1)])
-        )
+        alone = [CompiledProduct(plainest, held)(row) for row in x[:5].split(1)]
+        assert torch.equal(first[:5], torch.cat(alone))
         assert all(torch.equal(other.nan_to_num(7.0), first.nan_to_num(7.0)) for other in others)
 
 

@@ -12,7 +12,7 @@ typedef struct {
   const float *x;    /* float32, or NULL for codes; bfloat16.c: in the form that it needs */
   const int8_t *codes;
   const float *largest; /* CODES8: [N], of the row; CODES4: [N, G + pad] scales, then the sums of the groups */
-  const int32_t *total; /* CODES8: [N], of a row's codes */
+  const int32_t *total; /* CODES8: [N], of a row's codes; blocks: [N, I / 16], what sums begin with */
   void *y;
   int type, threads, count, form; /* form: of x, in bfloat16.c */
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
@@ -40,6 +40,12 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
 }
 
+/* x in 8 bits, with a scale for each 32 numbers (products.c) */
+void code4(void *job, int row);
+/* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
+void code_blocks(void *job, int row);
+void blocks8(const Job *job, int64_t from, int64_t to);
+void blocks4(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [O, I] (bfloat16.c, amx.c): x in the form that the product reads, and outputs [from, to) of all rows */
 void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);

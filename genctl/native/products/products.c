@@ -6,7 +6,7 @@
      [I, O]: the inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn.
      8 bits: sums of integers are exact.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
-     Blocks (blocks.h): lane l is an output.
+     Blocks (blocks.c): lane l is an output.
    A tile of R rows by C outputs keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "job.h"
 
@@ -247,9 +247,6 @@ static void codes4(const Job *job, int64_t from, int64_t to) {
   else STRIPS(TILE4)
 }
 
-static void code4(void *p, int row);
-#include "blocks.h"
-
 static void outputs(void *p, int number) {
   const Job *job = p; /* products of the same x stand one after the other */
   for (; number >= job->pieces; job++) number -= job->pieces;
@@ -449,7 +446,7 @@ static void code8(void *p, int row) {
   const Job *job = p;
   ((int32_t *)job->total)[row] = coded(job, row, 0, job->width, (float *)job->largest + row, (int8_t *)job->codes + row * job->width);
 }
-static void code4(void *p, int row) {
+void code4(void *p, int row) {
   const Job *job = p;
   const int64_t groups = job->width / 32, pad = (groups + 15) & ~(int64_t)15;
   float *scale = (float *)job->largest + row * 2 * pad, *sums = scale + pad;

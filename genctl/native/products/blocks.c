@@ -2,8 +2,8 @@
 
    Sixteen outputs lie side by side: lane l adds up output l, four exact products at a time, so that no lanes are added up in
    the end. A block's sum is an exact integer, and each block is one fused multiplication and addition: the same bits on every
-   instruction set, in any batch. x is quantised for each 32 numbers by its largest, as ggml does.
-   Part of products.c. */
+   instruction set, in any batch. x is quantised for each 32 numbers by its largest, as ggml does. */
+#include "job.h"
 
 IN B four(const int8_t *p) { /* the same four codes in every lane */
   int32_t codes;
@@ -63,20 +63,20 @@ IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight
     }
   }
 }
-static void blocks8(const Job *job, int64_t from, int64_t to) {
+void blocks8(const Job *job, int64_t from, int64_t to) {
   switch (job->w->type) {
   case HALVES: rows_of_blocks(job, from, to, 1, HALVES); break;
   case RANGES: rows_of_blocks(job, from, to, 1, RANGES); break;
   default: rows_of_blocks(job, from, to, 1, SIXTEENS);
   }
 }
-static void blocks4(const Job *job, int64_t from, int64_t to) {
+void blocks4(const Job *job, int64_t from, int64_t to) {
   if (job->w->type == HALVES) rows_of_blocks(job, from, to, 0, HALVES);
   else rows_of_blocks(job, from, to, 0, RANGES);
 }
 
 /* The codes of a row as `code4` makes them, and what each sum begins with: for 32 numbers, or for 16. */
-static void code_blocks(void *p, int row) {
+void code_blocks(void *p, int row) {
   const Job *job = p;
   const int64_t groups = job->w->in / 32;
   const int length = job->w->type == SIXTEENS ? 16 : 32, by = unsigned_by(job->w->form == BLOCKS8, job->w->type);
