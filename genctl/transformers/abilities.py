@@ -24,7 +24,8 @@ FINDINGS = {
 class MeasuredAbilities(Abilities):
     """Each ability is found when it is first read; one that is missing adds a sentence to `findings`.
 
-    `runtime` makes the runtime whose short passes measure it (see `Probe`); None trusts the model with everything.
+    `runtime` makes a runtime of its own for the short passes that measure it (see `Probe`): a run's counters and the
+    states between its passes stay as they are. None: every ability counts as there.
     """
 
     def __init__(
@@ -62,23 +63,23 @@ class MeasuredAbilities(Abilities):
         return self._stateful
 
     @property
-    def _cache_counts(self) -> bool:
-        """Whether the cache is used as `generate()` uses it, even if it changes the texts."""
+    def _always_cached(self) -> bool:
+        """Whether the cache is used even if it changes the texts, as in `generate()`."""
         return bool(self._facts.returns or self._facts.cache_differs)
 
     @cached_property
     def supports_cache(self) -> bool:
-        """Whether the model takes a cache that changes nothing, or that counts."""
-        return bool(self._facts.returns or self._takes_cache) and (self._cache_counts or self._has("cache"))
+        """Whether the model takes a cache: one that changes no text, or that is used in any case."""
+        return bool(self._facts.returns or self._takes_cache) and (self._always_cached or self._has("cache"))
 
     @cached_property
     def cache_differs(self) -> bool:
-        """Whether a cache that counts was found to change the texts."""
-        return self._cache_counts and self.supports_cache and not self._has("cache")
+        """Whether a cache that is used in any case was found to change the texts."""
+        return self._always_cached and self.supports_cache and not self._has("cache")
 
     @cached_property
     def several_cached(self) -> bool:
-        """Measured, also after a draft was taken back."""
+        """Measured, also after a rejected draft."""
         return self._has("several")
 
     @cached_property
@@ -93,19 +94,19 @@ class MeasuredAbilities(Abilities):
 
     @cached_property
     def pads(self) -> bool:
-        """Whether rows that may be read together may be padded, too."""
+        """Whether rows may share a pass, and padding leaves their scores as they are."""
         if self._is_encoder_decoder:  # positions of most decoders are columns of the cache, which cannot be shifted
             return self._facts.relative and self.together
         return self._takes_mask and self.together and not self._facts.returns and self._has("padding")
 
     @cached_property
     def pads_sources(self) -> bool:
-        """The same of sources."""
+        """The same for sources."""
         return self.together and self._has("sources")
 
     @cached_property
     def pads_behind(self) -> bool:
-        """The same of complete texts."""
+        """The same for complete texts."""
         return self.together and self._has("trailing")
 
     @cached_property
