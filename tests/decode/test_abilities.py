@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -109,6 +111,19 @@ def test_a_model_that_only_has_another_name_loses_nothing() -> None:
     assert forward.abilities.together
     assert forward.abilities.pads
     assert forward.findings == []
+
+
+def test_what_was_measured_does_not_count_as_passes_and_keeps_no_model_in_memory() -> None:
+    forward = TransformersRuntime(made(Odd))
+    weights = weakref.ref(forward.model.lm_head.weight)
+    gc.disable()  # a model must not wait for the collector: its weights are gigabytes
+    try:
+        assert forward.abilities.pads
+        assert forward.forwards == 0
+        del forward
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("strategy", [Beam(3, n=3), Sample(True, 3), Contrastive(4, 0.6)], ids=lambda one: one.kind)
