@@ -10,6 +10,7 @@ from genctl.config.layers import Resolved
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
 from genctl.errors import GenctlError
+from genctl.parity.checkpoints import different_settings
 from genctl.parity.fault import FoundFault, find_fault
 from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16
+WEIGHTS = "the weights and the dtype"
 NOTHING_COMPARED = "no position was compared"
 UNMEASURED = Noise(
     0, (), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "every logit is equal, so that there is nothing to explain"
@@ -92,7 +94,12 @@ def measure(
                 notes.append(f"rounding could not be measured: {error.message}")
         noise = UNMEASURED if measured is None else measured.noise
         found = _partings(both, parted, noise, measured)
-    verdict, reason = worst_of(*judge(positions, equal, measured), found, texts)
+    folders = [side.session.loaded.path for side in (reference, other)]
+    differ = "" if equal or folders[0] == folders[1] else different_settings(*folders)
+    if differ:
+        notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
+    judged = judge(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
+    verdict, reason = worst_of(*judged, found, texts)
     found_fault = FoundFault()
     if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
         on_stage("layers")
@@ -142,8 +149,13 @@ def pick(
     return readings
 
 
-def judge(positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None) -> tuple[Verdict | None, str]:
-    """The verdict of positions, with its reason; there is none without a position."""
+def judge(
+    positions: Sequence[Position], equal: bool, measured: MeasuredNoise | None, explained_by: str = WEIGHTS
+) -> tuple[Verdict | None, str]:
+    """The verdict of positions, with its reason; there is none without a position.
+
+    `explained_by` names what the sides have of their own.
+    """
     if not positions:
         return None, NOTHING_COMPARED
     if equal:
@@ -164,7 +176,7 @@ def judge(positions: Sequence[Position], equal: bool, measured: MeasuredNoise | 
         return "defect", f"{where}: {beyond(noise.largest_ratio)}, and rounding itself reaches {noise.allowed:.2g}"
     if measured.equal:
         return "tie", f"{remains}: the reference's own rounding explains it"
-    return "drift", f"{remains}: the weights and the dtype explain the difference"
+    return "drift", f"{remains}: {explained_by} explain the difference"
 
 
 def _partings(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -266,6 +267,19 @@ def test_what_is_compared_is_shown_where_a_later_side_fails(format: str) -> None
         assert "tie: every logit is equal" in done.out
     else:
         assert [record["verdict"] for record in json.loads(done.out)] == ["tie"]
+
+
+def test_settings_in_which_checkpoints_differ_are_named(llama: Path, tmp_path: Path) -> None:
+    """The weights and the dtype were said to explain what another epsilon does."""
+    other = Path(shutil.copytree(llama, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    before = config["rms_norm_eps"]
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.05, "use_cache": False}))
+    done = parity(str(llama), str(other), "the cat sat", "--format", "jsonl", n=6)
+    pair = done.records[0]
+    assert pair["verdict"] == "drift"
+    assert pair["reason"].endswith(": the weights, the dtype and config.json explain the difference")
+    assert pair["notes"][0].startswith(f"config.json differs in rms_norm_eps ({before} and 0.05): ")
 
 
 def test_bits_without_a_difference_have_no_sign() -> None:
