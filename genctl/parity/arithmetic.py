@@ -63,6 +63,7 @@ class _Mode(TorchFunctionMode):
         super().__init__()
         self.weights = weights
         self.coded = 0  # numbers of activations that were rounded to codes
+        self._spaces: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -130,13 +131,24 @@ class _Mode(TorchFunctionMode):
             bias = self._wide(bias) if bias in self.weights else bias.to(self.dtype)
         x = x.to(self.dtype)
         step = max(SLICE // weight.shape[1], 1)
+        rounded, wide = (
+            self._space(weight, min(step, len(weight)), dtype) for dtype in (self.weights.dtype, self.dtype)
+        )
         parts = []
         for at in range(0, weight.shape[0], step):
             part = weight[at : at + step]
-            wide = part.to(self.weights.dtype).to(self.dtype)
-            parts.append(F.linear(x, wide, None if bias is None else bias[at : at + step]))
+            used = wide[: len(part)].copy_(rounded[: len(part)].copy_(part))
+            parts.append(F.linear(x, used, None if bias is None else bias[at : at + step]))
             pages.release(part, self.weights.mapped)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def _space(self, weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
+        """Space for some rows of a weight. It is used again: the C library's heap grows with each freed slice."""
+        key = weight.device, dtype
+        size = rows * weight.shape[1]
+        if key not in self._spaces or len(self._spaces[key]) < size:
+            self._spaces[key] = torch.empty(max(size, SLICE), dtype=dtype, device=weight.device)
+        return self._spaces[key][:size].view(rows, -1)
 
     def _same(self, *tensors: Tensor | None) -> list[Any]:
         """Tensors in the widest of their dtypes."""

@@ -134,6 +134,11 @@ def _outputs(side: LocalSide, window: _Window, *, whole: bool) -> Outputs:
     """What the parts of a side put out at the last positions of a text that is read alone. Raises ModelError."""
     with tapped(side.session, window.count) as (session, taps):
         alone = LocalSide(side.name, session, side.resolved, whole=whole)
+        if whole:
+            length = len(window.text.token_ids)
+            for _, logits in alone.whole_text(window.text, range(length - window.count, length)):
+                taps.receive_logits(logits)
+            return taps.outputs()
         failed = alone.read([window.text], lambda place, index, logits: taps.receive_logits(logits))
         if failed:
             raise ModelError(failed[window.text.id])

@@ -87,9 +87,7 @@ class Oracle:
     def _read(self, readings: Sequence[Reading]) -> Tensor:
         rows = []
         for reading in readings:
-            text = replace(reading.text, token_ids=reading.text.token_ids[: max(reading.indices) + 1])
-            wanted = set(reading.indices)
-            rows += [logits.clone() for index, logits in self.side.whole_text(text) if index in wanted]
+            rows += [logits.clone() for _, logits in self.side.whole_text(reading.text, reading.indices)]
         return torch.stack(rows)
 
     def _weights(self, dtype: torch.dtype) -> Weights:

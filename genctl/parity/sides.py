@@ -24,6 +24,7 @@ from genctl.results import Collector
 
 ReceiveLogits: TypeAlias = Callable[[int, int, Tensor], None]  # place of a text, index of a token, logits f32 [V]
 LARGEST = 2**20  # most logits of a pass that reads a whole text: 8 MiB in float64
+LONGEST = 128  # most tokens of such a pass, unless all logits of a longer one fit
 
 
 IDS = ("eos_token_id", "pad_token_id", "bos_token_id", "decoder_start_token_id", "forced_bos_token_id")
@@ -113,34 +114,36 @@ class LocalSide:
             if interrupted():
                 break
             try:
-                for index, logits in self.whole_text(text):
+                for index, logits in self.whole_text(text, range(len(text.token_ids))):
                     receive(place, index, logits)
             except GenctlError as error:
                 failed[text.id] = error.message
         return failed
 
-    def whole_text(self, text: Text) -> Iterator[tuple[int, Tensor]]:
-        """Index and logits before each token of a text, read in one pass, or in pieces if that is too large."""
+    def whole_text(self, text: Text, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Index and logits before the `wanted` tokens of a text, in order, read in as few passes as memory allows."""
         from genctl.engines.local.score_passes import Passes
 
+        if not wanted:
+            return
         forward = self.session.forward
         lane = self._lane(text)
-        ids = [*lane.tokens, *text.token_ids[:-1]]
-        feed = torch.tensor([ids], device=forward.device)
         first = len(lane.tokens) - 1  # the position whose logits are those of the first token
+        places = [first + index for index in wanted]
+        feed = torch.tensor([[*lane.tokens, *text.token_ids][: places[-1] + 1]], device=forward.device)
         sources = None
         if lane.source is not None:
             sources = Sources(forward.encode(lane.source).states, None, None)
-        step = max(LARGEST // forward.vocab_size, 1)
-        if len(ids) - first > step and sources is None and Passes(forward, batch_size=1).continues:
-            cache = forward.new_cache(room=len(ids))
-            for at in range(0, len(ids), step):
-                logits = forward(feed[:, at : at + step], cache, first=at == 0).logits[0]
-                for place in range(max(first - at, 0), len(logits)):
-                    yield at + place - first, logits[place]
-            return
-        logits = forward(feed, None, sources=sources, first=True, keep=len(ids) - first).logits[0]
-        yield from enumerate(logits)
+        passes = [*_passes(places, max(LARGEST // forward.vocab_size, 1))]
+        if len(passes) > 1 and sources is None and Passes(forward, batch_size=1).continues:
+            cache = forward.new_cache(room=places[-1] + 1)
+        else:
+            cache, passes = None, [(0, places)]
+        for begin, own in passes:
+            end = own[-1] + 1
+            keep = end - own[0]
+            logits = forward(feed[:, begin:end], cache, sources=sources, first=begin == 0, keep=keep).logits[0]
+            yield from ((place - first, logits[place - end]) for place in own if place in places)
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
@@ -173,3 +176,21 @@ class LocalSide:
     def _use_threads(self) -> None:
         if self.threaded:
             self.session.use_threads([self.resolved], self.width)
+
+
+def _passes(places: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:
+    """Where each pass begins, and the positions whose logits it makes: up to `most`, from the first one to its end.
+
+    Positions whose logits nobody wants are read in passes of their own, which make those of the last one, where a pass
+    would be longer than `LONGEST`.
+    """
+    begin, at = 0, 0
+    while at < len(places):
+        while places[at] - begin >= max(LONGEST, most):
+            yield begin, [begin + LONGEST - 1]
+            begin += LONGEST
+        end = at
+        while end < len(places) and places[end] - places[at] < most and places[end] - begin < max(LONGEST, most):
+            end += 1
+        yield begin, list(places[at:end])
+        begin, at = places[end - 1] + 1, end
