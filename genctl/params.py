@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_type_hints
 from annotated_types import Ge, Gt, Le, Lt
 
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
+MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as in transformers
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
 
 Ids: TypeAlias = list[int]
@@ -294,10 +295,15 @@ class Generation:
     assistant_early_exit: Number | None = knob(
         None, "draft tokens with this many of the model's first layers (arXiv:2404.16710)", SEARCH
     )
-    num_assistant_tokens: Number = knob(20, "number of tokens in a draft", SEARCH)
-    num_assistant_tokens_schedule: Literal["constant", "heuristic", "heuristic_transient"] = knob(
-        "constant",
-        "heuristic: drafts grow by 2 when fully accepted, else shrink by 1; heuristic_transient is the same here",
+    num_assistant_tokens: Number | None = knob(
+        None, f"number of tokens in a draft (default: as many as pay, at most {MOST_DRAFTED})", SEARCH
+    )
+    num_assistant_tokens_schedule: Literal["price", "constant", "heuristic", "heuristic_transient"] | None = knob(
+        None,
+        "price: as many drafts as pay by their price and those accepted so far, num_assistant_tokens or "
+        "prompt_lookup_num_tokens at most; constant: always that number; heuristic: 2 more after a draft that is fully "
+        "accepted, else 1 fewer (heuristic_transient is the same here). Default: price; with sampling or "
+        "num_assistant_tokens: constant",
         SEARCH,
     )
     assistant_confidence_threshold: Share = knob(

@@ -17,7 +17,7 @@ MODES = (*DRAFTING, "dola_layers", "amateur_model")
 REFINES: dict[str, tuple[str, ...]] = {
     "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
     "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
-    "num_assistant_tokens_schedule": ("assistant_model", "assistant_early_exit"),
+    "num_assistant_tokens_schedule": DRAFTING,
     "assistant_confidence_threshold": ("assistant_model", "assistant_early_exit"),
     "assistant_lookbehind": ("assistant_model",),
     "target_lookbehind": ("assistant_model",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
+from genctl.decode.pass_prices import PassPrice, price_of
 from genctl.decode.runtime import Abilities, Output
 from genctl.decode.types import Prefix, Source, Sources
 
@@ -74,6 +76,16 @@ class Reader(ABC):
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
         return self.reads_again and before <= self.bound
+
+    @property
+    def weights_form(self) -> str:
+        """How the products' weights are held on the CPU: a key of `pass_prices.PRICES`."""
+        return "torch"
+
+    @cached_property
+    def pass_price(self) -> PassPrice:
+        """What its passes cost, by a table."""
+        return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from genctl.decode.cache.cache import Cache
     from genctl.decode.cut_windows import CutWindow
+    from genctl.decode.pass_prices import PassPrice
     from genctl.decode.types import Prefix, Source, Sources
 
 
@@ -179,6 +180,10 @@ class ModelRuntime(Protocol):
 
     def wants_history(self, before: int) -> bool:
         """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
+
+    @property
+    def pass_price(self) -> PassPrice:
+        """What its passes cost, by a table."""
 
     def draft_room(self, length: int) -> float:
         """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""

@@ -75,6 +75,12 @@ class NativeRuntime(Reader):
         """[..., H] -> logits [..., V]."""
         return self.decoder.head
 
+    @property
+    def weights_form(self) -> str:
+        """How the products' weights are held on the CPU."""
+        product = self.decoder.weights.layers[0].o
+        return product.form.partition(" ")[0] if product.is_compiled else "torch"
+
     def first_layers(self, count: int) -> NativeRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
         if self.encoder is not None:  # its layers are not left early

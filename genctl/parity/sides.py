@@ -17,7 +17,7 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, never
 from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError
-from genctl.params import Generation
+from genctl.params import MOST_DRAFTED, Generation
 from genctl.parity.forced import Forced
 from genctl.parity.values import Text
 from genctl.results import Collector
@@ -64,7 +64,7 @@ class LocalSide:
         if generation.prompt_lookup_num_tokens:
             return int(generation.prompt_lookup_num_tokens)
         if generation.assistant_model or generation.assistant_early_exit:
-            return int(generation.num_assistant_tokens)
+            return int(generation.num_assistant_tokens or MOST_DRAFTED)
         return 0
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -7,31 +7,33 @@ Greedy output equals plain greedy decoding, token for token. Sampled output foll
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypeAlias
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.params import MOST_DRAFTED
+from genctl.strategies.draft_length import Constant, DraftLength, Heuristic, Priced, Schedule
 from genctl.strategies.draft_models import Draft, Drafter
-
-Schedule: TypeAlias = Literal["constant", "heuristic", "heuristic_transient"]
 
 
 @dataclass(frozen=True)
 class Assisted:
     """One row, several tokens per pass.
 
-    `num_assistant_tokens` are drafted at a time. Both heuristic schedules add two after a draft that was accepted in
-    full and subtract one after any other. Each prompt starts with `num_assistant_tokens` again, so that its output does
-    not depend on the prompts before it. A model drafter stops at a token with a probability below
-    `assistant_confidence_threshold`.
+    `num_assistant_tokens` are drafted at a time: at first, with a heuristic schedule, and at most, with "price" (see
+    `draft_length`). Greedy search without a number and a schedule drafts as many as pay. A sample does not: its draws
+    depend on the numbers, and a seed keeps its text. Each prompt begins anew, so that its output does not depend on the
+    prompts before it. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
     """
 
     drafter: Drafter
     do_sample: bool = False
-    num_assistant_tokens: int = 20
-    num_assistant_tokens_schedule: Schedule = "constant"
+    num_assistant_tokens: int | None = None  # None: `MOST_DRAFTED`
+    num_assistant_tokens_schedule: Schedule | None = None
     assistant_confidence_threshold: float = 0.4
 
     n: ClassVar[int] = 1
@@ -50,22 +52,50 @@ class Assisted:
     def search(self, scores: Scores, context: Context) -> Search:
         propose = self.drafter.begin(context, self.do_sample, self.assistant_confidence_threshold)
         row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
-        count, draft = self.num_assistant_tokens, Draft([])
+        # drafts without a model cost next to nothing
+        drafting_model: ModelRuntime | None = getattr(self.drafter, "forward", None)
+        length, draft = self._length(context, drafting_model), Draft([])
+        text = scores.rows.tokens[0]  # int64 [T]
+        eos = frozenset(context.eos)
+        guess: int | None = None  # the first token of a draft that costs nothing and was not tried
         while True:
             accepted, token = self._verify(scores.logits[0], draft, context.rng)
-            written = row.new_tensor([*draft.tokens[:accepted], token])
+            if draft.tokens:
+                length.observe(len(draft.tokens), accepted)
+            elif guess is not None:
+                length.observe(1, int(guess == token))
+            written = [*draft.tokens[:accepted], token]
+            new = row.new_tensor(written)
+            text = torch.cat([text, new])
             note = f"{accepted} of {len(draft.tokens)} drafts" if draft.tokens else ""
-            if draft.tokens and self.num_assistant_tokens_schedule != "constant":
-                count = count + 2 if accepted == len(draft.tokens) else max(1, count - 1)
             # the pass that checks a draft also writes one further token
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
             # the check must use the rotary frequencies with which the accepted tokens are read later
-            room = min(room, context.model.draft_room(scores.rows.tokens.shape[1] + len(written)))
-            draft = Draft([])
-            if room > 0 and not set(written.tolist()) & set(context.eos):
-                draft = propose(torch.cat([scores.rows.tokens[0], written]), min(count, int(room)))
+            room = min(room, context.model.draft_room(len(text)))
+            draft, guess = Draft([]), None
+            if room > 0 and eos.isdisjoint(written):
+                count = min(length.next(), int(room))
+                if count or drafting_model is None:
+                    draft = propose(text, max(count, 1))
+                if not count and draft.tokens:
+                    draft, guess = Draft([]), draft.tokens[0]
             tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
-            scores = yield Choice(row, written[-1:], accepted=accepted, draft=tried, notes=[note])
+            scores = yield Choice(row, new[-1:], accepted=accepted, draft=tried, notes=[note])
+
+    def _length(self, context: Context, drafting_model: ModelRuntime | None) -> DraftLength:
+        """The numbers of drafted tokens of one lane. Drafts without a model have no price."""
+        most, schedule = self.num_assistant_tokens, self.num_assistant_tokens_schedule
+        if schedule is None:
+            schedule = "price" if most is None and not self.do_sample else "constant"
+        most = most or MOST_DRAFTED
+        if schedule == "constant":
+            return Constant(most)
+        if schedule != "price":
+            return Heuristic(most)
+        price = context.model.pass_price
+        check = partial(price.check, cached=context.prefix.cache is not None)
+        draft = 0.0 if drafting_model is None else drafting_model.pass_price.step / price.step
+        return Priced(most, check, draft)
 
     def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
         """The number of accepted draft tokens, and the token after them. logits f32 [D+1, V], processed."""

@@ -52,7 +52,9 @@ def auxiliary_strategy(
         from genctl.strategies.draft_models import PromptLookup
 
         lookup = PromptLookup(generation.max_matching_ngram_size)
-        return Assisted(lookup, sample, num_assistant_tokens=generation.prompt_lookup_num_tokens)
+        # "up to" the number: greedy search looks up as many as pay
+        schedule = generation.num_assistant_tokens_schedule or (None if sample else "price")
+        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, schedule)
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None

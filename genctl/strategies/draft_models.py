@@ -37,7 +37,7 @@ class DraftWriter(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to draft. `begin` raises ModelError if it cannot draft for the lane's model."""
+    """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane."""
 
     @property
     def kind(self) -> str: ...

@@ -1,0 +1,82 @@
+"""What a pass costs: over several tokens of one row, and beside the pass of another model.
+
+A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
+table that was measured once (docs/performance.md), not the times of this run: with it the number of drafted tokens
+(`strategies.draft_length`), which records state, is the same in every run and on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+Points = Sequence[tuple[int, float]]
+
+# How the weights are held -> (tokens in a pass, its price in steps of one token). Between two points prices are linear,
+# beyond the last they rise with the number of tokens.
+PRICES: dict[str, Points] = {
+    "float32": ((1, 1.0), (6, 1.16), (7, 1.65), (12, 1.7), (13, 1.8), (21, 2.15)),  # products take 6 rows at a time
+    "bfloat16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
+    "float16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
+    "int8": ((1, 1.0), (2, 1.15), (6, 1.33), (8, 1.43), (13, 1.8), (21, 2.36)),
+    "int4": ((1, 1.0), (4, 1.36), (8, 2.05), (13, 2.8), (21, 4.2)),
+    "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
+    "gpu": ((1, 1.0), (21, 1.2)),
+}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.6}
+# What a layer and a pass take beside the products, as the bytes of weights that are read in that time.
+OVERHEAD = 1e6
+
+
+@dataclass(frozen=True)
+class PassPrice:
+    """The price of a model's passes."""
+
+    form: str  # a key of `PRICES`
+    step: float  # cost of a pass over one token; comparable between models
+    experts: int = 1  # of a layer; 1: it has one MLP
+    chosen: int = 1  # experts for each token
+
+    def of(self, tokens: int) -> float:
+        """A pass over `tokens` tokens of one row, in steps of one token."""
+        price = _interpolated(PRICES[self.form], tokens)
+        if self.experts > self.chosen:  # the tokens of a pass choose experts of their own: so many are read
+            share = 1.0 - self.chosen / self.experts
+            price = max(price, self.experts / self.chosen * (1.0 - share**tokens))
+        return price
+
+    def check(self, drafts: int, *, cached: bool = True) -> float:
+        """A pass that checks at least one draft, in steps of one token, with what is done beside it.
+
+        Without a cache every pass reads the whole text, and a few tokens more add nothing to that.
+        """
+        return (self.of(1 + drafts) if cached else 1.0) + OVERHEAD / self.step
+
+
+def price_of(config: Any, form: str) -> PassPrice:
+    """The prices of a model with this configuration, whose weights are held in `form`.
+
+    A layer has about 12 H² weights, the head V H. A form without prices of its own has those of torch's products.
+    """
+    text = config.get_text_config(decoder=True)
+    hidden, layers, vocabulary = (_size(text, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    weights = 12 * layers * hidden**2 + vocabulary * hidden
+    experts = max(_size(text, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
+    chosen = max(_size(text, "num_experts_per_tok"), 1)
+    step = weights * BYTES.get(form, 4.0) + (layers + 1) * OVERHEAD
+    return PassPrice(form if form in PRICES else "torch", step, max(experts, chosen), chosen)
+
+
+def _size(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value if type(value) is int and value > 0 else 0
+
+
+def _interpolated(points: Points, tokens: int) -> float:
+    for (low, cheap), (high, dear) in pairwise(points):
+        if tokens <= high:
+            return cheap + (dear - cheap) * (tokens - low) / (high - low)
+    most, price = points[-1]
+    return price * tokens / most

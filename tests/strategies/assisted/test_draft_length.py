@@ -1,0 +1,365 @@
+"""The number of drafted tokens: what pays, when drafting stops, when it begins again, and that no clock decides."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl import events
+from genctl.decode.loop import decode
+from genctl.decode.pass_prices import PRICES, PassPrice, price_of
+from genctl.errors import UsageError
+from genctl.params import MOST_DRAFTED, Generation
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.auxiliary_models import auxiliary_strategy
+from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Constant, Heuristic, Priced, Rate
+from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
+from genctl.strategies.early_exit import EarlyExitDrafter
+from tests import runtimes
+from tests.decode.driver import PROMPTS, Case
+from tests.strategies.assisted.assistants import alike, drafts
+from tests.strategies.assisted.test_assisted_greedy import CROPPABLE
+from tests.tiny import CAUSAL, tiny
+
+
+def flat(price: float) -> Any:
+    """A pass that checks drafts costs this much, however many they are."""
+    return lambda drafts: price
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_with_one_rate_the_gain_is_that_of_leviathan(rate: float, count: int) -> None:
+    length = Priced(10, lambda drafts: 1 + 0.1 * drafts, 0.05, Rate.guess(rate), Rate.guess(rate))
+    expected = (1 - rate ** (count + 1)) / (1 - rate)
+    assert length.gain(count) == pytest.approx(expected / (1 + 0.1 * count + 0.05 * count))
+
+
+def test_first_and_later_tokens_have_rates_of_their_own() -> None:
+    length = Priced(10, flat(1.0), 0.0, Rate.guess(0.25), Rate.guess(0.5))
+    assert length.gain(3) == pytest.approx(1 + 0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
+    length.observe(4, 3)  # one first token right; two later ones right, one wrong
+    assert length.first.value == pytest.approx((0.25 * 0.9 + 1) / 1.9)
+    length.observe(4, 0)  # says nothing about later ones
+    later = Rate.guess(0.5)
+    later.observe(2, 1)
+    assert length.later.value == pytest.approx(later.value)
+
+
+def test_newer_trials_weigh_more() -> None:
+    ended, began = Rate.guess(0.5), Rate.guess(0.5)
+    began.observe(5, 5)
+    ended.observe(0, 5)
+    ended.observe(5, 0)
+    assert began.value < 0.5 < ended.value
+    ended.observe(200, 0)
+    assert ended.value > 0.999
+
+
+def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
+    def best(price: float, draft: float, rate: float) -> int:
+        check = lambda drafts: 1 + price * drafts  # noqa: E731
+        return Priced(20, check, draft, Rate.guess(rate), Rate.guess(rate)).next()
+
+    assert best(0.05, 0.0, 0.9) > best(0.2, 0.0, 0.9) > best(0.2, 0.3, 0.9) > 0
+    assert best(0.05, 0.1, 0.9) > best(0.05, 0.1, 0.6) > best(0.05, 0.1, 0.1) == 0
+    assert best(0.0, 0.0, 0.9) == 20
+    assert best(0.0, 1.0, 0.99) == 0  # a drafter as slow as the model never pays
+
+
+def test_a_number_that_fits_the_products_is_preferred() -> None:
+    """Six rows of float32 cost little more than one, seven much more."""
+    price = PassPrice("float32", 500e6)
+    assert Priced(20, price.check, 0.0, Rate.guess(0.75), Rate.guess(0.75)).next() == 5
+
+
+def test_fixed_schedules_are_as_in_transformers() -> None:
+    constant, heuristic = Constant(7), Heuristic(3)
+    for drafted, accepted in ((3, 3), (5, 2), (4, 0)):
+        constant.observe(drafted, accepted)
+        heuristic.observe(drafted, accepted)
+    assert (constant.next(), heuristic.next()) == (7, 3)
+    for _ in range(5):
+        heuristic.observe(2, 0)
+    assert heuristic.next() == 1
+
+
+# -- stopping and beginning again --------------------------------------------------------------------------------------
+
+
+def rounds(length: Priced, outcomes: Sequence[bool]) -> list[int]:
+    """The numbers drafted in a row of passes, of which each draft is right or wrong as a whole."""
+    counts = []
+    for right in outcomes:
+        counts.append(count := length.next())
+        if count:
+            length.observe(count, count if right else 0)
+    return counts
+
+
+def test_drafts_that_are_never_right_stop_and_are_tried_again_ever_more_rarely() -> None:
+    length = Priced(20, lambda drafts: 1 + 0.05 * drafts, 0.1)
+    counts = rounds(length, [False] * 2000)
+    tried = [step for step, count in enumerate(counts) if count]
+    assert sum(counts[:12]) < 20
+    probes = tried[-12:]
+    assert {counts[step] for step in probes} == {1}
+    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(probes)]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST_PAUSE
+    assert PAUSE in [later - earlier - 1 for earlier, later in itertools.pairwise(tried)]
+    extra = sum(0.05 * count + 0.1 * count for count in counts)
+    assert extra < 0.005 * len(counts)  # what is lost against greedy search
+
+
+def test_drafts_that_are_right_again_are_taken_up_again() -> None:
+    length = Priced(20, lambda drafts: 1 + 0.05 * drafts, 0.1)
+    rounds(length, [False] * 100)
+    counts = rounds(length, [True] * 200)
+    assert counts[:LONGEST_PAUSE].count(0) > 0
+    assert set(counts[-20:]) == {20}
+    assert length.pause == PAUSE
+
+
+def test_a_free_drafter_is_never_tried_in_vain() -> None:
+    length = Priced(10, lambda drafts: 1 + 0.05 * drafts)
+    rounds(length, [False] * 40)
+    assert rounds(length, [True] * 500) == [0] * 500  # it is observed instead
+    while not length.next():
+        length.observe(1, 1)
+    assert length.first.value < 0.5
+
+
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", PRICES)
+def test_prices_rise_from_one_step_and_stay_below_a_step_for_each_token(form: str) -> None:
+    price = PassPrice(form, 100e6)
+    prices = [price.of(tokens) for tokens in range(1, 65)]
+    assert prices[0] == 1.0
+    assert prices == sorted(prices)
+    assert all(cost < tokens for tokens, cost in enumerate(prices[1:], 2))
+
+
+def test_between_the_points_of_the_table_prices_are_linear() -> None:
+    (one, low), (six, high), *_ = PRICES["float32"]
+    assert (one, six) == (1, 6)
+    assert PassPrice("float32", 1e6).of(3) == pytest.approx(low + (high - low) * 2 / 5)
+    most, price = PRICES["float32"][-1]
+    assert PassPrice("float32", 1e6).of(2 * most) == pytest.approx(2 * price)
+
+
+def config(**sizes: int) -> Any:
+    text = SimpleNamespace(**sizes)
+    return SimpleNamespace(get_text_config=lambda decoder: text)
+
+
+def test_steps_of_models_compare_by_their_sizes() -> None:
+    large = price_of(config(hidden_size=768, num_hidden_layers=12, vocab_size=50257), "float32")
+    small = price_of(config(hidden_size=768, num_hidden_layers=2, vocab_size=50257), "float32")
+    assert 0.3 < small.step / large.step < 0.5  # the head is as large in both
+    assert price_of(config(hidden_size=768, num_hidden_layers=12, vocab_size=50257), "int8").step < large.step / 3
+    assert price_of(config(), "of another kind") == PassPrice("torch", price_of(config(), "torch").step)
+
+
+def test_tokens_of_a_pass_read_experts_of_their_own() -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 300}
+    mixture = price_of(config(**sizes, num_local_experts=8, num_experts_per_tok=2), "float32")
+    assert mixture.of(1) == 1.0
+    assert mixture.of(2) == pytest.approx(1.75)  # the second token chooses a quarter that is read already
+    assert mixture.of(200) >= 4.0
+    assert price_of(config(**sizes, num_local_experts=8, num_experts_per_tok=8), "float32").of(2) < 1.2
+
+
+def test_without_a_cache_a_longer_pass_costs_nothing_more() -> None:
+    price = PassPrice("float32", 1e9)
+    assert price.check(5, cached=False) == price.check(1, cached=False) < price.check(1) < price.check(5)
+
+
+def test_the_price_is_that_of_how_the_weights_are_held() -> None:
+    from genctl.config.layers import Layer, resolve
+    from genctl.engines.local.session import Session
+    from genctl.native.products.library import library
+
+    def form(**settings: Any) -> str:
+        settings = {"model": "builtin:stories", "device": "cpu", **settings}
+        return Session.load(resolve([Layer("load", settings, {}, "user")]).runtime).forward.pass_price.form
+
+    compiled = library() is not None
+    assert form() == ("float32" if compiled else "torch")
+    assert form(quantize="int8") == ("int8" if compiled else "torch")
+    assert form(pack=False) == "torch"
+
+
+# -- in the loop -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cheap:
+    """A drafter that is said to cost hardly anything: among tiny models nothing is ten times as fast."""
+
+    drafter: Drafter
+    forward: ClassVar[Any] = SimpleNamespace(pass_price=PassPrice("float32", 1.0))
+
+    @property
+    def kind(self) -> str:
+        return self.drafter.kind
+
+    def begin(self, *arguments: Any) -> Any:
+        return self.drafter.begin(*arguments)
+
+
+def priced(drafter: Drafter, count: int = 8, **knobs: Any) -> Assisted:
+    return Assisted(drafter, False, count, "price", assistant_confidence_threshold=0.0, **knobs)
+
+
+@pytest.mark.parametrize("arch", CROPPABLE)
+def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
+    case = Case(arch)
+    model = ModelDrafter(runtimes.forward(alike(arch)))
+    strange = ModelDrafter(runtimes.forward(tiny(arch, seed=5)))
+    drafters: list[Drafter] = [Cheap(model), Cheap(strange), model, PromptLookup(1), PromptLookup(2)]
+    if arch in CAUSAL:
+        drafters.append(Cheap(EarlyExitDrafter.after(case.forward, 1)))
+    plain = case.ours([case.lane(PROMPTS[1], eos=(), max_new_tokens=40)])["0"]
+    for drafter in drafters:
+        assert case.ours([case.lane(PROMPTS[1], priced(drafter), eos=(), max_new_tokens=40)])["0"] == plain
+
+
+@pytest.mark.parametrize("arch", ["llama", "mamba", "t5"])
+def test_without_a_cache_too(arch: str) -> None:
+    case = Case(arch)
+    plain = case.ours([case.lane(PROMPTS[0])])
+    drafter = Cheap(ModelDrafter(runtimes.forward(alike(arch))))
+    assert case.ours([case.lane(PROMPTS[0], priced(drafter), use_cache=False)]) == plain
+
+
+def passes(case: Case, strategy: Assisted, clock: Any, **fields: Any) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Drafted, accepted and written tokens of each step."""
+    lane = case.lane(PROMPTS[0], strategy, eos=(), **fields)
+    steps = [event for event in decode(case.forward, [lane], clock=clock) if isinstance(event, events.Stepped)]
+    rows = [(*step.rows, *step.ended)[0] for step in steps]
+    return [
+        (step.drafted, step.accepted, tuple(token.id for token in row.written))
+        for step, row in zip(steps, rows, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("lookup", [False, True])
+def test_no_clock_decides(lookup: bool, sample: bool) -> None:
+    """Records say how many tokens were drafted, and equal runs write equal records."""
+    case = Case("llama")
+    drafter: Drafter = PromptLookup(1) if lookup else Cheap(ModelDrafter(runtimes.forward(alike("llama"))))
+    strategy = Assisted(drafter, sample, 8, "price")
+    found = []
+    for speed in (0.0, 1e-3, 10.0):
+        ticks = itertools.count()
+        found.append(passes(case, strategy, lambda ticks=ticks, speed=speed: speed * next(ticks) ** 2))
+    assert found[0] == found[1] == found[2]
+    assert any(drafted for drafted, _, _ in found[0])
+
+
+def counting_after(length: int) -> Any:
+    """From `length` tokens on it writes 10, 11, … 16, 10, … whatever the model says, and before it nothing twice."""
+
+    def process(history: Tensor, scores: Tensor) -> Tensor:
+        scores = scores.clone()
+        if history.shape[1] < length:
+            following = 95 + history.shape[1] + torch.zeros_like(history[:, -1])
+        else:
+            following = 10 + (history[:, -1] - 9) % 7
+        scores[torch.arange(len(scores)), following] += 1000.0
+        return scores
+
+    return process
+
+
+def test_lookup_drafts_nothing_where_nothing_repeats_and_recovers_where_it_does() -> None:
+    case = Case("llama")
+    fields = {"max_new_tokens": 160, "processors": (counting_after(80),)}
+    found = passes(case, priced(PromptLookup(2), 10), lambda: 0.0, **fields)
+    written = list(itertools.accumulate(len(tokens) for _, _, tokens in found))
+    early = [drafted for (drafted, _, _), at in zip(found, written, strict=True) if at < 70]
+    late = [accepted for (_, accepted, _), at in zip(found, written, strict=True) if at > 120]
+    assert sum(early) == 0
+    assert max(late) == 10
+    plain = case.ours([case.lane(PROMPTS[0], eos=(), **fields)])["0"]
+    assert [[token for _, _, tokens in found for token in tokens]] == plain
+
+
+def test_a_poor_assistant_is_soon_left_alone() -> None:
+    case = Case("llama")
+    strange = Cheap(ModelDrafter(runtimes.forward(tiny("llama", seed=5))))
+    found = case.stream([case.lane(PROMPTS[0], priced(strange, 20), eos=(), max_new_tokens=120)])
+    drafted, accepted = drafts(found)
+    assert accepted < 6
+    assert drafted < 40
+    constant = Assisted(strange, False, 20, "constant", assistant_confidence_threshold=0.0)
+    assert drafts(case.stream([case.lane(PROMPTS[0], constant, eos=(), max_new_tokens=120)]))[0] > 1000
+
+
+def test_a_good_assistant_goes_on_and_each_prompt_begins_anew() -> None:
+    case = Case("llama")
+    lane = case.lane(PROMPTS[0], priced(Cheap(ModelDrafter(case.forward))), eos=(), max_new_tokens=60)
+    sizes = [event.drafted for event in case.stream([lane, lane]) if isinstance(event, events.Stepped)]
+    half = len(sizes) // 2
+    assert sizes[:half] == sizes[half:]
+    assert sizes[3:6] == [8] * 3
+
+
+# -- how it is asked for -----------------------------------------------------------------------------------------------
+
+
+def chosen(**knobs: Any) -> Assisted:
+    strategy = auxiliary_strategy(Generation(**knobs), runtimes.forward(tiny("llama")), None, lambda name: None)  # type: ignore[arg-type,return-value]
+    assert isinstance(strategy, Assisted)
+    return strategy
+
+
+def length_of(strategy: Assisted) -> Any:
+    forward = runtimes.forward(tiny("llama"))
+    context: Any = SimpleNamespace(model=forward, prefix=forward.prefill(PROMPTS[0], None))
+    return strategy._length(context, getattr(strategy.drafter, "forward", None))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kind", "most"),
+    [
+        ({"prompt_lookup_num_tokens": 9}, Priced, 9),
+        ({"prompt_lookup_num_tokens": 9, "num_assistant_tokens_schedule": "constant"}, Constant, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True}, Constant, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "num_assistant_tokens_schedule": "price"}, Priced, 9),
+        ({"assistant_early_exit": 1}, Priced, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "do_sample": True}, Constant, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, Constant, 5),
+        ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, Constant, 20),
+        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "constant"}, Constant, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "heuristic"}, Heuristic, MOST_DRAFTED),
+        (
+            {"assistant_early_exit": 1, "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "price"},
+            Priced,
+            5,
+        ),
+    ],
+)
+def test_what_is_set_is_obeyed_and_greedy_search_drafts_what_pays(knobs: dict[str, Any], kind: type, most: int) -> None:
+    length = length_of(chosen(**knobs))
+    assert type(length) is kind
+    assert (length.most if kind is Priced else length.count) == most
+
+
+def test_a_schedule_needs_something_that_drafts() -> None:
+    with pytest.raises(UsageError, match="num_assistant_tokens_schedule changes nothing without assistant_model or"):
+        auxiliary_strategy(Generation(num_assistant_tokens_schedule="price"), None, None, None)  # type: ignore[arg-type]
