@@ -156,3 +156,13 @@ def joined(errors: Sequence[GenctlError]) -> GenctlError:
     error.hint = "; ".join(dict.fromkeys(one.hint for one in errors if one.hint))
     error.args = (error.message,)
     return error
+
+
+def raised(error: BaseException) -> str:
+    """What somebody's code raised, in one line."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's message in one line."""
+    return " ".join(str(error).split()) or "no message"

@@ -20,14 +20,14 @@ import typer
 import typer.main
 
 from genctl import params
-from genctl.cli.completion import COMPLETIONS, among
 from genctl.cli.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
 from genctl.config.layers import Layer, flags_layer
-from genctl.config.named_strategies import layer as strategy_layer
 from genctl.errors import Exit, UsageError
 
 SHORT = {"model": "-m", "max_new_tokens": "-n"}
 METAVARS = {int: "N", float: "X"}
+# options with a shell completion of their own: the keys of `completion.COMPLETIONS`
+COMPLETED = ("presets", "strategy", "model", "assistant_model", "amateur_model", "device", "set")
 
 Conflict = tuple[Callable[[Any], object], str]
 Color = Literal["auto", "always", "never"]
@@ -92,6 +92,17 @@ def _parameter(name: str, hint: Any, typer_info: Any, default: Any = None) -> in
     )
 
 
+def _completion(name: str, values: Sequence[str] = ()) -> Callable[[str], list[str]]:
+    """The shell completion of an option; without one of its own, among `values`."""
+
+    def complete(typed: str) -> list[str]:
+        from genctl.cli.completion import COMPLETIONS, among  # only a shell that completes needs it
+
+        return COMPLETIONS.get(name, among(values))(typed)
+
+    return complete
+
+
 def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
     """The Typer parameters of a table, positional ones first."""
     hints = get_type_hints(options)
@@ -106,7 +117,7 @@ def _parameters(options: type[CommandOptions]) -> Iterator[inspect.Parameter]:
             default = inspect.Parameter.empty if row["required"] else default
             yield _parameter(item.name, hint, typer.Argument(**shared), default)
         else:
-            complete = COMPLETIONS.get(item.name)
+            complete = _completion(item.name) if item.name in COMPLETED else None
             info = typer.Option(*_flags(item), rich_help_panel=row["group"], autocompletion=complete, **shared)
             yield _parameter(item.name, hint, info, default)
 
@@ -221,7 +232,7 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             about = item.metadata["about"]
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
-            extra["autocompletion"] = COMPLETIONS.get(name) or among(list(map(str, get_args(params.hints(kind)[name]))))
+            extra["autocompletion"] = _completion(name, list(map(str, get_args(params.hints(kind)[name]))))
             info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
             yield _parameter(name, hint | None, info)
 
@@ -238,7 +249,11 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
             values[key] = list(value) if isinstance(value, (list, tuple)) else value
     layers = [flags_layer(values)] if values else []
     layers += parse_sets(list(sets)) if sets else []
-    return [*layers, strategy_layer(strategy, layers)] if strategy is not None else layers
+    if strategy is None:
+        return layers
+    from genctl.config.named_strategies import layer
+
+    return [*layers, layer(strategy, layers)]
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.notes import Reuse
 from genctl.commands.options import ModelOptions
-from genctl.config import found_files, named_strategies
+from genctl.config import found_files
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, count
 from genctl.events import Began, Event, Prefilled
@@ -317,6 +317,8 @@ class Job(ABC, Generic[SomeOptions]):
         resolved = engine.resolve(layers)
         kind = engine.check(resolved)
         if strategy_name is not None:
+            from genctl.config import named_strategies
+
             named_strategies.check(strategy_name, kind)
         return resolved
 

@@ -21,14 +21,13 @@ from genctl.cli.table import (
     same_file,
     switch,
 )
-from genctl.commands.output_format import format_of
 from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.errors import UsageError
 from genctl.io import readers
 from genctl.io.template import Template
 from genctl.io.template import read as read_template
-from genctl.io.writers import FLAT, TEXTS
+from genctl.io.writers import FLAT, TEXTS, format_of
 from genctl.terminal.standard_streams import is_terminal
 
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")

@@ -15,8 +15,8 @@ from genctl.config import found_files
 from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
 from genctl.config.fit import Misfit, fit
+from genctl.config.generation_fields import REFUSED
 from genctl.config.listed import LISTS, ListMistakes, check_list
-from genctl.config.refused import REFUSED
 from genctl.config.toml import printable
 from genctl.errors import GenctlError, PresetError, joined
 from genctl.params import Generation, Runtime

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
 from genctl.config.fit import Misfit, check_plain, kind_of
 from genctl.config.listed_knobs import CRITERIA, PROCESSORS
-from genctl.config.plugins import installed
 from genctl.config.toml import printable
 from genctl.errors import nearest
 
@@ -63,6 +62,8 @@ def _table(key: str, number: int, item: Any, mistakes: list[ListMistake]) -> dic
         return {}
     if use in LISTS[key]:
         return {"use": use, **_values(key, number, use, item, mistakes)}
+    from genctl.config.plugins import installed
+
     if ":" not in use and use not in (others := installed(WHAT[key])):
         near = nearest(use.strip().lower(), names := [*LISTS[key], *(printable(name, 60) for name in sorted(others))])
         suggestion = f"did you mean {near}?" if near else f"there are {', '.join(names)}, and package.module:Class"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, raised
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -42,16 +42,6 @@ def make(
     if not callable(made):
         raise UsageError(f"{kind} {use}: {type(made).__name__} cannot be called")
     return made
-
-
-def raised(error: BaseException) -> str:
-    """What somebody's code raised, in one line."""
-    return f"{type(error).__name__}: {one_line(error)}"
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's message in one line."""
-    return " ".join(str(error).split()) or "no message"
 
 
 def _target(kind: str, use: str, allowed: bool) -> Any:

@@ -18,7 +18,7 @@ from genctl import events
 from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
-from genctl.decode.processors import trace as tracing
+from genctl.decode.processors import Processor
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
@@ -45,9 +45,7 @@ class Chosen:
         rows, tokens, logprobs = next(answered), next(answered), next(answered)
         totals = None if choice.totals is None else next(answered)
         may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
-        steps = zip(self.stages, self.written.unbind(1), strict=False) if self.stages else ()
-        traces = [tracing.traces(stage, choice.rows, written) for stage, written in steps]
-        facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], traces)
+        facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], self._traces())
         sound = math.isfinite(sum(map(sum, logprobs))) and best is None
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
@@ -57,10 +55,19 @@ class Chosen:
                     _check(state, logprobs[mine.start : mine.stop])
                     if best is not None:
                         own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
-                        tracing.judge(own, state.lane.processors)
+                        _judge(own, state.lane.processors)
                 yield from state.commit(choice, facts, mine, interrupted)
             except GenctlError as error:
                 yield state.fail(error)
+
+    def _traces(self) -> list[list[tuple[events.Trace, ...]]]:
+        """The effect of each processor on each candidate, [m][C]."""
+        if not self.stages:
+            return []
+        from genctl.decode.processors.trace import traces
+
+        steps = zip(self.stages, self.written.unbind(1), strict=False)
+        return [traces(stage, self.choice.rows, written) for stage, written in steps]
 
 
 @dataclass(eq=False)
@@ -155,7 +162,7 @@ def _alone(state: LaneState) -> Chosen | Over:
             else:
                 if strategy.reads_scores and scored.best is not None:
                     [[best]] = fetch([[scored.best]])
-                    tracing.judge(best, lane.processors)
+                    _judge(best, lane.processors)
                 ended = tuple(state.ended)
                 scores = Scores(
                     state.live, model.logits, scored.logits, model.logprobs, state.survivors, ended, model.layers
@@ -205,7 +212,7 @@ def _context(state: LaneState) -> Context:
         scored = score(lane.processors, state.live.text, None, ModelScores(scores[:, None]), "logits", trace=lane.trace)
         state.stages = scored.stages
         if scored.best is not None and not lane.trace:
-            tracing.judge(scored.best.tolist(), lane.processors)
+            _judge(scored.best.tolist(), lane.processors)
         return scored.logits[:, 0]
 
     return Context(state.prefix, state.rng, lane.eos, lane.max_new_tokens, state.model, lane.processors, process)
@@ -280,6 +287,13 @@ def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
 
 def _damaged(state: LaneState) -> ModelError:
     return ModelError(f"the model's logits are not finite at step {state.step}: its weights or activations are damaged")
+
+
+def _judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+    """Check the best score of each row after the processors. Raises UsageError or ModelError."""
+    from genctl.decode.processors.trace import judge
+
+    judge(best, processors)
 
 
 def _check(state: LaneState, logprobs: list[list[float]]) -> None:

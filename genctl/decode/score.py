@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.decode.processors import trace as tracing
-from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.native.products.ops import log_softmax
 
+if TYPE_CHECKING:
+    from genctl.decode.processors.rows import RowCandidates
+    from genctl.decode.processors.trace import Stage
+
 ROWS = 8  # log-softmax of this many rows at a time if only chosen tokens need it
-Stages = list[list[tracing.Stage]]  # the effect of each processor, for each scored position
+Stages: TypeAlias = "list[list[Stage]]"  # the effect of each processor, for each scored position
 
 
 class ModelScores:
@@ -94,6 +96,8 @@ def score(
     scores = model.logprobs if space == "logprobs" else model.logits
     if space == "raw" or not processors:
         return ProcessedScores(scores, [])
+    from genctl.decode.processors import trace as tracing
+
     tokens = text.tensor()
     flat: Tensor | None = None
     if draft is not None:

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.processors.rows import on_host as on_host
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the host can read a tensor without waiting for another device."""
+    return tensor.device.type == "cpu"
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:

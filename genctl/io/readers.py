@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from genctl.errors import InputError, UsageError, reason_of
-from genctl.io import jsonl, stdin_text
-from genctl.io.ids import UsedIds
-from genctl.io.pipe import Pipe
+from genctl.io import stdin_text
 from genctl.io.printable import RefusedRow, printable, quote
 from genctl.io.rows import BadRow, InputRow
-from genctl.io.template import Template
+
+if TYPE_CHECKING:
+    from genctl.io.pipe import Pipe
+    from genctl.io.template import Template
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
 Rows: TypeAlias = Iterator[InputRow | BadRow]
 # a JSON object, and the template of the prompt -> keyword arguments of InputRow
-Fields: TypeAlias = Callable[[dict[str, Any], Template | None], dict[str, Any]]
+Fields: TypeAlias = Callable[[dict[str, Any], "Template | None"], dict[str, Any]]
 Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
@@ -81,7 +82,7 @@ def open_prompts(
     *,
     stdin_is_terminal: bool,
     format: Format | None = None,
-    fields: Fields = jsonl.fields,
+    fields: Fields | None = None,
     template: Template | None = None,
     say: Say = lambda line: None,
 ) -> Prompts | None:
@@ -118,6 +119,8 @@ def open_prompts(
                 return None
             raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
+        from genctl.io.pipe import Pipe
+
         pipe = Pipe(binary)
         rows = read(pipe, format=format, name="stdin", fields=fields, template=template, say=say)
         return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
@@ -169,14 +172,14 @@ def read(
     format: Format | None = None,
     name: str,
     limit: int = LIMIT,
-    fields: Fields = jsonl.fields,
+    fields: Fields | None = None,
     template: Template | None = None,
     say: Say = lambda line: None,
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `fields` says what a JSONL row may hold and raises RefusedRow for what it may not. `say` is told of an input without
-    rows, and of lines that look like rows of JSONL where nobody said what they are.
+    `fields` says what a JSONL row may hold (None: `jsonl.fields`) and raises RefusedRow for what it may not. `say` is
+    told of an input without rows, and of lines that look like rows of JSONL where nobody said what they are.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
@@ -205,6 +208,8 @@ class _Remarks:
         """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
         if not self._watch:
             return
+        from genctl.io import jsonl
+
         try:
             self._watch = text.lstrip().startswith("{") and not set(jsonl.PROMPTS).isdisjoint(jsonl.parse(text))
         except RefusedRow:
@@ -230,11 +235,15 @@ def _read(
     kind: str,
     name: str,
     limit: int,
-    fields: Fields,
+    fields: Fields | None,
     template: Template | None,
     remarks: _Remarks,
 ) -> Rows:
+    from genctl.io import jsonl
+    from genctl.io.ids import UsedIds
+
     ids = UsedIds()
+    fields = fields or jsonl.fields
     index = -1
     for piece in _pieces(source, kind, name, limit):
         index = piece.number - 1

@@ -11,6 +11,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, Protocol, TypeAlias
 
 from genctl.errors import UsageError
@@ -173,6 +174,13 @@ FORMATS: dict[str, OutputFormat] = {
 }
 TEXTS = frozenset(name for name, format in FORMATS.items() if not format.records)
 FLAT = tuple(name for name, format in FORMATS.items() if not format.nested)
+_BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in format.suffixes} | {".md": "md"}
+# Formats that no command writes: plain text under such a name would mislead the program that opens it.
+_FOREIGN = (
+    ".csv", ".gz", ".htm", ".html", ".npy", ".npz", ".ods", ".parquet", ".pdf", ".pickle", ".pkl", ".pt",
+    ".sqlite", ".svg", ".toml", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip",
+)  # fmt: skip
+_TEXT = frozenset({"md"})  # plain text under this name is in order
 
 
 def open_writer(
@@ -188,6 +196,23 @@ def open_writer(
     if format not in formats:
         raise UsageError(f"unknown output format {quote(format)}: expected one of {', '.join(formats)}")
     return formats[format].open(sink, WriterSetup(on_error, begun, shown))
+
+
+def format_of(output: str | None, formats: Sequence[str], default: str = "text") -> str:
+    """The format that the suffix of `output` names, else `default`. `formats` are those of the command.
+
+    Raises UsageError if the suffix names a format that the command does not write.
+    """
+    suffix = "" if output is None else PurePath(output).suffix.lower()
+    format = _BY_SUFFIX.get(suffix)
+    if format in formats:
+        return str(format)
+    if suffix in _FOREIGN or (format is not None and format not in _TEXT):
+        records = " or ".join(f"--format {name}" for name in formats if name != "text")
+        raise UsageError(
+            f"--output {output}: {suffix[1:]} is not a format of this command", hint=f"{records}; --format text anyway"
+        )
+    return default
 
 
 def to_json(record: Record) -> str:

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from genctl.native import quantized
 from genctl.native.blocks import Blocks
 from genctl.native.products.library import TYPES, Library
 
@@ -62,14 +61,18 @@ class CompiledProduct:
             fields.w = codes.data_ptr()
             fields.range = fields.scale = scales.data_ptr()  # the library reads one of them
         elif quantize == "int8":
-            codes, scales = quantized.int8_codes(weight)
+            from genctl.native.quantized import int8_codes
+
+            codes, scales = int8_codes(weight)
             scales /= 127  # x is quantised to 127 steps, too, and scaled by its largest number
             held = (codes, scales)
             fields.form, fields.w, fields.scale = _CODES8, codes.data_ptr(), scales.data_ptr()
             form = quantize
         elif quantize == "int4":
+            from genctl.native.quantized import int4_packed
+
             form = quantize
-            codes, ranges = quantized.int4_packed(weight)
+            codes, ranges = int4_packed(weight)
             held = (codes, ranges)
             fields.form, fields.w, fields.range = _CODES4, codes.data_ptr(), ranges.data_ptr()
         else:
@@ -120,8 +123,3 @@ class CompiledProducts:
         threads = torch.get_num_threads()
         self.call(self.addresses, self.count, x.data_ptr(), y.data_ptr(), rows, type_, threads)
         return y
-
-
-def int4_bytes(size: int, width: int) -> int:
-    """Bytes of a weight [O, I] in 4 bits: of 64 numbers, 32 bytes of codes, and two scales and zeros of 2 bytes."""
-    return size * -(-width // (2 * quantized.GROUP)) * (quantized.GROUP + 8)

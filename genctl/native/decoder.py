@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -29,13 +29,15 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
 from genctl.native.blocks import Embeddings
-from genctl.native.experts import Mixture
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
 from genctl.native.norms import Norm, same
 from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes, mpt_slopes
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
+
+if TYPE_CHECKING:
+    from genctl.native.experts import Mixture
 
 Part = TypeVar("Part")
 

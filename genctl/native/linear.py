@@ -21,7 +21,6 @@ from genctl.native import pages
 from genctl.native.blocks import Blocks, BlocksPlain
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products.library import TYPES, library
-from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
 
 
 class Linear(Protocol):
@@ -92,13 +91,17 @@ Make = Callable[[Tensor, Tensor | None], Linear]
 
 def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: bool = True) -> Make | None:
     """What makes products on the CPU with weights [O, `width`] of a type; None for torch's own."""
+    found = library() if compiled and dtype in TYPES else None
+    if quantize is None:
+        return None if found is None else partial(CompiledProduct, found)
+    from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
+
     if quantize == "int4" and width % GROUP:
         quantize = "int8"
-    found = library() if compiled else None
-    if found is not None and dtype in TYPES:
+    if found is not None:
         return partial(CompiledProduct, found, quantize=quantize)
     int4 = partial(Int4Plain, coded=not compiled and library() is not None and dtype in TYPES)
-    return {None: None, "int8": Int8Plain, "int4": int4}[quantize]
+    return Int8Plain if quantize == "int8" else int4
 
 
 class Products:

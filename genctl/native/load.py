@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from torch import Tensor
 from genctl.native import pages
 from genctl.native.blocks import Blocks, Embeddings
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
-from genctl.native.experts import Mixture
 from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products, Weight
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
@@ -20,6 +19,9 @@ from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
 from genctl.native.positions import fairseq_sinusoids, sinusoids
+
+if TYPE_CHECKING:
+    from genctl.native.experts import Mixture
 
 
 def read(
@@ -177,6 +179,8 @@ class _Stack:
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
 
     def experts(self, names: dict[str, str]) -> Mixture:
+        from genctl.native.experts import Mixture
+
         spec = self.spec.experts
         assert spec is not None
         # a rounded router would choose other experts

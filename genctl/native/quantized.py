@@ -203,3 +203,8 @@ class Int4Plain(Unpacked):
         """Codes, ranges and bias."""
         held = (self.packed, self.ranges)
         return held if self.bias is None else (*held, self.bias)
+
+
+def int4_bytes(size: int, width: int) -> int:
+    """Bytes of a weight [O, I] in 4 bits: of 64 numbers, 32 bytes of codes, and two scales and zeros of 2 bytes."""
+    return size * -(-width // (2 * GROUP)) * (GROUP + 8)

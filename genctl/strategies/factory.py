@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import check_beams, check_contrastive, check_distinct, check_forced_words
-from genctl.decode.processors.token_sequences import variants
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
 from genctl.params import Generation
@@ -73,7 +72,11 @@ def _words(generation: Generation, tokenizer: Any) -> tuple[Alternatives, ...]:
             constraints.append(tuple(_phrase(item) for item in entry if isinstance(item, list)))
         else:
             constraints.append((_phrase([item for item in entry if isinstance(item, int)]),))
-    for word in generation.force_words or []:
+    if not generation.force_words:
+        return tuple(constraints)
+    from genctl.decode.processors.token_sequences import variants
+
+    for word in generation.force_words:
         if tokenizer is None:
             raise UsageError("force_words needs a tokenizer; use force_words_ids")
         texts = [word] if isinstance(word, str) else word

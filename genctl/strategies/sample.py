@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.processors.rows import RowCandidates
 from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
-from genctl.strategies.sampling import Sampler, inverse_cdf, multinomial
+
+if TYPE_CHECKING:
+    from genctl.decode.processors.rows import RowCandidates
+    from genctl.strategies.sampling import Sampler
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Sample:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
         if not self.do_sample:
             return best(logits)
+        from genctl.strategies.sampling import inverse_cdf, multinomial
+
         draw = multinomial if self.sampler == "multinomial" else inverse_cdf
         drawn, at = [], 0
         before = [lane.rng.get_state() for lane in lanes]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.processors.rows import RowCandidates
+
+if TYPE_CHECKING:
+    from genctl.decode.processors.rows import RowCandidates
 
 Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from genctl.cli.completion import COMPLETIONS
+from genctl.cli.table import COMPLETED
+
 LINES = {
     "genctl ru": ["run"],
     "genctl run -p nuc": ["nucleus"],
@@ -89,3 +92,8 @@ def test_other_shells_are_answered(shell: str, place: dict[str, str]) -> None:
     done = subprocess.run(tool, env={**place, **asked}, capture_output=True, text=True, check=False)
     assert "nucleus" in done.stdout
     assert done.stderr == ""
+
+
+def test_every_completion_is_known_to_the_table() -> None:
+    """The table does not import the completions, and so has their names."""
+    assert set(COMPLETED) == set(COMPLETIONS)

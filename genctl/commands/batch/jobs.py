@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 from genctl.commands.batch.options import ExportOptions, ImportOptions
 from genctl.commands.job import Job, seed_of, start_seed
-from genctl.commands.output_format import format_of
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_requests, batch_results
 from genctl.errors import Exit, UsageError, count
@@ -58,7 +57,7 @@ def import_results(options: ImportOptions) -> int:
     """Write the records of a batch. Returns the exit status."""
     from genctl.terminal.message import print_message
 
-    form: Any = options.format or format_of(options.output, get_args(writers.Format), "jsonl")
+    form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
     records = list(batch_results.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0

@@ -36,9 +36,8 @@ from genctl.models import (
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
-from genctl.native.compiled import int4_bytes
 from genctl.native.graphs import fits
-from genctl.native.quantized import GROUP
+from genctl.native.quantized import GROUP, int4_bytes
 from genctl.native.spec import Spec
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime

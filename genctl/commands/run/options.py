@@ -9,6 +9,7 @@ from typing import Literal
 
 from genctl.cli.help import ALSO
 from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
+from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
 from genctl.commands.options import (
     CHECKS,
     CHOOSING,
@@ -24,7 +25,6 @@ from genctl.commands.options import (
     PresetOptions,
     TreeFormat,
 )
-from genctl.commands.worker_options import ADDRESS, WORKERS, refused
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 from genctl.io.writers import FORMATS, Format

@@ -11,11 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from genctl.config.listed_knobs import PROCESSORS, ProcessorRow
-from genctl.config.plugins import make as make_plugin
-from genctl.config.plugins import one_line
 from genctl.decode.processors import Processor
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
-from genctl.errors import GenctlError, UsageError
+from genctl.errors import GenctlError, UsageError, one_line
 from genctl.params import Generation, knobs
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build", "unlisted"]
@@ -109,7 +107,9 @@ def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
     """A user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything whose
     instances take history and scores), or a function that receives them after history and scores.
     """
-    processor = make_plugin("processor", use, values, allowed=allowed)
+    from genctl.config.plugins import make
+
+    processor = make("processor", use, values, allowed=allowed)
     fixed = isinstance(processor, partial)
     try:
         inspect.signature(processor.func if fixed else processor).bind(None, None, **(values if fixed else {}))

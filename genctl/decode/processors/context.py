@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.config.plugins import raised
 from genctl.decode.processors import Processor
-from genctl.decode.processors.trace import check
-from genctl.errors import GenctlError, UsageError
+from genctl.errors import GenctlError, UsageError, raised
 from genctl.params import Generation
 
 Unconditional: TypeAlias = Callable[[Tensor], Tensor]
@@ -68,6 +66,8 @@ class NamedProcessor:
             try:
                 return self.function(history, scores)
             except (ValueError, RuntimeError, IndexError):
+                from genctl.decode.processors.trace import check
+
                 check(scores, ())  # gives a clearer error than transformers on a row without tokens
                 raise
         try:

@@ -21,11 +21,6 @@ SMALL = 2048
 _COLUMNS = 1024
 
 
-def on_host(tensor: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for another device."""
-    return tensor.device.type == "cpu"
-
-
 class RowCandidates:
     """The remaining tokens of one row: K of the V in the vocabulary."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from genctl.config import plugins
 from genctl.decode.stopping.criterion import Criterion, Stop, Written
-from genctl.errors import UsageError
+from genctl.errors import UsageError, raised
 
 REASONS = ("eos", "length", "stop", "time")
 
@@ -32,9 +32,7 @@ def _call(use: str, ask: Callable[[Written], Any], written: Written) -> Stop | N
     try:
         answer = ask(written)
     except Exception as error:
-        raise UsageError(
-            f"the stopping criterion {use} failed at token {written.count}: {plugins.raised(error)}"
-        ) from error
+        raise UsageError(f"the stopping criterion {use} failed at token {written.count}: {raised(error)}") from error
     if answer is None or answer is False:
         return None
     if answer is True:

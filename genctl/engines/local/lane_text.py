@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from genctl.engines.local import rerank
 from genctl.engines.local.stop_text import HeldText, StopTrimmer
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
     from genctl.decode.token_healing import HealedPrompt
     from genctl.engines.local.forced_phrases import ForcedPhrases
+    from genctl.engines.local.rerank import RerankPlan
     from genctl.models.text import Words
 
 
@@ -38,7 +38,7 @@ class LaneText:
         phrases: ForcedPhrases | None = None,
         grammar: Grammar | None = None,
         prompt_length: int = 0,
-        ranking: rerank.RerankPlan | None = None,
+        ranking: RerankPlan | None = None,
     ) -> None:
         self.words = words
         self.stops = stops if stops is not None and stops.needed else None
@@ -66,8 +66,10 @@ class LaneText:
         ]
         if self.ranking is None:
             return dataclasses.replace(event, hypotheses=tuple(hypotheses))
+        from genctl.engines.local.rerank import rerank
+
         every = dataclasses.replace(self.ranking, returned=len(hypotheses))
-        ranked = rerank.rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
+        ranked = rerank(hypotheses, [hypothesis.text for hypothesis in hypotheses], every)
         best, rest = ranked[: self.ranking.returned], ranked[self.ranking.returned :]
         return dataclasses.replace(event, hypotheses=best, others=rest)
 

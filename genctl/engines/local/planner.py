@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.engines.local import rerank
 from genctl.engines.local.lane_text import LaneText
 from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError, count
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.local.forced_phrases import ForcedPhrases
+    from genctl.engines.local.rerank import RerankPlan
     from genctl.engines.requests import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -47,7 +47,7 @@ class PlannedLane:
     settings: dict[str, Any]  # for viewers
     stops: StopTrimmer
     healed: HealedPrompt | None = None
-    ranking: rerank.RerankPlan | None = None
+    ranking: RerankPlan | None = None
     phrases: ForcedPhrases | None = None
     draws: bool = True  # whether tokens are drawn, or a processor may draw
 
@@ -101,7 +101,7 @@ class Planner:
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
         self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
-        self.latest: tuple[Generation, tuple[Strategy, rerank.RerankPlan | None]] | None = None
+        self.latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
@@ -215,34 +215,45 @@ class Planner:
         draws = generation.draws or bool(request.resolved.processors)
         return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases, draws)
 
-    def _strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
+    def _strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
         if self.latest is None or self.latest[0] is not generation:
             self.latest = generation, self._build_strategy(generation)
         return self.latest[1]
 
-    def _build_strategy(self, generation: Generation) -> tuple[Strategy, rerank.RerankPlan | None]:
-        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
+    def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
+        from genctl.config.search_conflicts import mode_of
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
-        def companion(name: str) -> AuxiliaryModel:
-            loaded, forward = self.companion(name)
-            return AuxiliaryModel(forward, loaded.tokenizer)
+        ranking: RerankPlan | None = None
+        if generation.best_of is not None or generation.mbr_samples is not None:
+            from genctl.engines.local import rerank
 
-        ranking = rerank.plan(generation)
+            ranking = rerank.plan(generation)
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")
         pad = self.pad if generation.pad_token_id is None else generation.pad_token_id
         alone = generation if ranking is None else replace(generation, num_return_sequences=1)
-        strategy = auxiliary_strategy(alone, self.forward, tokenizer, companion) or choose(alone, tokenizer, pad)
+        auxiliary = None if mode_of(alone) is None else self._auxiliary(alone)
+        strategy = auxiliary or choose(alone, tokenizer, pad)
         if ranking is None:
             return strategy, None
         if not isinstance(strategy, Sample):
             name = "best_of" if generation.best_of else "mbr_samples"
             raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+
+    def _auxiliary(self, generation: Generation) -> Strategy | None:
+        """The strategy of a knob that needs a second checkpoint, hidden layers or the text."""
+        from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
+
+        def companion(name: str) -> AuxiliaryModel:
+            loaded, forward = self.companion(name)
+            return AuxiliaryModel(forward, loaded.tokenizer)
+
+        return auxiliary_strategy(generation, self.forward, self.loaded.tokenizer, companion)
 
     def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
         """The phrases that a finished text must contain."""

@@ -19,7 +19,7 @@ from genctl.decode.threads import TEXT, Threads
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
 from genctl.engines.requests import Report, Request, grouped
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
-from genctl.params import Generation, Runtime
+from genctl.params import GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import Prompt
@@ -447,12 +447,13 @@ def _requests_of(requests: Rows) -> Iterator[Request]:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    from genctl.decode.processors import grammar_source as source
-
     clashes = [*search_conflicts.grammars(generation), *search_conflicts.reranking(generation)]
     if clashes:
         raise UsageError("\n".join(clashes))
-    source.read(generation)
+    if any(getattr(generation, knob) is not None for knob in GRAMMARS):
+        from genctl.decode.processors import grammar_source
+
+        grammar_source.read(generation)
 
 
 def planned(

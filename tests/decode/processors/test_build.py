@@ -11,8 +11,8 @@ import torch
 from transformers import GenerationConfig
 
 from genctl import params
+from genctl.config.generation_fields import REFUSED
 from genctl.config.layers import BOOKKEEPING
-from genctl.config.refused import REFUSED
 from genctl.decode.processors.build import NAMES, ORDER, build, unlisted
 from genctl.errors import UsageError
 from tests.decode.processors.plain import material
