@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from genctl.params import knobs
+from genctl.errors import UsageError
+from genctl.params import Generation, knobs
 
 Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
 
@@ -116,3 +118,29 @@ CRITERIA: dict[str, tuple[str, ...]] = {
     "stop_mean_logprob": ("stop_mean_logprob", "min_tokens"),
     "stop_repeat_ngram": ("stop_repeat_ngram", "stop_repeat_times"),
 }
+
+
+def criteria_of(generation: Generation) -> list[str]:
+    """The criteria whose knobs are set, in the order of `CRITERIA`."""
+    return [name for name in CRITERIA if getattr(generation, name) not in (None, [], ())]
+
+
+def processors_of(generation: Generation, *, healed: bool) -> list[ProcessorRow]:
+    """The processors that are set, in their order; those for sampling only if tokens are drawn."""
+    rows = (row for row in _ROWS if generation.draws or not row.sampling)
+    return [row for row in rows if is_set(row, generation, healed=healed)]
+
+
+def is_set(row: ProcessorRow, generation: Generation, *, healed: bool) -> bool:
+    """Whether the knob of a processor has an effect. A `healed` prompt requires a prefix without the knob."""
+    value = getattr(generation, row.knobs[0])
+    is_neutral = value is None or value == knobs()[row.knobs[0]].metadata["neutral"]
+    return not is_neutral or (row.name == "prefix" and healed)
+
+
+def check_finite(generation: Generation) -> None:
+    """Raises UsageError for a knob that is NaN or infinite."""
+    for name in knobs():
+        value = getattr(generation, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{name}: must be a finite number, but is {value}")

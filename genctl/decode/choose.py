@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from genctl import events
 from genctl.decode.commit import Facts
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
-from genctl.decode.processors import Processor
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import GenctlError, ModelError
+
+if TYPE_CHECKING:
+    from genctl.decode.processors import Processor
 
 
 @dataclass(eq=False)

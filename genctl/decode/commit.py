@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
-from genctl.decode import lane_events
 from genctl.decode.row_tokens import newest, tail
-from genctl.decode.stopping.criterion import Stop, Written
-from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows
+from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows, Stop, Written
 
 
 @dataclass
@@ -116,8 +114,16 @@ def commit(
             )
             words = facts.words(place, lane.watch)[:count]
             done.finished.append(result)
-            done.ended.append(events.Ended(lane.name, row, words, lane_events.hypothesis(lane, result)))
+            done.ended.append(events.Ended(lane.name, row, words, hypothesis(lane, result)))
     return done
+
+
+def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:
+    """A finished row as a result."""
+    score = row.score(lane.strategy.length_penalty)
+    return events.Hypothesis(
+        row.tokens, row.logprob, row.total, row.reason, score, row.sequence_index, row.stop, kind=row.kind
+    )
 
 
 def first_stop(

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode import lane_events
 from genctl.decode.cache.cache import Cache
-from genctl.decode.commit import Facts, commit, retain
-from genctl.decode.processors.context import NamedProcessor
+from genctl.decode.commit import Facts, commit, hypothesis, retain
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Choice, FinishedRow, Independent, Lane, Prefix, Rows, Search
 from genctl.errors import GenctlError, ModelError
+
+if TYPE_CHECKING:
+    from genctl.decode.processors.context import NamedProcessor
 
 ROOM = 1024  # new tokens that fit without a reallocation
 
@@ -167,9 +168,7 @@ class LaneState:
             if self.step == 0:
                 self.first_token_s = self._elapsed()
             # candidates that a search compares are not counted as drafts
-            yield lane_events.stepped(
-                lane, self.step, done.rows, done.ended, drafted if branches == 1 else 0, choice.accepted
-            )
+            yield stepped(lane, self.step, done.rows, done.ended, drafted if branches == 1 else 0, choice.accepted)
             self.step += 1
         totals = facts.totals or ()
         if not done.survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live, totals)):
@@ -183,7 +182,7 @@ class LaneState:
         """End the search and return its results."""
         self.close()
         seconds = self.clock() - self.decoding
-        return lane_events.finished(self.lane, self.ended, seconds, self.first_token_s, self.passes)
+        return finished(self.lane, self.ended, seconds, self.first_token_s, self.passes)
 
     def fail(self, error: GenctlError) -> events.Failed:
         """End the search with an error."""
@@ -208,7 +207,7 @@ class ChoiceMode(NamedTuple):
 def choice_mode(lane: Lane) -> ChoiceMode:
     """How a lane chooses."""
     independent = lane.strategy if isinstance(lane.strategy, Independent) else None
-    named = [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
+    named = _named(lane)
     tolerant = any(processor.name == "remove_invalid_values" for processor in named)
     keys = tuple(processor.key for processor in named)
     if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
@@ -220,3 +219,34 @@ def choice_mode(lane: Lane) -> ChoiceMode:
 def _first(key: Any) -> Any:
     """The first of equal keys: comparing an object with itself is cheap."""
     return key
+
+
+def _named(lane: Lane) -> list[NamedProcessor]:
+    if not lane.processors:
+        return []
+    from genctl.decode.processors.context import NamedProcessor
+
+    return [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
+
+
+def stepped(
+    lane: Lane, step: int, rows: Sequence[events.Row], ended: Sequence[events.Ended], drafted: int, accepted: int
+) -> events.Stepped:
+    """One step: the rows that live on and those that ended. Each row had `drafted` tokens on trial."""
+    event = events.Stepped(lane.name, step, tuple(rows), tuple(ended))
+    if not drafted:
+        return event
+    # a row may have ended inside the accepted draft
+    longest = max(len(row.written) for row in event.children)
+    return replace(event, drafted=drafted, accepted=min(accepted, longest))
+
+
+def finished(
+    lane: Lane, rows: Iterable[FinishedRow], seconds: float, first_token_s: float, passes: int
+) -> events.Finished:
+    """The results of a lane: by sequence, tier and score, as many as it returns."""
+    penalty = lane.strategy.length_penalty
+    best = sorted(rows, key=lambda row: (row.sequence_index or 0, -row.tier, -row.score(penalty)))
+    prompt = len(lane.source) if lane.source is not None else len(lane.tokens)
+    results = tuple(hypothesis(lane, row) for row in best[: lane.returned])
+    return events.Finished(lane.name, results, prompt, seconds, first_token_s, passes)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import Processor
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.native.products.ops import log_softmax
 
 if TYPE_CHECKING:
+    from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.processors.trace import Stage
 

@@ -12,10 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def on_host(tensor: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for another device."""
-    return tensor.device.type == "cpu"
+from genctl.native.products.ops import on_host as on_host
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:

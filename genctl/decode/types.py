@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
-    from genctl.decode.stopping.criterion import Criterion
 
 # The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -226,6 +225,29 @@ class Independent(Strategy, Protocol):
 
     def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The input of a criterion, built for each token."""
+
+    token: int
+    count: int  # new tokens, this one included
+    logprob: float  # sum over them, nats
+    tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
+    elapsed: float  # seconds since the lane began
+
+
+class Stop(NamedTuple):
+    """Why a row ends."""
+
+    reason: str  # eos | length | stop | time | interrupted
+    what: str = ""  # the stop string, the pattern or the limit
+    kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
+
+
+# Why a row ends after this token; None if it does not. A pair is (reason, what).
+Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from genctl.config.listed_knobs import PROCESSORS, ProcessorRow
+from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, check_finite, is_set, processors_of
 from genctl.decode.processors import Processor
 from genctl.decode.processors.context import NamedProcessor, ProcessorContext
 from genctl.errors import GenctlError, UsageError, one_line
-from genctl.params import Generation, knobs
+from genctl.params import Generation
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build", "unlisted"]
 
@@ -33,10 +32,10 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
 
     Raises UsageError if a processor cannot be built.
     """
-    _finite(context.generation)
+    check_finite(context.generation)
     if context.explicit is not None:
         return tuple(processor for processor in _explicit(context.explicit, context) if processor is not None)
-    made = (_make(row, context) for row in ORDER if context.generation.draws or not row.sampling)
+    made = (_make(row, context) for row in processors_of(context.generation, healed=bool(context.healed)))
     return tuple(processor for processor in made if processor is not None)
 
 
@@ -66,8 +65,7 @@ def maker_of(row: ProcessorRow) -> Any:
 
 def _make(row: ProcessorRow, context: ProcessorContext) -> NamedProcessor | None:
     value = getattr(context.generation, row.knobs[0])
-    off = value is None or value == knobs()[row.knobs[0]].metadata["neutral"]
-    if off and not (row.name == "prefix" and context.healed):  # a healed prompt requires a prefix without the knob
+    if not is_set(row, context.generation, healed=bool(context.healed)):
         return None
     try:
         function = maker_of(row)(context, value)
@@ -95,7 +93,7 @@ def _listed(item: dict[str, Any], context: ProcessorContext) -> NamedProcessor |
     if use not in NAMES:
         return NamedProcessor(use, _foreign(use, values, allowed=context.allow_plugins), values, foreign=True)
     changed = _changed(context, **values)
-    _finite(changed.generation)
+    check_finite(changed.generation)
     if use == "temperature" and "temperature" in values:
         if values["temperature"] == 0.0:
             raise UsageError("temperature: must be above 0 in a list; do_sample = false takes the best token")
@@ -124,10 +122,3 @@ def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
 def _changed(context: ProcessorContext, **values: Any) -> ProcessorContext:
     """The same context with other knobs."""
     return dataclasses.replace(context, generation=dataclasses.replace(context.generation, **values))
-
-
-def _finite(generation: Generation) -> None:
-    for name in knobs():
-        value = getattr(generation, name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise UsageError(f"{name}: must be a finite number, but is {value}")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from genctl.decode.processors import Processor
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
-from genctl.decode.transfer import on_host
+from genctl.native.products.ops import on_host
 
 # Row -> places of the remaining tokens, ascending; None if they are not certain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]

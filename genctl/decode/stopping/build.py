@@ -17,19 +17,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.listed_knobs import CRITERIA
-from genctl.decode.stopping.criterion import (
-    MIN_TOKENS,
-    Criterion,
-    MaxTime,
-    MeanLogprob,
-    Repetition,
-    Stop,
-    StopTokens,
-    Written,
-)
+from genctl.config.listed_knobs import criteria_of
+from genctl.decode.stopping.criterion import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
 from genctl.decode.stopping.marks import Marks, marks
 from genctl.decode.stopping.trim import trim
+from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 
@@ -81,8 +73,8 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
         except (UsageError, ValueError) as error:
             mistakes.append(f"[[stopping]] {number}: {error}")
             listed = True
-    for name in CRITERIA:
-        if name in listed_names or getattr(context.generation, name) in (None, [], ()):
+    for name in criteria_of(context.generation):
+        if name in listed_names:
             continue
         try:
             criteria.append(_MAKERS[name]({}, context))

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from genctl.config import plugins
-from genctl.decode.stopping.criterion import Criterion, Stop, Written
+from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import UsageError, raised
 
 REASONS = ("eos", "length", "stop", "time")

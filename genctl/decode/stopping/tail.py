@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from genctl.decode.stopping.criterion import Written
+from genctl.decode.types import Written
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 _HEAD = 4  # tokens with text that are decoded and dropped

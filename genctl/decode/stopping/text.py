@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.decode.stopping.criterion import Stop, Written
 from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.tail import BROKEN, TailText
 from genctl.decode.stopping.trim import trim
+from genctl.decode.types import Stop, Written
 from genctl.errors import UsageError
 
 REGEX_WINDOW = 4096  # a match must begin within this many last characters

@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from genctl.engines.local.stop_text import HeldText, StopTrimmer
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from genctl.decode.token_healing import HealedPrompt
     from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.local.rerank import RerankPlan
+    from genctl.engines.local.stop_text import StopTrimmer
     from genctl.models.text import Words
 
 
@@ -101,7 +101,7 @@ class RowText:
     def __init__(self, lane: LaneText) -> None:
         self.lane = lane
         self.words = lane.words.fork()
-        self.held = None if lane.stops is None else HeldText(lane.stops)
+        self.held = None if lane.stops is None else lane.stops.held()
         self.hidden: int | None = None  # characters left to hide; None before the first token
         self.written: tuple[Token, ...] = ()  # the newest tokens, with their text
         self.hypothesis: Hypothesis | None = None  # the result with its text, if the row ended

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
+from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.local.lane_text import LaneText
-from genctl.engines.local.stop_text import StopTrimmer
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.context import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.local.rerank import RerankPlan
+    from genctl.engines.local.stop_text import StopTrimmer
     from genctl.engines.requests import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -45,7 +46,7 @@ class PlannedLane:
     prompt: Prompt
     kind: str  # the strategy's name
     settings: dict[str, Any]  # for viewers
-    stops: StopTrimmer
+    stops: StopTrimmer | None
     healed: HealedPrompt | None = None
     ranking: RerankPlan | None = None
     phrases: ForcedPhrases | None = None
@@ -210,7 +211,7 @@ class Planner:
             settings["truncated"] = truncated
         if generation.structure:
             settings["structure"] = generation.structure
-        stops = StopTrimmer(criteria, generation.keep_stop, self.text)
+        stops = self._trimmer(criteria, keep=generation.keep_stop)
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
         draws = generation.draws or bool(request.resolved.processors)
         return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases, draws)
@@ -355,6 +356,10 @@ class Planner:
         eos: tuple[int, ...],
         healed: str,
     ) -> tuple[Processor, ...]:
+        check_finite(generation)
+        listed = request.resolved.processors
+        if listed is None and not processors_of(generation, healed=bool(healed)):
+            return ()
         import torch
 
         from genctl.decode.processors.build import ProcessorContext, build
@@ -371,7 +376,7 @@ class Planner:
             tokenizer=self.loaded.tokenizer,
             is_encoder_decoder=self.forward.is_encoder_decoder,
             seed=request.seed,
-            explicit=request.resolved.processors,
+            explicit=listed,
             allow_plugins=self.allow_plugins,
             unconditional=self._unconditional(generation, tokens),
             healed=healed,
@@ -394,18 +399,28 @@ class Planner:
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
+    def _trimmer(self, criteria: tuple[NamedCriterion, ...], *, keep: bool) -> StopTrimmer | None:
+        """What cuts texts at the stops among the criteria; None if nothing does."""
+        if not criteria:
+            return None
+        from genctl.engines.local.stop_text import StopTrimmer
+
+        return StopTrimmer(criteria, keep, self.text)
+
     def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
+        seconds, listed = request.resolved.runtime.row_timeout, request.resolved.stopping
+        if listed is None and seconds is None and not criteria_of(generation):
+            return ()
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
         context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,
-            explicit=request.resolved.stopping,
+            explicit=listed,
             allow_plugins=self.allow_plugins,
         )
         criteria = build(context)
-        seconds = request.resolved.runtime.row_timeout
         if seconds is None:
             return criteria
         # an option of the run, like the batch size, so not part of a preset's list

@@ -50,6 +50,10 @@ class StopTrimmer:
         """The special tokens that stops name; equal for all criteria of a lane."""
         return next((criterion.marks for criterion in self.criteria if criterion.marks.ids), Marks())
 
+    def held(self) -> HeldText:
+        """The text of a new row."""
+        return HeldText(self)
+
     def text(self, hypothesis: events.Hypothesis) -> str:
         """The text of a finished sequence."""
         if hypothesis.reason != "stop":

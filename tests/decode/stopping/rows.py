@@ -9,7 +9,7 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from genctl.decode.stopping.criterion import Criterion, Written
+from genctl.decode.types import Criterion, Written
 
 CORPUS = [
     "The cat sat on the mat, and the dog didn't. It's 3.14! Do not stop; stop here.\n\nThe end?",

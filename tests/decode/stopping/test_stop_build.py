@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.decode.stopping import StoppingContext, build, visible
-from genctl.decode.stopping.criterion import Written
+from genctl.decode.types import Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 from tests.decode.stopping.rows import first_stop, reader, tokenizer, written
