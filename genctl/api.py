@@ -75,7 +75,7 @@ class Model:
         resolved = self._session.resolve(layers)
         seed = resolved.runtime.seed
         if seed is None:
-            from genctl.io.seeds import random_seed
+            from genctl.io.rows import random_seed
 
             seed = random_seed()
         requests = self._requests(_several(prompts), resolved, seed)
@@ -110,7 +110,7 @@ class Model:
         return [results[str(place)] for place in range(len(results))]
 
     def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
-        from genctl.io.seeds import row_seed
+        from genctl.io.rows import row_seed
 
         for place, prompt in zip(itertools.count(), prompts, strict=False):
             text, ids, messages = _kind(prompt)

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.core_model_loading import revert_weight_conversion
 
 from genctl.decode.runtime import ModelRuntime
-from genctl.engines.local.runtime_factory import runtime_of
+from genctl.engines.local.runtime import runtime_of
 from genctl.models.architectures import read_native
 from genctl.native.config import NotNative
 from genctl.native.load import build

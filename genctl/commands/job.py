@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
-from genctl.commands.notes import Reuse
+from genctl.commands.notes import RepeatedErrors, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config import found_files
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
@@ -22,12 +22,10 @@ from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
-from genctl.io.rows import BadRow, InputRow
-from genctl.io.seeds import random_seed, row_seed
+from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
 from genctl.params import Runtime
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.repeated import RepeatedErrors
 
 if TYPE_CHECKING:
     from genctl.commands.watcher import Watcher

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
 from genctl.cli.table import (
     Color,
@@ -25,10 +25,11 @@ from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.errors import UsageError
 from genctl.io import readers
-from genctl.io.template import Template
-from genctl.io.template import read as read_template
 from genctl.io.writers import FLAT, TEXTS, format_of
 from genctl.terminal.standard_streams import is_terminal
+
+if TYPE_CHECKING:
+    from genctl.io.template import Template
 
 IN_OUT, SETTINGS, SHOWN = OptionGroup("Input and output"), OptionGroup("Settings"), OptionGroup("What is shown")
 CHECKS, TRUST = OptionGroup("Checks"), OptionGroup("Trust")
@@ -131,7 +132,11 @@ class ModelOptions(CommandOptions):
     @cached_property
     def prompt_template(self) -> Template | None:
         """What --template gives. Raises UsageError or InputError."""
-        return None if self.template is None else read_template(self.template)
+        if self.template is None:
+            return None
+        from genctl.io.template import read
+
+        return read(self.template)
 
     @property
     def named_output(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl import params
 from genctl.config.fit import Misfit, fit
@@ -47,6 +47,22 @@ class Wrong(ValueError):
     def __init__(self, words: str, *, near: str = "") -> None:
         super().__init__(words)
         self.near = near
+
+
+class ListMistake(NamedTuple):
+    """A mistake in a list: the number of its table, from 1, and the key there; 0 and "" where it has no such place."""
+
+    sentence: str
+    item: int = 0
+    key: str = ""
+
+
+class ListMistakes(Exception):
+    """All mistakes in a list."""
+
+    def __init__(self, mistakes: list[ListMistake]) -> None:
+        super().__init__("; ".join(mistake.sentence for mistake in mistakes))
+        self.mistakes = mistakes
 
 
 @cache

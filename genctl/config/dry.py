@@ -8,7 +8,7 @@ from typing import Any
 from genctl import params
 from genctl.config.check import UNSAFE, default, known
 from genctl.config.layers import Resolved
-from genctl.config.listed import LISTS
+from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable, write_key, write_string, write_value
 from genctl.params import Generation, Runtime
 

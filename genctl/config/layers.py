@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from genctl import params
 from genctl.config import found_files
-from genctl.config.check import UNSAFE, Wrong, accepted, check, did_you_mean, known, named, shown
+from genctl.config.check import UNSAFE, ListMistakes, Wrong, accepted, check, did_you_mean, known, named, shown
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
 from genctl.config.fit import Misfit, fit
 from genctl.config.generation_fields import REFUSED
-from genctl.config.listed import LISTS, ListMistakes, check_list
+from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable
 from genctl.errors import GenctlError, PresetError, joined
 from genctl.params import Generation, Runtime
@@ -212,6 +212,8 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     if layer.kind == "model" and key in OUTWARD:
         raise Wrong(f"{key} names {OUTWARD[key]}, which a checkpoint may not choose")
     if key in LISTS:
+        from genctl.config.listed import check_list
+
         return check_list(key, value)
     if key == "about":
         return _about(value)

@@ -4,35 +4,15 @@ criterion.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
+from genctl.config.check import ListMistake, ListMistakes, Wrong, check, did_you_mean, known, named, shown
 from genctl.config.fit import Misfit, check_plain, kind_of
-from genctl.config.listed_knobs import CRITERIA, PROCESSORS
+from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable
 from genctl.errors import nearest
 
-LISTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "processors": {name: row.knobs for name, row in PROCESSORS.items()},
-    "stopping": CRITERIA,
-}
 WHAT = {"processors": "processor", "stopping": "stopping criterion"}
-
-
-class ListMistake(NamedTuple):
-    """A mistake in a list: the number of its table, from 1, and the key there; 0 and "" where it has no such place."""
-
-    sentence: str
-    item: int = 0
-    key: str = ""
-
-
-class ListMistakes(Exception):
-    """All mistakes in a list."""
-
-    def __init__(self, mistakes: list[ListMistake]) -> None:
-        super().__init__("; ".join(mistake.sentence for mistake in mistakes))
-        self.mistakes = mistakes
 
 
 def check_list(key: str, value: Any) -> tuple[dict[str, Any], ...]:

@@ -120,6 +120,13 @@ CRITERIA: dict[str, tuple[str, ...]] = {
 }
 
 
+# the lists of a preset -> what each may name, with its knobs
+LISTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "processors": {name: row.knobs for name, row in PROCESSORS.items()},
+    "stopping": CRITERIA,
+}
+
+
 def criteria_of(generation: Generation) -> list[str]:
     """The criteria whose knobs are set, in the order of `CRITERIA`."""
     return [name for name in CRITERIA if getattr(generation, name) not in (None, [], ())]

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from genctl.errors import InputError, UsageError, reason_of
-from genctl.io.template import STDIN, Template
 
-MARK = f"{{{STDIN}}}"
+if TYPE_CHECKING:
+    from genctl.io.template import Template
+
+MARK = "{stdin}"  # `template.STDIN` in braces
 UNREAD = (
     f"note: standard input is not read: write {MARK} in the prompt for its text, or - as the prompt to read prompts"
 )
@@ -21,7 +23,7 @@ UNREAD = (
 
 def named(arguments: Sequence[str], template: Template | None) -> bool:
     """Whether the template or one of the prompts on the command line names `{stdin}`."""
-    return (template is not None and STDIN in template.fields) or any(MARK in argument for argument in arguments)
+    return (template is not None and template.names_stdin) or any(MARK in argument for argument in arguments)
 
 
 def insert(
@@ -44,7 +46,7 @@ def insert(
             f"{MARK} stands for standard input, which is a terminal", hint="pipe a text in, or redirect it: < FILE"
         )
     from_stdin = not arguments and str(input_path or "-") == "-"
-    lone = template is not None and set(template.fields) == {STDIN}
+    lone = template is not None and template.is_stdin
     if from_stdin and not lone:
         raise UsageError(
             f"{MARK} in --template is all of standard input, but the prompts are read from there, too",

@@ -28,6 +28,16 @@ class Template:
     literals: tuple[str, ...]
     fields: tuple[str, ...]
 
+    @property
+    def names_stdin(self) -> bool:
+        """Whether `{stdin}` is one of its fields."""
+        return STDIN in self.fields
+
+    @property
+    def is_stdin(self) -> bool:
+        """Whether `{stdin}` is its only field."""
+        return set(self.fields) == {STDIN}
+
     def fill(self, values: Mapping[str, Any]) -> str:
         """The prompt. Strings go in as they are, everything else as JSON. Raises RefusedRow."""
         pieces = [self.literals[0]]

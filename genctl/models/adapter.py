@@ -19,6 +19,7 @@ from genctl.errors import ModelError
 from genctl.identity import PREFIX
 from genctl.models import check, fingerprint, optional_packages, weights
 from genctl.models.library_errors import guarded
+from genctl.models.stamps import Stamps, stamps
 from genctl.models.weights import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -66,7 +67,7 @@ class Adapter:
     folder: Path
     config: dict[str, Any]
     tensors: frozenset[str]
-    files: fingerprint.Stamps
+    files: Stamps
 
     def combined(self, base: str) -> str:
         """The identity of a base with this adapter: a digest of both. Raises ModelError for files that changed."""
@@ -100,8 +101,8 @@ def find(place: str, *, merge: bool | None) -> Adapter:
     _check_sizes(what, config, tensors)
     if merge and config.get("layer_replication"):
         raise ModelError(f"merge_adapter = true contradicts layer_replication of {what}: {_SHARED}")
-    stamps = fingerprint.stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
-    return Adapter(folder, config, frozenset(tensors), stamps)
+    files = stamps(folder, [folder / CONFIG, folder / WEIGHTS], code=False)
+    return Adapter(folder, config, frozenset(tensors), files)
 
 
 def _check_sizes(what: str, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:

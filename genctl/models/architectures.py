@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
-from genctl.native.config import Config, NotNative
-from genctl.native.families import read_config
+from genctl.native.config import Config, NotNative, read_config
 from genctl.native.names import Found
 
 # Values of `tokenizer` that are not the name of a class with a recipe.

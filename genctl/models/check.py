@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import config_rope, config_sizes, fingerprint, generation_settings, tokenizer_files, weights
+from genctl.models import config_rope, config_sizes, generation_settings, tokenizer_files, weights
 from genctl.models.architectures import facts_of
 from genctl.models.generation_settings import GenerationSettings
+from genctl.models.stamps import Stamps, stamps
 from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (
@@ -72,7 +73,7 @@ class Checkpoint:
     generation: GenerationSettings
     weights: WeightFiles
     has_tokenizer: bool
-    files: fingerprint.Stamps = field(default_factory=dict)  # the checked states of all files that determine its output
+    files: Stamps = field(default_factory=dict)  # the checked states of all files that determine its output
     gguf: str = ""  # the name of a GGUF file in `folder` that is the complete checkpoint
 
     @property
@@ -86,7 +87,9 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """A digest of all bytes that determine its output. Raises ModelError for files that have changed since."""
-        return fingerprint.fingerprint(self.folder, self.files)
+        from genctl.models.fingerprint import fingerprint
+
+        return fingerprint(self.folder, self.files)
 
 
 def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool) -> Checkpoint:
@@ -109,7 +112,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
             raise ModelError(f"{weight_files.files[0].name} holds no tensors")
         check_size(config, weight_files)
         _check_types(config, weight_files)
-    files = fingerprint.stamps(folder, weight_files.files, code=trust_remote_code)
+    files = stamps(folder, weight_files.files, code=trust_remote_code)
     return Checkpoint(folder, config, generation, weight_files, has_tokenizer, files)
 
 

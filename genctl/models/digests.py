@@ -14,9 +14,11 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
+
+from genctl.models.stamps import Stamp
 
 SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
 MOST = 1000  # entries; the oldest go
@@ -26,22 +28,6 @@ _DIGEST = re.compile("[0-9a-f]{64}")
 # A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
 # through a mapping whose first write set the time. Younger files are not stored.
 _SETTLED_S = 30.0
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """The state of a file from its metadata. Times in nanoseconds; `changed` cannot be set back."""
-
-    size: int
-    modified: int
-    changed: int
-    inode: int
-    device: int
-
-
-def stamp(state: os.stat_result) -> Stamp:
-    """The stamp of a file's state."""
-    return Stamp(state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
 
 
 class DigestCache:

@@ -8,48 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeAlias
 
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
 from genctl.models import digests
-from genctl.models.digests import Stamp
+from genctl.models.stamps import Stamps, stamp, state_of
 
-Stamps: TypeAlias = Mapping[str, Stamp]  # the name of a file inside the checkpoint -> size, times and inode
-
-# Files that libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
-# transformers' tokenizers use, chat templates, the index of shards. Results of a run in the same folder do not count.
-_NAMES = re.compile(
-    r".*(config|token|vocab|merges|sentencepiece|tekken|normalizer|emoji|byte_maps|word_shape|word_pronunciation).*"
-    r"\.(json|txt)"
-    r"|chat_template.*\.json|dict\.txt|.*\.index\.json"
-    r"|.*\.(jinja|model|spm|codes|tiktoken|tokenizer)"
-)
-_TEMPLATES = "additional_chat_templates"  # transformers' folder for further templates
 _CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
 _PIECE = 1 << 20  # bytes read at once
 _THREADS = 8
-
-
-def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
-    """Every file that counts, with its current state. `code`: the checkpoint's Python files count too."""
-    paths = {path.name: path for path in weights}
-    for path in folder.iterdir():
-        if _NAMES.fullmatch(path.name):
-            paths[path.name] = path
-    for path in folder.glob(f"{_TEMPLATES}/*.jinja"):
-        paths[path.relative_to(folder).as_posix()] = path
-    if code:
-        for pattern in ("*.py", "*/*.py"):
-            paths |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
-    states = {name: _state(path) for name, path in sorted(paths.items())}
-    return {name: digests.stamp(state) for name, state in states.items() if state is not None}
 
 
 def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = time.time) -> str:
@@ -79,17 +50,9 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
 
 def _check(folder: Path, files: Stamps) -> None:
     for name, before in files.items():
-        state = _state(folder / name)
-        if state is None or digests.stamp(state) != before:
+        state = state_of(folder / name)
+        if state is None or stamp(state) != before:
             raise ModelError(f"{name} in {folder} has changed since it was read")
-
-
-def _state(path: Path) -> os.stat_result | None:
-    try:
-        state = path.stat()
-    except OSError:
-        return None
-    return state if stat.S_ISREG(state.st_mode) else None
 
 
 def _digests(files: Mapping[str, tuple[Path, int]]) -> dict[str, str]:

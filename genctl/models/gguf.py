@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_sizes, fingerprint, gguf_header, gguf_reader, optional_packages
+from genctl.models import check, config_sizes, gguf_header, gguf_reader, optional_packages
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
+from genctl.models.stamps import stamps
 from genctl.models.weights import WeightFiles, few, shown
 from genctl.native.gguf_names import ROPE_FACTORS
 
@@ -60,8 +61,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     weights = WeightFiles((path,), header.tensors)
     check.check_numbers(config, source=name)
     check.check_size(config, weights, source=name)
-    stamps = fingerprint.stamps(path.parent, [path], code=False)
-    own = {path.name: stamps[path.name]}
+    files = stamps(path.parent, [path], code=False)
+    own = {path.name: files[path.name]}
     settings = GenerationSettings({}, name)
     return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
 

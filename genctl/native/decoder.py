@@ -32,12 +32,12 @@ from genctl.native.blocks import Embeddings
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
 from genctl.native.norms import Norm, same
-from genctl.native.positions import Distances, RelativeMask, alibi, alibi_slopes, mpt_slopes
 from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
     from genctl.native.experts import Mixture
+    from genctl.native.positions import Distances
 
 Part = TypeVar("Part")
 
@@ -107,10 +107,16 @@ class Stack:
         self.dtype, self.device = weights.embed.dtype, device
         self.rotary = None if spec.rope is None else Rotary(spec.rope, device)
         self.local_rotary = self.rotary if spec.local_rope is None else Rotary(spec.local_rope, device)
-        slopes = mpt_slopes if spec.alibi == "mpt" else alibi_slopes
-        self.slopes = slopes(spec.heads).to(device) if spec.alibi else None
+        self.slopes: Tensor | None = None
+        if spec.alibi:
+            from genctl.native.positions import alibi_slopes, mpt_slopes
+
+            slopes = mpt_slopes if spec.alibi == "mpt" else alibi_slopes
+            self.slopes = slopes(spec.heads).to(device)
         self.distances: list[Distances] = []
         if spec.relative is not None:
+            from genctl.native.positions import Distances
+
             self.distances = [Distances(table, spec.relative, causal=spec.causal) for table in weights.relative]
         scale = torch.tensor(spec.embed_scale)
         self.embed_scale = float(scale.to(self.dtype)) if spec.embed_scale_rounded else spec.embed_scale
@@ -312,7 +318,7 @@ class Decoder(Stack):
         return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 
     def _shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
-        masks = [RelativeMask(past, fed, mask, self.device, distances) for distances in self.distances]
+        masks = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
         shared = Pass(masks or [visible or Mask(past, fed, mask, self.device)])
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
@@ -320,6 +326,8 @@ class Decoder(Stack):
         if self.local_rotary is not None and self.local_rotary is not self.rotary:
             shared.local_angles = self._angles(self.local_rotary, positions, past)
         if self.slopes is not None:
+            from genctl.native.positions import alibi
+
             keys = torch.arange(past + fed, device=self.device)[None] if mask is None else (mask.cumsum(-1) - 1) * mask
             if self.spec.alibi == "falcon":  # rounded as in its training, and scaled with the scores
                 shared.biases = [alibi(self.slopes.bfloat16(), keys).float() * self.spec.scaling]

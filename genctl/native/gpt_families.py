@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from genctl.native.config import Config, NotNative
+from genctl.native.config import Config, NotNative, whole_heads
 from genctl.native.llama_families import biases, plain, sizes_of
-from genctl.native.names import Found, Names, whole_heads
+from genctl.native.names import Found, Names
 from genctl.native.spec import Rope, Spec
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from genctl.native.config import NotNative
 from genctl.native.spec import Spec
 
 # The last part of a tensor's name: computed from the config by every version of an architecture.
@@ -38,9 +37,3 @@ class Names:
 
 
 Found = tuple[Spec, Names]
-
-
-def whole_heads(hidden: int, heads: int) -> None:
-    """Raises NotNative unless a head has a whole number of features."""
-    if hidden % heads:
-        raise NotNative(f"{heads} heads do not divide {hidden} features")

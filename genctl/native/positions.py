@@ -77,6 +77,10 @@ class Distances:
         distances = torch.arange(-far, far + 1, device=table.device)
         self.values = table[_buckets(distances, relative, causal)].t().contiguous()  # [H, 2 * farthest + 1]
 
+    def mask(self, past: int, fed: int, mask: Tensor | None, device: torch.device) -> RelativeMask:
+        """What `fed` tokens see after `past` others, with these biases. `mask`: see `Mask`."""
+        return RelativeMask(past, fed, mask, device, self)
+
     def bias(self, past: int, fed: int) -> Tensor:
         """Of `fed` queries, which come after `past` keys and are keys too: [1, H, F, past + F]."""
         keys = torch.arange(past + fed, device=self.values.device)

@@ -9,8 +9,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from genctl.native.config import Config, NotNative
-from genctl.native.names import Found, Names, whole_heads
+from genctl.native.config import Config, NotNative, whole_heads
+from genctl.native.names import Found, Names
 from genctl.native.spec import Relative, Spec
 
 # Fields of encoder-decoders that change nothing in a forward pass.

@@ -11,7 +11,7 @@ from typing import IO, Literal, TypeAlias
 
 from rich.console import Console
 
-from genctl.terminal.silent_view import never_fail_to_encode
+from genctl.terminal.standard_streams import never_fail_to_encode
 
 Color: TypeAlias = Literal["auto", "always", "never"]
 

@@ -17,7 +17,7 @@ from genctl.terminal import first_sign
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from typing import TextIO
+    from typing import IO, TextIO
 
 
 def mend() -> None:
@@ -106,3 +106,10 @@ def _unheard() -> Iterator[None]:
     except OSError:
         with suppress(OSError):
             _stand_in(2, os.O_WRONLY)
+
+
+def never_fail_to_encode(stream: IO[str]) -> None:
+    """Let a stream escape the characters that its encoding lacks, instead of raising."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None and getattr(stream, "errors", None) == "strict":
+        reconfigure(errors="backslashreplace")

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.layers import Layer, Resolved, overlay
-from genctl.config.listed import LISTS
+from genctl.config.listed_knobs import LISTS
 from genctl.engines.local.session import Session
 from genctl.engines.requests import Report, Request
 from genctl.errors import InputError
 from genctl.events import Token
 from genctl.identity import brief
-from genctl.io.seeds import row_seed
+from genctl.io.rows import row_seed
 from genctl.params import Generation, knobs
 from genctl.tree.branches import Branches
 from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled

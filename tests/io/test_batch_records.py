@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.io.records import error_record, record, token_entry
-from genctl.io.rows import InputRow
-from genctl.io.seeds import random_seed, row_seed
+from genctl.io.rows import InputRow, random_seed, row_seed
 
 TRACE = events.Trace("top_k", removed=5, moved=0.25, changed=True, before=0.5, after=float("nan"), seconds=0.1)
 TOKEN = events.Token(

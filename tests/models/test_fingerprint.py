@@ -16,7 +16,8 @@ import pytest
 from genctl.errors import ModelError
 from genctl.models import digests
 from genctl.models.check import Checkpoint, inspect
-from genctl.models.fingerprint import fingerprint, stamps
+from genctl.models.fingerprint import fingerprint
+from genctl.models.stamps import stamps
 from tests.tiny import checkpoint, tiny
 
 WEIGHTS = "model.safetensors"
@@ -275,7 +276,8 @@ def test_the_cache_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.M
 
 def test_it_needs_no_torch(large: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom genctl.models.fingerprint import fingerprint, stamps\n"
+        "import sys, time\nfrom pathlib import Path\nfrom genctl.models.fingerprint import fingerprint\n"
+        "from genctl.models.stamps import stamps\n"
         f"folder = Path({str(large)!r})\n"
         f"fingerprint(folder, stamps(folder, [folder / {WEIGHTS!r}], code=False))\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"

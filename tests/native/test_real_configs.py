@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from genctl.engines.local.runtime_factory import runtime_of
+from genctl.engines.local.runtime import runtime_of
 from genctl.models import hub
 from genctl.native.model import NativeModel
 from genctl.params import Runtime

@@ -21,7 +21,7 @@ import transformers
 import genctl
 from genctl import events
 from genctl.errors import GenctlError
-from genctl.io.seeds import row_seed
+from genctl.io.rows import row_seed
 from tests.tiny import EOS
 from tests.versions import as_loaded
 from tests.zoo import recipes

@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 from genctl.commands.batch.options import ExportOptions, ImportOptions
 from genctl.commands.job import Job, seed_of, start_seed
+from genctl.commands.notes import RepeatedErrors
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_requests, batch_results
 from genctl.errors import Exit, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
-from genctl.terminal.repeated import RepeatedErrors
 
 
 class ExportJob(Job[ExportOptions]):

@@ -18,7 +18,7 @@ from genctl.engines.protocol import Engine, Flow
 from genctl.engines.requests import Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Began, Event, Failed, Finished, Stepped, Token
-from genctl.io.seeds import row_seed
+from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 from genctl.results import Collector, Result
 

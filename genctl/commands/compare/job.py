@@ -24,8 +24,7 @@ from genctl.config.layers import RunSpec, each
 from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.identity import versions
-from genctl.io.rows import BadRow, InputRow
-from genctl.io.seeds import row_seed
+from genctl.io.rows import BadRow, InputRow, row_seed
 from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign

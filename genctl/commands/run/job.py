@@ -14,21 +14,19 @@ from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
 from genctl.commands.run.output import open_records, records_of
-from genctl.commands.run.view import make_view, shows, wants_bar
+from genctl.commands.run.view import SilentView, make_view, shows, wants_bar
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, StreamProgress
 from genctl.errors import Exit, count
-from genctl.io.record_output import RecordOutput
+from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
-from genctl.io.tally import RowTally
 from genctl.io.writers import FORMATS
 from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.silent_view import SilentView, never_fail_to_encode
-from genctl.terminal.standard_streams import is_terminal
+from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,7 +121,8 @@ class RunJob(job.Job[RunOptions]):
         self.alone = "" if self.output.in_groups or not self.choice.batches else engine.alone(self.base)
         recorded = None if self.alone else self.output.threads
         self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, recorded)
-        self.detail(*engine.notes)
+        if options.verbose:
+            self.detail(*engine.notes)
         self.describe(engine, self.base)
         self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1  # rows of a group
         self._begin()

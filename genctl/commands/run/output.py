@@ -9,10 +9,9 @@ from typing import Any
 
 from genctl.commands.run.options import RunOptions
 from genctl.io import writers
-from genctl.io.record_output import RecordOutput, ResumedOutput
+from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
 from genctl.io.records import other_entry, result_record
 from genctl.io.rows import InputRow
-from genctl.io.tally import RowTally
 from genctl.results import Result
 
 

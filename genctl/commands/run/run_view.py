@@ -11,6 +11,7 @@ from types import TracebackType
 from rich.console import Console, Group
 from rich.text import Text
 
+from genctl.commands.notes import RepeatedErrors
 from genctl.commands.run.nbest_table import table
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.history import LaneHistory, Path
@@ -20,7 +21,6 @@ from genctl.terminal.explain import explain_summary
 from genctl.terminal.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.repeated import RepeatedErrors
 from genctl.terminal.run_history import RunHistory, fold
 from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.terminal.word_wrap import terminal_wrap

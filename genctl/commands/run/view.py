@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions
+from genctl.events import Event
 from genctl.io.writers import TEXTS
 from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from rich.console import Console
 
     from genctl.commands.run.run_view import RunView
@@ -66,3 +69,29 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     from genctl.terminal.console import takes_lines
 
     return err.is_interactive or takes_lines(err)
+
+
+class SilentView:
+    """Takes the place of a `RunView` and shows nothing, without Rich, whose import takes time."""
+
+    load_s: float | None = None
+
+    def feed(self, event: Event) -> None:
+        """Ignore the event."""
+
+    def begin(self) -> None:
+        """Do nothing."""
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> SilentView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing."""

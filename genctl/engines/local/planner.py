@@ -122,7 +122,7 @@ class Planner:
 
     def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
-        from genctl.engines.local.runtime_factory import runtime_of
+        from genctl.engines.local.runtime import runtime_of
         from genctl.models import hub
 
         if name not in self.auxiliary_models:

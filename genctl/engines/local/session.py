@@ -48,7 +48,7 @@ class Session:
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
         from genctl.engines.local.planner import Planner
-        from genctl.engines.local.runtime_factory import runtime_of
+        from genctl.engines.local.runtime import runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -150,7 +150,7 @@ class Session:
 
     def remarks(self, resolved: Resolved) -> list[str]:
         """Notes on the cache of a job that are always shown."""
-        from genctl.engines.local.cache_notes import cache_notes
+        from genctl.engines.local.runtime import cache_notes
 
         return cache_notes(self.forward, self.name, resolved)
 
@@ -167,7 +167,7 @@ class Session:
 
     def reuse_limit(self) -> str:
         """Why a saved prompt may be useless for another prompt."""
-        from genctl.engines.local.cache_notes import reuse_limit
+        from genctl.engines.local.runtime import reuse_limit
 
         return reuse_limit(self.forward, self.saved)
 

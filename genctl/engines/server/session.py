@@ -24,7 +24,7 @@ from genctl.engines.server.failure import BackendError, Late, RowFailure, Troubl
 from genctl.engines.server.lane import RemoteLane
 from genctl.engines.server.server import Endpoint, Server, logprob_fields
 from genctl.errors import GenctlError, InputError, UsageError
-from genctl.io.seeds import row_seed
+from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Generation
 
 if TYPE_CHECKING:

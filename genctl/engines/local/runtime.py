@@ -1,15 +1,26 @@
-"""Notes on the chosen cache: if it is lossy or has no effect, and if a saved prompt cannot be reused."""
+"""The runtime of a loaded model, and notes on its cache: if it is lossy or has no effect, if it cannot be reused."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import DRAFTING
+from genctl.decode.runtime import ModelRuntime
+from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeRuntime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
-    from genctl.decode.runtime import ModelRuntime
     from genctl.decode.types import Prefix
+
+
+def runtime_of(model: Any, *, compile: bool = False) -> ModelRuntime:
+    """The `ModelRuntime` of a loaded model. `compile` affects only transformers' models."""
+    if isinstance(model, NativeModel):
+        return NativeRuntime(model)
+    from genctl.transformers.runtime import TransformersRuntime
+
+    return TransformersRuntime(model, compile=compile)
 
 
 def cache_notes(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
