@@ -166,3 +166,13 @@ def raised(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """An exception's message in one line."""
     return " ".join(str(error).split()) or "no message"
+
+
+def printable(text: str) -> str:
+    """`text` with unprintable characters (controls, bidi overrides, surrogates) as escapes."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def quote(text: str, most: int = 60) -> str:
+    """`text` in quotes, unprintable characters as escapes, cut after `most` characters."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")

@@ -32,7 +32,7 @@ _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
     "lm_eval": {"api", "engines", "engines.local", "identity", "models", *_EARLIER},
-    "cli": {"config", "identity", "io.printable", "models.hub", "models.listing", "params", "terminal"},
+    "cli": {"config", "identity", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",
         "decode",

@@ -211,7 +211,7 @@ def _explained(error: BaseException) -> tuple[str, str, Exit | int]:
     if isinstance(error, MemoryError):
         return "not enough memory", "a smaller --batch-size or --dtype bfloat16 needs less", Exit.MODEL
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        from genctl.io.printable import printable
+        from genctl.errors import printable
 
         return f"cannot use {printable(os.fsdecode(error.filename))}: {error.strerror}", "", Exit.USAGE
     first = next(iter(str(error).strip().splitlines()), "no message")

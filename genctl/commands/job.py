@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.notes import RepeatedErrors, Reuse
 from genctl.commands.options import ModelOptions
-from genctl.config import found_files
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.errors import Exit, GenctlError, count
 from genctl.events import Began, Event, Prefilled
@@ -91,7 +90,11 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options or with this launch."""
-        found_files.check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+        trust = {**self.options.trust, "allow_plugins": self.options.allow_plugins}
+        if any(trust.values()):
+            from genctl.config.found_files import check_trust
+
+            check_trust(resolved.settings, trust)
         self.check_launch(resolved.runtime)
 
     def check_launch(self, runtime: Runtime) -> None:

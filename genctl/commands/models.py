@@ -42,7 +42,7 @@ def perform(options: ModelsOptions) -> int:
     """Write the list. Returns the exit status."""
     import json
 
-    from genctl.io.printable import printable
+    from genctl.errors import printable
     from genctl.io.writers import escaped, tsv_cell
     from genctl.models.listing import available
     from genctl.terminal.console import make_consoles

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from genctl import params
-from genctl.config import found_files
 from genctl.config.check import UNSAFE, ListMistakes, Wrong, accepted, check, did_you_mean, known, named, shown
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
 from genctl.config.fit import Misfit, fit
@@ -175,14 +174,21 @@ class _Reading:
                 self.mistaken |= {key, wrong.near}
                 self.mistakes.append(f"{place}: {wrong}")
 
-    def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
-        """The job. Raises PresetError if anything is wrong."""
+    def _check_found_files(self) -> None:
+        """Add the mistakes of settings in found files, except those that the user has set too."""
+        from genctl.config import found_files
+
         for key, setting in self.settings.items():
             if setting.found and found_files.confirmed(key, setting.value, self.named.get(key, ())):
                 self.settings[key] = replace(setting, found="")
         for sentence, hint in found_files.mistakes(self.settings, self.named):
             self.mistakes.append(sentence)
             self.hints.append(hint)
+
+    def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
+        """The job. Raises PresetError if anything is wrong."""
+        if any(setting.found for setting in self.settings.values()):
+            self._check_found_files()
         settings = imply(self.settings)
         clashes = [clash for clash in find_clashes(settings) if not clash.keys & self.mistaken]
         if tentative or self.incomplete:

@@ -12,8 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from genctl.errors import UsageError
-from genctl.io.printable import printable
+from genctl.errors import UsageError, printable
 
 try:
     import fcntl

@@ -8,7 +8,8 @@ from __future__ import annotations
 import bisect
 import hashlib
 
-from genctl.io.printable import RefusedRow, quote
+from genctl.errors import quote
+from genctl.io.rows import RefusedRow
 
 
 class UsedIds:

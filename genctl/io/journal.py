@@ -20,10 +20,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, printable
 from genctl.io.file_lock import CLOEXEC, JOURNAL, NOFOLLOW, lock
 from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
-from genctl.io.printable import printable
 
 KIND = "genctl-journal/1"
 DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on

@@ -12,8 +12,8 @@ import math
 import re
 from typing import Any, NoReturn
 
-from genctl.errors import nearest, reason_of
-from genctl.io.printable import RefusedRow, quote
+from genctl.errors import nearest, quote, reason_of
+from genctl.io.rows import RefusedRow
 from genctl.io.strict_json import DuplicateKey, once
 from genctl.io.template import Template
 

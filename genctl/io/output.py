@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
-from genctl.errors import OutputError
+from genctl.errors import OutputError, printable
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, Replaced, check_journal, lock, stat_of
-from genctl.io.printable import printable
 from genctl.io.sink import Raw, system_reason, unwritten
 from genctl.io.sink import Sink as Sink
 

@@ -12,10 +12,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from genctl.errors import InputError, UsageError, reason_of
+from genctl.errors import InputError, UsageError, printable, quote, reason_of
 from genctl.io import stdin_text
-from genctl.io.printable import RefusedRow, printable, quote
-from genctl.io.rows import BadRow, InputRow
+from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
     from genctl.io.pipe import Pipe

@@ -18,10 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import GenctlError, InputError, UsageError, count
+from genctl.errors import GenctlError, InputError, UsageError, count, printable
 from genctl.io.journal import DIGEST, Journal, Mark
 from genctl.io.output import Sink, reopen, sync_folder
-from genctl.io.printable import printable
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import unwritten
 

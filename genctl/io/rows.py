@@ -10,6 +10,10 @@ from typing import Any
 from genctl.events import conversation, row_name
 
 
+class RefusedRow(Exception):
+    """A row that cannot be used, and why. It becomes a `BadRow` and never leaves this package."""
+
+
 @dataclass(frozen=True, slots=True)
 class InputRow:
     """A prompt. Exactly one of `prompt`, `prompt_ids` and `messages` is set, and it is not empty."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from genctl import events
 from genctl.io import jsonl, writers
-from genctl.io.printable import RefusedRow
 from genctl.io.records import SCHEMA, finite, token_entry
+from genctl.io.rows import RefusedRow
 from genctl.io.template import Template
 
 KNOWN = ("id", "text", "prompt", "context", "target", "candidates")

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from genctl.errors import OutputError
+from genctl.errors import OutputError, printable
 from genctl.io.file_lock import Replaced, stat_of
-from genctl.io.printable import printable
 
 _PIECE = 2**20  # bytes read at once
 LOOK_S = 1.0  # between two looks at whether our file is still in its place

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import InputError, UsageError, nearest, reason_of
-from genctl.io.printable import RefusedRow, printable, quote
+from genctl.errors import InputError, UsageError, nearest, printable, quote, reason_of
+from genctl.io.rows import RefusedRow
 
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
 _MOST = 12  # keys that a message lists

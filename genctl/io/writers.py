@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, Protocol, TypeAlias
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, quote
 from genctl.io.output import Sink as Sink
 from genctl.io.output import check_absent as check_absent
 from genctl.io.output import open_output as open_output
-from genctl.io.printable import quote
 
 # The keys of `FORMATS`, as a type: what --format takes.
 Format: TypeAlias = Literal["text", "json", "jsonl", "tsv", "nul"]

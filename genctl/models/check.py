@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import config_rope, config_sizes, generation_settings, tokenizer_files, weights
+from genctl.models import config_numbers, generation_settings, tokenizer_files, weights
 from genctl.models.architectures import facts_of
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.stamps import Stamps, stamps
@@ -160,7 +160,7 @@ def check_numbers(config: dict[str, Any], source: str = "config.json") -> None:
     `source` is what the message calls the place of the config.
     """
     for part, where in parts(config):
-        config_rope.check(part, where, source)
+        config_numbers.check_angles(part, where, source)
         for name in (*_HIDDEN, "vocab_size", *LAYERS, *_COUNTS, *_INNER, *_POSITIONS, *_WINDOWS):
             value = part.get(name)
             if value is None or (name in _WINDOWS and value is False):
@@ -220,7 +220,7 @@ def _check_dimensions(config: dict[str, Any], files: WeightFiles, source: str) -
                 raise ModelError(
                     f"{source} says {where}{name} = {part[name]:,}, but no tensor has a dimension above {widest:,}"
                 )
-    config_sizes.check(config, widest, known=(*_POSITIONS, *_WINDOWS), source=source)
+    config_numbers.check_sizes(config, widest, known=(*_POSITIONS, *_WINDOWS), source=source)
     rows = [t.shape[0] for name, t in files.tensors.items() if name.endswith(_POSITION_TABLES) and len(t.shape) == 2]
     for part, where in parts(config):
         for name in _POSITIONS:

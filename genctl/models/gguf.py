@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_sizes, gguf_header, gguf_reader, optional_packages
+from genctl.models import check, config_numbers, gguf_header, gguf_reader, optional_packages
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
@@ -83,7 +83,7 @@ def _check_metadata(name: str, header: Header) -> None:
         size = key.removeprefix(begin)
         if size == key or type(value) is not int or _TOKENS.fullmatch(size):
             continue
-        most = widest if size in ("embedding_length", "vocab_size") else max(config_sizes.MOST, widest)
+        most = widest if size in ("embedding_length", "vocab_size") else max(config_numbers.MOST, widest)
         if not 0 <= value <= most:
             shape = f"but no tensor has a dimension above {widest:,}"
             raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")

@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from genctl.decode.processors.byte_level import bytes_of
 from genctl.errors import InputError, ModelError
 from genctl.models.library_errors import without_panic_reports
 
@@ -215,6 +214,8 @@ class _Vocabulary:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
         content = self._bytes.get(id)
         if content is None:
+            from genctl.decode.processors.byte_level import bytes_of
+
             content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
 

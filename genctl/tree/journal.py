@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from genctl import events
-from genctl.errors import InputError, OutputError, reason_of
+from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
 from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
-from genctl.io.printable import printable
 from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
 from genctl.tree.nodes import Tree
 

@@ -9,7 +9,7 @@ import pytest
 
 from genctl.errors import UsageError
 from genctl.io import template
-from genctl.io.printable import RefusedRow
+from genctl.io.rows import RefusedRow
 from tests.cli.tool import genctl
 
 JSON_HINT = "hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows\n"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genctl.io.ids import UsedIds
-from genctl.io.printable import RefusedRow
+from genctl.io.rows import RefusedRow
 
 NAMES = st.none() | st.integers(0, 30).map(str) | st.sampled_from(["a", "b", "é", "01", "+1", "-1", "٣"])
 

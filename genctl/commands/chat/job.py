@@ -21,10 +21,9 @@ from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
 from genctl.errors import Exit, GenctlError, InputError
 from genctl.io import jsonl, writers
-from genctl.io.printable import RefusedRow
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
-from genctl.io.rows import BadRow, InputRow
+from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.template import Template
 from genctl.results import Result
 from genctl.terminal import first_sign

@@ -14,8 +14,7 @@ from genctl.config.layers import Resolved
 from genctl.errors import InputError, count, reason_of
 from genctl.identity import brief, is_outdated
 from genctl.io import jsonl
-from genctl.io.printable import RefusedRow
-from genctl.io.rows import InputRow
+from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.writers import to_json
 from genctl.sequences import shared_length
 

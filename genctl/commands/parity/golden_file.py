@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import InputError, reason_of
+from genctl.errors import InputError, printable, reason_of
 from genctl.events import row_name
-from genctl.io.printable import printable
 from genctl.io.records import SCHEMA
 from genctl.io.strict_json import once
 from genctl.io.writers import to_json

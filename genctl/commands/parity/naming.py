@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from genctl.io.printable import printable
+from genctl.errors import printable
 from genctl.terminal.widgets import token_text
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from genctl.errors import GenctlError, ModelError
-from genctl.io.printable import quote
+from genctl.errors import GenctlError, ModelError, quote
 from genctl.models.text import encode
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from genctl.errors import GenctlError, ModelError, without_secrets
-from genctl.io.printable import printable
+from genctl.errors import GenctlError, ModelError, printable, without_secrets
 
 LONGEST = 200  # characters of a server's own words in a message
 
