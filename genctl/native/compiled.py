@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from genctl.native.blocks import Blocks
 from genctl.native.products.library import TYPES, Library
+
+if TYPE_CHECKING:
+    from genctl.native.blocks import Blocks
 
 _PLAIN, _ACROSS, _CODES8, _CODES4, _BLOCKS8, _BLOCKS4 = range(6)  # forms of products.h
 _SCALES = {"halves": 0, "ranges": 1, "sixteens": 2}  # as in products.h
@@ -53,7 +55,7 @@ class CompiledProduct:
         self.call, self.size = library.products, weight.shape[0]
         fields = _Weight(in_=weight.shape[1], out=weight.shape[0])
         held: tuple[Tensor, ...]
-        if isinstance(weight, Blocks):
+        if not isinstance(weight, Tensor):
             form = weight.kind
             codes, scales = weight.panels()
             held = (codes, scales)

@@ -28,7 +28,6 @@ from torch import Tensor
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.native.attention import Mask, SlotMask, attention, cross_attention
-from genctl.native.blocks import Embeddings
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP, TANH
 from genctl.native.norms import Norm, same
@@ -36,6 +35,7 @@ from genctl.native.rope import Rotary
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
+    from genctl.native.blocks import Embeddings
     from genctl.native.experts import Mixture
     from genctl.native.positions import Distances
 
@@ -125,7 +125,7 @@ class Stack:
         """tokens [N, F] at positions [N or 1, F] -> x [N, F, E]."""
         spec, weights = self.spec, self.weights
         table = weights.embed
-        x = weights.project_in(table.rows(tokens) if isinstance(table, Embeddings) else F.embedding(tokens, table))
+        x = weights.project_in(F.embedding(tokens, table) if isinstance(table, Tensor) else table.rows(tokens))
         if spec.embed_scale != 1.0:
             x = x * self.embed_scale
         if weights.positions is not None and spec.padding is not None:  # M2M-100: padding reads the row of zeros

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import pages
-from genctl.native.blocks import Blocks, BlocksPlain
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products.library import TYPES, library
+
+if TYPE_CHECKING:
+    from genctl.native.blocks import Blocks
 
 
 class Linear(Protocol):
@@ -85,7 +87,7 @@ def _stacked(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Ten
     return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
 
 
-Weight = Tensor | Blocks
+Weight: TypeAlias = "Tensor | Blocks"
 Make = Callable[[Tensor, Tensor | None], Linear]
 
 
@@ -139,10 +141,12 @@ class Products:
         return self._made(weight, bias, None if self.rounds is None else "int8")
 
     def _made(self, weight: Weight, bias: Tensor | None, quantize: str | None) -> Linear:
-        if isinstance(weight, Blocks):
+        if not isinstance(weight, Tensor):
             found = library() if self.compiled else None
             if found is not None:
                 return CompiledProduct(found, weight, bias)
+            from genctl.native.blocks import BlocksPlain
+
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import math
-import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +10,8 @@ import torch
 from torch import Tensor
 
 from genctl.native import pages
-from genctl.native.blocks import Blocks, Embeddings
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
+from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products, Weight
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
@@ -22,9 +19,8 @@ from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
 
 if TYPE_CHECKING:
+    from genctl.native.blocks import Blocks, Embeddings
     from genctl.native.experts import Mixture
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def read(
@@ -96,7 +92,11 @@ def build(
 
     def table(name: str) -> Tensor | Embeddings:
         held = matrix(name)
-        return Embeddings(held, kind) if isinstance(held, Blocks) else held
+        if isinstance(held, Tensor):
+            return held
+        from genctl.native.blocks import Embeddings
+
+        return Embeddings(held, kind)
 
     encoder = None
     if plan.encoder is not None:
@@ -240,35 +240,3 @@ class _Stack:
             return RMSNorm(weight, spec.eps, from_one=spec.norm_from_one, late=spec.norm_late)
         bias = self.get(f"{name}.bias") if spec.norm_bias and spec.norm_weight else None
         return LayerNorm(weight, bias, spec.eps)
-
-
-def mapped(files: Sequence[Path], look: Callable[[str, Tensor], object] | None = None) -> Callable[[str], Tensor]:
-    """A function from a name to the tensor of that name in the files. `models.weights` has checked their headers.
-
-    `look` is called with each tensor, and may raise.
-    """
-    places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
-    for path in files:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            # private and writable, so that torch takes it; nothing is written
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        header.pop("__metadata__", None)
-        places.update((name, (memory, 8 + length, entry)) for name, entry in header.items())
-
-    def get(name: str) -> Tensor:
-        memory, data, entry = places[name]
-        dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if not math.prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        if (data + begin) % dtype.itemsize:  # the header is not padded
-            tensor = torch.frombuffer(bytearray(memory[data + begin : data + end]), dtype=dtype)
-        else:
-            tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=data + begin)
-        tensor = tensor.view(shape)
-        if look is not None:
-            look(name, tensor)
-        return tensor
-
-    return get
