@@ -43,6 +43,7 @@ def run(folder: Path, model: str, *names: str, batch_size: int | str = 1, **argu
     genctl.lm_eval.register()
     use_cache = arguments.pop("use_cache", None)
     gen_kwargs = arguments.pop("gen_kwargs", None)
+    chat = {name: arguments.pop(name) for name in ("apply_chat_template", "system_instruction") if name in arguments}
     found = lm_eval.simple_evaluate(
         model=model,
         model_args={"dtype": "float32", **arguments},
@@ -53,6 +54,7 @@ def run(folder: Path, model: str, *names: str, batch_size: int | str = 1, **argu
         bootstrap_iters=0,
         use_cache=use_cache,
         gen_kwargs=gen_kwargs,
+        **chat,
     )
     return {
         task: [sample["resps"] for sample in sorted(samples, key=lambda sample: sample["doc_id"])]
@@ -116,6 +118,30 @@ def test_rounded_weights_and_gguf_at_any_batch_size(folder: Path, tmp_path: Path
     written(tmp_path / "tiny.gguf")
     alone = run(folder, "genctl", "own_texts", pretrained=str(tmp_path / "tiny.gguf"))
     check_equal(run(folder, "genctl", "own_texts", pretrained=str(tmp_path), gguf_file="tiny.gguf"), alone)
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+def test_conversations_have_the_numbers_of_hf(runtime: str, folder: Path, tmp_path: Path) -> None:
+    names = [tasks.NAMES[0], tasks.NAMES[2]]
+    tiny("llama", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    chat = {"apply_chat_template": True, "system_instruction": "Answer with one word."}
+    expected = run(folder, "hf", *names, pretrained=str(tmp_path), **chat)
+    found = run(folder, "genctl", *names, batch_size=4, pretrained=str(tmp_path), runtime=runtime, **chat)
+    plain = run(folder, "genctl", *names, pretrained=str(tmp_path), runtime=runtime)
+    for task in names:
+        check_equal(found[task], expected[task])
+        assert found[task] != plain[task]
+
+
+def test_a_gguf_file_has_the_numbers_of_hf(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    written(tmp_path / "tiny.gguf")
+    files = {"pretrained": str(tmp_path), "gguf_file": "tiny.gguf"}
+    expected = run(folder, "hf", batch_size=2, **files)
+    for batch_size in (1, 4):
+        found = run(folder, "genctl", batch_size=batch_size, **files)
+        check_equal([found[task] for task in tasks.NAMES], [expected[task] for task in tasks.NAMES])
 
 
 def test_a_run_that_was_killed_continues_from_the_cache_of_requests(
