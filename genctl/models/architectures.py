@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any, Literal
 
 from genctl.native.config import Config, NotNative, read_config
-from genctl.native.names import Found
+from genctl.native.spec import Found
 
 # Values of `tokenizer` that are not the name of a class with a recipe.
 BACKEND = "TokenizersBackend"  # transformers registers the class that takes tokenizer.json unchanged

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.errors import ModelError
 from genctl.models.check import LAYERS, parts
 from genctl.models.weights import Tensor, few, shown
-from genctl.native.names import COMPUTED
+from genctl.native.spec import COMPUTED
 
 if TYPE_CHECKING:
     from torch import nn

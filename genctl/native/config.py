@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from genctl.config.generation_fields import FIELDS
-from genctl.native.names import Found
-from genctl.native.spec import Rope
+from genctl.native.spec import Found, Rope
 
 _REQUIRED: Any = object()
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from genctl.native.config import Config, NotNative
 from genctl.native.llama_families import QK_NORM, biases, llama_names, plain, sizes_of
-from genctl.native.names import Found
-from genctl.native.spec import Experts
+from genctl.native.spec import Experts, Found
 
 
 def mixtral(c: Config) -> Found:

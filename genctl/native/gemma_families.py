@@ -9,8 +9,7 @@ from typing import Any
 
 from genctl.native.config import Config, NotNative
 from genctl.native.llama_families import QK_NORM, biases, llama_names, plain, sizes_of
-from genctl.native.names import Found
-from genctl.native.spec import Spec
+from genctl.native.spec import Found, Spec
 
 
 def gemma(c: Config) -> Found:

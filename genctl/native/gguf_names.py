@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from genctl.native.config import NotNative
-from genctl.native.names import Found, Names
+from genctl.native.spec import Found, Names
 
 ROPE_FACTORS = "rope_freqs.weight"
 _PARTS = {

@@ -10,8 +10,7 @@ from typing import Any
 
 from genctl.native.config import Config, NotNative, whole_heads
 from genctl.native.llama_families import biases, plain, sizes_of
-from genctl.native.names import Found, Names
-from genctl.native.spec import Rope, Spec
+from genctl.native.spec import Found, Names, Rope, Spec
 
 
 def _spec(c: Config, family: str, hidden: int, heads: int, layers: int, **more: Any) -> Spec:

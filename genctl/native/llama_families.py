@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from genctl.native.config import Config, NotNative
-from genctl.native.names import Found, Names
-from genctl.native.spec import Spec
+from genctl.native.spec import Found, Names, Spec
 
 _LLAMA_PARTS = {
     "attn_norm": "input_layernorm",

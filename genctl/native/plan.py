@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from genctl.native.config import NotNative, Unfit
-from genctl.native.names import COMPUTED, Names
-from genctl.native.spec import Experts, Spec
+from genctl.native.spec import COMPUTED, Experts, Names, Spec
 
 if TYPE_CHECKING:
     from genctl.native.gguf_names import GgufTensors

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from genctl.native.config import Config, NotNative, whole_heads
-from genctl.native.names import Found, Names
-from genctl.native.spec import Relative, Spec
+from genctl.native.spec import Found, Names, Relative, Spec
 
 # Fields of encoder-decoders that change nothing in a forward pass.
 _HARMLESS = (
