@@ -18,15 +18,15 @@ from genctl.decode.choose import choose
 from genctl.decode.out_of_memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.scheduler import LaneQueue, Scheduler
+from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
 from genctl.decode.transfer import fetch
-from genctl.decode.types import Lane, Prefix
+from genctl.decode.types import Prefix
 from genctl.errors import GenctlError
 
 
 def decode(
     forward: ModelRuntime,
-    lanes: Iterable[Lane],
+    lanes: Iterable[Waiting],
     *,
     width: int = 1,
     prefixes: dict[Prompt, Prefix] | None = None,
@@ -41,7 +41,8 @@ def decode(
     """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
 
     `lanes` is read lazily, as places become free; of the next `ahead` of them, the one with the most work begins
-    first. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are prefills from before.
+    first. While the next one is not there yet (None), the others go on; a failure in the place of a lane comes out as
+    it is. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are prefills from before.
     `interrupted` is called once per step: a non-empty answer ends every live row with that reason, and no further lane
     begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt that was read before, with its whole
     cache: the beginning that a lane's prompt shares with it is not read again. When memory runs out, fewer lanes

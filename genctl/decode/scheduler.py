@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from genctl import events
 from genctl.decode.batch import Batch
@@ -17,6 +17,10 @@ from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.cache_observer import CacheObserver
+
+# What stands for a prompt: its lane, why it has none, or None where the next prompt has to be waited for.
+Waiting: TypeAlias = Lane | events.Failed | None
+_END = object()
 
 
 class Scheduler:
@@ -54,9 +58,13 @@ class Scheduler:
         while self.live < self.width and not closed:
             if self.preempted:
                 yield from self._readmit(self.preempted.popleft())
-            elif interrupted or not (lanes := self.queue.take(self.width - self.live)):
+            elif interrupted:
                 return
             else:
+                lanes = self.queue.take(self.width - self.live, wait=not self.live)
+                yield from self.queue.take_failed()
+                if not lanes:
+                    return
                 yield from self._admit(lanes)
 
     def forget(self) -> None:
@@ -177,10 +185,11 @@ class Scheduler:
 class LaneQueue:
     """Lanes, read lazily. Of the next `ahead` lanes, the one with the most work comes first."""
 
-    def __init__(self, lanes: Iterable[Lane], ahead: int) -> None:
+    def __init__(self, lanes: Iterable[Waiting], ahead: int) -> None:
         self.lanes = iter(lanes)
         self.ahead = max(ahead, 1)
         self.known: list[Lane] = []  # those that have been read from `lanes`
+        self.failed: list[events.Failed] = []  # in the places of lanes
         self.exhausted = False
         self.postponed: deque[Lane] = deque()  # lanes whose prompts did not fit beside the others
 
@@ -188,25 +197,41 @@ class LaneQueue:
         """Whether any lane may be left."""
         return bool(not self.exhausted or self.postponed or self.known)
 
-    def take(self, places: int) -> list[Lane]:
-        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones."""
+    def take(self, places: int, *, wait: bool = False) -> list[Lane]:
+        """The lanes to begin next, at most `places`: postponed ones first, then the longest known ones.
+
+        With `wait` it returns nothing only if there is no lane left, or one has failed.
+        """
         chosen: list[Lane] = []
         while len(chosen) < places:
             if self.postponed:
                 chosen.append(self.postponed.popleft())
                 continue
-            while not self.exhausted and len(self.known) < self.ahead:
-                lane = next(self.lanes, None)
-                if lane is None:
-                    self.exhausted = True
-                else:
-                    self.known.append(lane)
+            self._read(wait=wait and not chosen)
             if not self.known:
                 break
             longest = max(self.known, key=work)  # the first of equals
             self.known.remove(longest)
             chosen.append(longest)
         return chosen
+
+    def take_failed(self) -> list[events.Failed]:
+        """The failures since the last call."""
+        failed, self.failed = self.failed, []
+        return failed
+
+    def _read(self, *, wait: bool) -> None:
+        """Read until `ahead` lanes are known, or the next one is not there."""
+        while not self.exhausted and len(self.known) < self.ahead:
+            lane = next(self.lanes, _END)
+            if lane is _END:
+                self.exhausted = True
+            elif isinstance(lane, Lane):
+                self.known.append(lane)
+            elif isinstance(lane, events.Failed):
+                self.failed.append(lane)
+            elif self.known or self.failed or not wait:
+                return
 
 
 def work(lane: Lane) -> tuple[int, int]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -71,6 +72,32 @@ def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> 
     process.stdin = None
     _, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
+
+
+def test_rows_of_a_slow_pipe_are_decoded_when_they_come(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Each waited until there were `--batch-size` of them, one that cannot be decoded until another was."""
+    command = [sys.executable, *GENCTL, "run", "-m", "builtin:stories", "--input-format", "jsonl", "--format", "jsonl"]
+    process = subprocess.Popen(
+        [*command, "-n", "4", "--batch-size", "8"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stdin is not None
+    assert process.stdout is not None
+    late = threading.Timer(60, process.kill)  # it waits for more rows
+    late.start()
+    try:
+        for number, prompt in enumerate(("One day", "too long " * 3000, "The old fox")):
+            process.stdin.write(json.dumps({"id": f"row {number}", "prompt": prompt}).encode() + b"\n")
+            process.stdin.flush()
+            record = json.loads(process.stdout.readline())
+            assert (record["id"], "error" in record) == (f"row {number}", number == 1)
+        process.stdin.close()
+        assert process.wait(60) == 1
+    finally:
+        late.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -328,12 +328,11 @@ class RunJob(job.Job[RunOptions]):
 
     def _taken(self) -> Iterator[InputRow | BadRow | None]:
         """The rows, until the run is to end; each is counted. None while the next one has to be waited for."""
-        piped = self.waits and not self.options.strict
         rows: Iterator[InputRow | BadRow | None] = self.input
-        if piped and not self.choice.live and not self.choice.ranks:
+        if self._reads_beside:
             from genctl.commands.run.row_queue import RowQueue
 
-            rows = RowQueue(self.input)
+            rows = RowQueue(self.input, self._idle)
         while not self._ending:
             try:
                 row = next(rows)
@@ -344,6 +343,18 @@ class RunJob(job.Job[RunOptions]):
                 self.output.consume(row)
             if not self._ending or row is None:
                 yield row
+
+    @property
+    def _reads_beside(self) -> bool:
+        """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
+        if not self.waits or self.options.strict or self.choice.ranks:
+            return False
+        checked = self.options.check_runtime or self.options.check_batch
+        return not self.choice.live or (bool(self.alone) and self.width > 1 and not checked)
+
+    def _idle(self) -> bool:
+        """Whether nothing is decoded in this process until the next row comes."""
+        return self.choice.live and not self.rows
 
     @property
     def _ending(self) -> bool:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from genctl.io.rows import BadRow, InputRow
 
 ROOM = 4096  # rows that are read ahead
+MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
 END = object()
 
 
 class RowQueue:
-    """Iterates over rows; None where the next one is not there yet. Raises what reading raises."""
+    """Iterates over rows; None where the next one is not there yet. Raises what reading raises.
 
-    def __init__(self, rows: Iterator[InputRow | BadRow]) -> None:
+    While `idle` returns true, a moment is waited for the next one.
+    """
+
+    def __init__(self, rows: Iterator[InputRow | BadRow], idle: Callable[[], bool] = lambda: False) -> None:
+        self._idle = idle
         self._read: queue.Queue[object] = queue.Queue(ROOM)
         self._ended = False
         threading.Thread(target=self._fill, args=(rows,), name="rows", daemon=True).start()
@@ -36,7 +41,7 @@ class RowQueue:
         if self._ended:
             raise StopIteration
         try:
-            row = self._read.get_nowait()
+            row = self._read.get(timeout=MOMENT_S) if self._idle() else self._read.get_nowait()
         except queue.Empty:
             return None
         if isinstance(row, (InputRow, BadRow)):

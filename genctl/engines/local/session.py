@@ -6,7 +6,6 @@ Display is not part of it.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,14 +16,15 @@ from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
-from genctl.engines.requests import Report, Request, grouped
+from genctl.engines.requests import Report, Request, Skipped, grouped
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import Prompt
     from genctl.decode.saved_prompt import PromptIdentity
-    from genctl.decode.types import Lane, Prefix
+    from genctl.decode.scheduler import Waiting
+    from genctl.decode.types import Prefix
     from genctl.engines.local.lane_text import LaneText
     from genctl.engines.local.planner import PlannedLane
     from genctl.engines.local.scorer import Scorer
@@ -326,7 +326,8 @@ class Session:
             at_once = fewer
 
         in_groups = flow.span is not None and not flow.continuous
-        groups = grouped(requests, flow.span or 1) if in_groups else iter([_requests_of(requests)])
+        whole = iter([_requests_of(requests)])
+        groups: Iterator[Iterator[Request | None]] = grouped(requests, flow.span or 1) if in_groups else whole
         for group in groups:
             yield from self._decoded(group, report or Report(), flow, at_once, shortage)
             if flow.interrupted():
@@ -334,7 +335,7 @@ class Session:
 
     def _decoded(
         self,
-        requests: Iterator[Request],
+        requests: Iterator[Request | None],
         report: Report,
         flow: Flow,
         width: int,
@@ -347,25 +348,23 @@ class Session:
         words = detokenizer(self.loaded.tokenizer)
         begins: dict[str, events.Began] = {}
         texts: dict[str, LaneText] = {}
-        refused: deque[events.Event] = deque()  # of requests that cannot be planned
 
-        def lanes() -> Iterator[Lane]:
+        def lanes() -> Iterator[Waiting]:
             for request in requests:
+                if request is None:
+                    yield None
+                    continue
                 try:
                     planned = self.planner.plan(request, report)
                 except GenctlError as error:
                     prompt = request.prompt or ""
-                    refused.append(events.Began(request.id, prompt, "", self.name, None, {}, request.place))
-                    refused.append(events.Failed(request.id, error.code, error.message, error.hint))
+                    begins[request.id] = events.Began(request.id, prompt, "", self.name, None, {}, request.place)
+                    yield events.Failed(request.id, error.code, error.message, error.hint)
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
                 texts[request.id] = planned.text(words)
                 yield planned.lane
-
-        def drain() -> Iterator[events.Event]:
-            while refused:
-                yield refused.popleft()
 
         for event in decode(
             self.forward,
@@ -380,14 +379,12 @@ class Session:
             clock=self.clock,
             keep=self.keep,
         ):
-            yield from drain()
             assert not isinstance(event, events.Loading)
             if event.lane in begins:
                 yield begins.pop(event.lane)
             over = isinstance(event, (events.Finished, events.Failed))
             text = texts.pop(event.lane, None) if over else texts.get(event.lane)
             yield event if text is None else text.filled(event)
-        yield from drain()
 
     def score(
         self,
@@ -441,8 +438,8 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
     return session
 
 
-def _requests_of(requests: Rows) -> Iterator[Request]:
-    return (request for request in requests if isinstance(request, Request))
+def _requests_of(requests: Rows) -> Iterator[Request | None]:
+    return (request for request in requests if not isinstance(request, Skipped))
 
 
 def check_settings(generation: Generation) -> None:

@@ -1,4 +1,8 @@
-"""The engine of `--workers`: groups of rows go to workers, and their results come back as if they were made here."""
+"""The engine of `--workers`: rows go to workers, and their results come back as if they were made here.
+
+Where a row's bits do not depend on the rows beside it, a worker has rows in reserve, a few in a call: they join its
+batch whenever a place is free. Elsewhere whole groups go out, which are decoded to their end.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,19 @@ from typing import TYPE_CHECKING
 from genctl import events
 from genctl.config.layers import Layer, Resolved
 from genctl.decode.threads import from_environment
+from genctl.engines.pool.assignments import GroupResult, WorkGroup
 from genctl.engines.pool.cluster import RayCluster, is_running, stop_cluster
 from genctl.engines.pool.memory import check_memory
-from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
+from genctl.engines.pool.pool import IN_TURN, Share, WorkerPool
 from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork
 from genctl.engines.pool.worker import WorkerSetup
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
 from genctl.engines.requests import Report, Request, Skipped
 from genctl.errors import ModelError, count
 from genctl.models import collection
+
+CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
+HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses
@@ -38,6 +46,7 @@ class PoolEngine:
         self.processes: RayProcesses | None = None  # of the Ray that was started here
         self.prompt_cache: str | None = None
         self.findings: list[str] = []
+        self._in_groups = True  # rows are decoded in groups
 
     def start(self, setup: EngineSetup, address: str | None, workers: int | None) -> None:
         """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
@@ -121,9 +130,10 @@ class PoolEngine:
         """What each worker did."""
         lines = []
         for worker in self._workers.workers:
-            done = f"{count(worker.groups, 'group')}, {count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
+            done = f"{count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
+            groups = f"{count(worker.groups, 'group')}, " if self._in_groups else ""
             deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
-            lines.append(f"{worker.name}: {done}{deaths}")
+            lines.append(f"{worker.name}: {groups}{done}{deaths}")
         return lines
 
     def reuse_limit(self) -> str:
@@ -182,15 +192,21 @@ class PoolEngine:
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
-        """Give groups to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
+        """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self._workers, flow.width
         pool.on_progress = lambda: flow.on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
-        works = _groups(
-            requests,
-            flow.span or width,
-            lambda group: DecodeWork(group, report or Report(), width, flow.ahead, flow.threads),
-        )
-        for result in pool.results(works, flow.interrupted, ordered=flow.ordered):
+        self._in_groups = not flow.continuous
+
+        def work(rows: tuple[Request, ...]) -> DecodeWork:
+            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads)
+
+        share, span = IN_TURN, flow.span or width
+        if flow.continuous:
+            span = max(width // CALLS, 1)
+            # each unfinished call has an unfinished row, so that this many fill the batch, however long some rows are
+            share = Share(at_once=width + max(width // 2, 1), held=HELD * width // span, joined=True)
+        works = _groups(requests, span, work, whole=not flow.continuous)
+        for result in pool.results(works, flow.interrupted, ordered=flow.ordered, share=share):
             for event in self._events(result, flow.on_shortage):
                 if flow.interrupted():
                     return
@@ -261,8 +277,13 @@ class PoolEngine:
             ours.end(keep_logs=failed)
 
 
-def _groups(requests: Rows, span: int, work: Callable[[tuple[Request, ...]], DecodeWork]) -> Iterator[WorkGroup | None]:
-    """The groups of `requests.grouped`, each whole; None while the next row is not there."""
+def _groups(
+    requests: Rows, span: int, work: Callable[[tuple[Request, ...]], DecodeWork], *, whole: bool
+) -> Iterator[WorkGroup | None]:
+    """The groups of `requests.grouped`; None while the next row is not there.
+
+    Unless groups have to be `whole`, rows that are there do not wait for the others of theirs.
+    """
     waiting: list[Request | Skipped] = []
 
     def group() -> WorkGroup:
@@ -270,13 +291,13 @@ def _groups(requests: Rows, span: int, work: Callable[[tuple[Request, ...]], Dec
         return WorkGroup(work(usable), len(usable), waiting[0].index, waiting[-1].index)
 
     for row in requests:
-        if row is None:
-            yield None
-            continue
-        waiting.append(row)
-        if (row.index + 1) % span == 0:
+        if row is not None:
+            waiting.append(row)
+        if waiting and ((waiting[-1].index + 1) % span == 0 or (row is None and not whole)):
             yield group()
             waiting = []
+        elif row is None:
+            yield None
     if waiting:
         yield group()
 

@@ -1,20 +1,23 @@
 """Workers of a Ray cluster: groups of rows go out, their results come back in the order of the groups.
 
-Ray starts a worker that died again, and gives it the groups that it had. A worker has two groups at once, so that it
-never waits for the driver, and a group cannot be blamed for a death while another one is there too: a group that Ray
-gives up is tried once more alone. If the worker dies then, too, and can be started again, the group is lost, and the
-others go on. The groups of a worker that cannot be started again go to the others.
+A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
+their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
+
+Ray starts a worker that died again, and gives it the groups that it had, one after another. Those whose rows join a
+batch go to any worker. A group cannot be blamed for a death while others are there too: a group with which workers
+died again and again is tried alone. If the worker dies then, too, and can be started again, the group is lost, and
+the others go on. The groups of a worker that cannot be started again go to the others.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from genctl.engines.pool.assignments import Assignment, GroupResult, WorkerHandle, WorkGroup
 from genctl.engines.pool.cluster import RayCluster, start_cluster, stop_cluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup
 from genctl.errors import GenctlError, ModelError
@@ -27,70 +30,20 @@ HELD = 4  # times as many groups as workers are on their way or wait for an earl
 RETRIES = 2  # of a group, by Ray, when its worker dies
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
+MOST_CALLS = 1000  # that wait for their rows in a worker at once
 SLOW_S = 60.0  # without all workers, until somebody is told
 
 
 @dataclass(frozen=True)
-class WorkGroup:
-    """Rows that are worked on together: what a worker is given, and its rows in the input."""
+class Share:
+    """How many groups are on their way, and what a worker does with several."""
 
-    work: Any
-    rows: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class GroupResult:
-    """A group with its result, or with why there is none."""
-
-    group: WorkGroup
-    value: Any
-    worker: int
-    lost: str = ""
+    at_once: int = IN_FLIGHT  # groups that a worker has
+    held: int = HELD  # times as many as workers are on their way or wait for an earlier one
+    joined: bool = False  # their rows join one batch; else one group follows the other
 
 
-@dataclass
-class Assignment:
-    """A group that a worker has."""
-
-    number: int
-    group: WorkGroup
-    alone: bool
-    why: str = ""  # its worker died, if that is known
-
-
-@dataclass(eq=False)
-class WorkerHandle:
-    """A worker, as the driver knows it."""
-
-    number: int  # from 1
-    actor: Any
-    node: str = ""
-    ready: bool = False  # it has loaded the checkpoint, and did not die since
-    gone: bool = False  # it died and cannot be started again
-    assignments: dict[Any, Assignment] = field(default_factory=dict)  # by the reference of their result
-    suspects: deque[Assignment] = field(default_factory=deque)  # it died with them
-    groups: int = 0
-    rows: int = 0
-    tokens: int = 0
-    process: int = 0
-    reported: int = 0  # tokens of that process
-    current: tuple[int, int] = (-1, 0)  # its group, and the rows of it that are done
-    deaths: int = 0  # groups that Ray gave up
-    asked: float = 0.0  # when it was asked for a report
-
-    def count(self, process: int, tokens: int) -> None:
-        """Take in the tokens of a process since it began. Older numbers may come late."""
-        if process != self.process:
-            self.process, self.reported = process, 0
-        self.tokens += max(tokens - self.reported, 0)
-        self.reported = max(tokens, self.reported)
-
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
+IN_TURN = Share()
 
 
 class WorkerPool:
@@ -114,7 +67,7 @@ class WorkerPool:
             max_task_retries=RETRIES,
             num_cpus=1,
             num_gpus=self.cluster.gpus,
-            concurrency_groups={"report": 1},
+            concurrency_groups={"report": 1, "rows": MOST_CALLS},
         )
         spread = {} if self.cluster.alone else {"scheduling_strategy": "SPREAD"}
         made = setup(self.cluster)
@@ -128,6 +81,8 @@ class WorkerPool:
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._reports: dict[Any, WorkerHandle] = {}
         self._finished: dict[int, GroupResult] = {}
+        self._share = IN_TURN
+        self._returned: list[Assignment] = []  # their workers died; any may have them
         self._next = 0  # the first group whose result was not given out
         self._given = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
@@ -204,16 +159,23 @@ class WorkerPool:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def results(
-        self, groups: Iterator[WorkGroup | None], interrupted: Callable[[], object], *, ordered: bool = True
+        self,
+        groups: Iterator[WorkGroup | None],
+        interrupted: Callable[[], object],
+        *,
+        ordered: bool = True,
+        share: Share = IN_TURN,
     ) -> Iterator[GroupResult]:
         """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
 
         `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
         of a worker that cannot load the checkpoint.
         """
+        self._share = share
         more = True
         while not interrupted():
             self._retry()
+            self._redistribute()
             more = more and self._assign(groups)
             for number in sorted(self._finished):
                 if ordered and number != self._next:
@@ -229,7 +191,8 @@ class WorkerPool:
                 self._wait()
 
     def _unfinished(self) -> int:
-        return sum(len(worker.assignments) + len(worker.suspects) for worker in self.workers)
+        given = sum(len(worker.assignments) + len(worker.suspects) for worker in self.workers)
+        return given + len(self._returned)
 
     def _retry(self) -> None:
         """Try groups with which a worker died alone."""
@@ -237,11 +200,18 @@ class WorkerPool:
             if worker.ready and worker.suspects and not worker.assignments:
                 self._give(worker, replace(worker.suspects.popleft(), alone=True))
 
+    def _redistribute(self) -> None:
+        """Give groups whose workers died to workers that have room."""
+        while self._returned and (worker := self._free()) is not None:
+            first = min(self._returned, key=lambda assignment: assignment.number)
+            self._returned.remove(first)
+            self._give(worker, first)
+
     def _assign(self, groups: Iterator[WorkGroup | None]) -> bool:
         """Give groups to workers that have room. Returns whether there may be more groups."""
         while True:
-            free = [worker for worker in self.workers if self._has_room(worker)]
-            if not free or self._unfinished() + len(self._finished) >= HELD * len(self.workers):
+            worker = self._free()
+            if worker is None or self._unfinished() + len(self._finished) >= self._share.held * len(self.workers):
                 return True
             try:
                 group = next(groups)
@@ -253,18 +223,24 @@ class WorkerPool:
             if not group.rows:
                 self._finished[number] = GroupResult(group, None, 0)
             else:
-                worker = min(free, key=lambda worker: len(worker.assignments))
                 self._give(worker, Assignment(number, group, alone=False))
 
-    @staticmethod
-    def _has_room(worker: WorkerHandle) -> bool:
+    def _free(self) -> WorkerHandle | None:
+        """The worker with the fewest groups, if there is room for another."""
+        free = [worker for worker in self.workers if self._has_room(worker)]
+        return min(free, key=lambda worker: len(worker.assignments)) if free else None
+
+    def _has_room(self, worker: WorkerHandle) -> bool:
         """Whether it may have another group: none beside one that is tried alone, or that is to be."""
         alone = any(assignment.alone for assignment in worker.assignments.values())
-        full = len(worker.assignments) >= IN_FLIGHT
+        full = len(worker.assignments) >= self._share.at_once
         return worker.ready and not (alone or full or worker.suspects)
 
     def _give(self, worker: WorkerHandle, assignment: Assignment) -> None:
-        worker.assignments[worker.actor.work.remote(assignment.number, assignment.group.work)] = assignment
+        call = worker.actor.work
+        if self._share.joined and not assignment.alone:
+            call = worker.actor.join.options(concurrency_group="rows", max_task_retries=0)
+        worker.assignments[call.remote(assignment.number, assignment.group.work)] = assignment
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
@@ -293,8 +269,7 @@ class WorkerPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.RayError as error:
-            worker.deaths += 1
-            worker.suspects.append(replace(assignment, why=self._why(error)))
+            self._died_with(worker, assignment, self._why(error))
             if worker.gone:
                 self._give_up(worker, self._why(error))
             elif worker.ready:
@@ -308,6 +283,15 @@ class WorkerPool:
         worker.count(finished.process, finished.tokens)
         worker.current = (-1, 0)
         self._finished[assignment.number] = GroupResult(assignment.group, finished.value, worker.number)
+
+    def _died_with(self, worker: WorkerHandle, assignment: Assignment, why: str) -> None:
+        """Take a group back from a worker that died: for any worker, or, if Ray or others tried again, to try alone."""
+        assignment = replace(assignment, deaths=assignment.deaths + 1, why=why)
+        if self._share.joined and not assignment.alone and assignment.deaths <= RETRIES:
+            self._returned.append(assignment)
+        else:
+            worker.deaths += 1
+            worker.suspects.append(assignment)
 
     # -- progress ------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
-"""Groups of rows, as a worker works on them: requests to the events of their lanes, texts to their scores."""
+"""Rows, as a worker works on them: requests to the events of their lanes, texts to their scores."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.engines.pool.worker import WorkerProgress
+    from genctl.engines.pool.progress import WorkerProgress
     from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
@@ -29,7 +29,7 @@ class DecodedGroup:
 
 @dataclass(frozen=True)
 class DecodeWork:
-    """Requests that are decoded together."""
+    """Requests: a group that is decoded together, or rows that join a running batch."""
 
     requests: tuple[Request, ...]
     report: Report
@@ -40,13 +40,22 @@ class DecodeWork:
     def perform(self, session: Session, progress: WorkerProgress) -> DecodedGroup:
         """Decode the group to its end. Steps that nobody reads are left out."""
         shortages: list[tuple[int, int]] = []
+        stream = self.stream(session, self.requests, progress, shortages)
+        return DecodedGroup(tuple(stream), tuple(shortages))
+
+    def stream(
+        self,
+        session: Session,
+        requests: Iterable[Request | None],
+        progress: WorkerProgress,
+        shortages: list[tuple[int, int]],
+    ) -> Iterator[events.Event]:
+        """The events of these or other requests, as they occur. `shortages` gets those of `DecodedGroup`."""
         if self.threads is not None:
             set_threads(self.threads)
         flow = Flow(self.width, ahead=self.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
-        counted = _counted(session.stream(self.requests, self.report, flow), progress)
-        return DecodedGroup(
-            tuple(counted if self.report.steps else without_steps(counted, self.report.parents)), tuple(shortages)
-        )
+        counted = _counted(session.stream(requests, self.report, flow), progress)
+        return counted if self.report.steps else without_steps(counted, self.report.parents)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""What a worker process does: it loads the checkpoint once, and works on one group of rows after another.
+"""What a worker process does: it loads the checkpoint once, and works on one group of rows after another, or decodes
+rows that join a running batch.
 
 `pool` makes a Ray actor of `Worker`; nothing of Ray is imported here. Errors that a user can fix are returned, not
 raised, so that they arrive as they are.
@@ -6,19 +7,24 @@ raised, so that they arrive as they are.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.config.layers import Layer
+from genctl.engines.pool.progress import WorkerProgress
 from genctl.errors import GenctlError, ModelError
 from genctl.identity import versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
+    from genctl.engines.pool.joined_rows import JoinedRows
+    from genctl.engines.pool.work import DecodeWork
 
 
 @dataclass(frozen=True)
@@ -36,15 +42,6 @@ class WorkerSetup:
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
     exact: bool = False  # as many threads, whatever the work
     alone: bool = True  # all workers are on the driver's machine
-
-
-class WorkerProgress:
-    """What a worker has done since it began. The task counts here while it works on a group."""
-
-    def __init__(self) -> None:
-        self.group = -1
-        self.rows = 0  # of that group, finished
-        self.tokens = 0  # of all groups
 
 
 class GroupWork(Protocol):
@@ -82,6 +79,8 @@ class Worker:
         self.setup = setup
         self.progress = WorkerProgress()
         self.opened: tuple[Session, OpenedWorker] | None = None
+        self.joined: JoinedRows | None = None
+        self._loading = threading.Lock()
 
     def open(self) -> OpenedWorker | GenctlError:
         """Load the checkpoint, if that is not done yet."""
@@ -100,6 +99,19 @@ class Worker:
         value = work.perform(session, self.progress)
         return FinishedGroup(value, os.getpid(), self.progress.tokens)
 
+    async def join(self, number: int, work: DecodeWork) -> FinishedGroup | GenctlError:
+        """Decode rows beside those of other calls that are awaited."""
+        try:
+            session, _ = self._open()
+        except GenctlError as error:
+            return self._placed(error)
+        if self.joined is None:
+            from genctl.engines.pool.joined_rows import JoinedRows
+
+            self.joined = JoinedRows(session, self.progress)
+        value = await asyncio.wrap_future(self.joined.join(number, work))
+        return FinishedGroup(value, os.getpid(), self.progress.tokens)
+
     def report(self) -> tuple[int, int, int, int]:
         """The process, the group that it works on, how many rows of it are done, and the tokens of all groups."""
         progress = self.progress
@@ -115,9 +127,10 @@ class Worker:
             return self._placed(error)
 
     def _open(self) -> tuple[Session, OpenedWorker]:
-        if self.opened is None:
-            self.opened = self._load()
-        return self.opened
+        with self._loading:
+            if self.opened is None:
+                self.opened = self._load()
+            return self.opened
 
     def _load(self) -> tuple[Session, OpenedWorker]:
         setup = self.setup

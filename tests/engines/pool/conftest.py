@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.engines.pool.object_ray import ObjectRay
 
 WORDS = ("Once upon a time", "The little fox", "One day", "Déjà vu")
 
@@ -28,6 +32,20 @@ def ray_here() -> Iterator[None]:
 
         yield
         ray.shutdown()
+
+
+@pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.processes)])
+def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`--workers` uses objects of this process, which start at once; or processes of Ray, as it does anywhere."""
+    if request.param == "processes":
+        request.getfixturevalue("ray_here")
+        yield
+        return
+    monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))  # workers set it
+    ray = ObjectRay()
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    yield
+    ray.close()
 
 
 @pytest.fixture(autouse=True)

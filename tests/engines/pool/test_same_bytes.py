@@ -11,7 +11,7 @@ import pytest
 from tests.cli.tool import Done, genctl
 from tests.pages.pages import Parts
 
-pytestmark = pytest.mark.usefixtures("ray_here")
+pytestmark = pytest.mark.usefixtures("workers_here")
 SETTINGS = ("--seed", "7", "--batch-size", "2")
 
 
@@ -28,7 +28,7 @@ def without_times(path: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("counts", ["14", pytest.param("2", marks=pytest.mark.processes)])
+@pytest.mark.parametrize("counts", ["14", "2"])
 def test_one_two_and_four_workers_write_what_no_worker_writes(
     counts: str, llama: Path, rows: Path, tmp_path: Path
 ) -> None:
@@ -47,7 +47,6 @@ def test_one_two_and_four_workers_write_what_no_worker_writes(
         assert mark["done"]
 
 
-@pytest.mark.processes
 def test_scores_and_events_are_the_same(llama: Path, rows: Path, tmp_path: Path) -> None:
     for name, more in (("alone", ()), ("workers", ("--workers", "2"))):
         events = tmp_path / f"{name}.events"
@@ -59,7 +58,6 @@ def test_scores_and_events_are_the_same(llama: Path, rows: Path, tmp_path: Path)
     assert sorted(map(json.dumps, workers)) == sorted(map(json.dumps, alone))
 
 
-@pytest.mark.processes
 def test_rows_may_come_from_a_pipe(llama: Path, rows: Path, tmp_path: Path) -> None:
     arguments = ("run", "-m", str(llama), "--input-format", "jsonl", "--format", "jsonl", *SETTINGS)
     alone = genctl(*arguments, stdin=rows.read_bytes())
@@ -68,7 +66,6 @@ def test_rows_may_come_from_a_pipe(llama: Path, rows: Path, tmp_path: Path) -> N
     assert done.raw.count(b"\n") > 40
 
 
-@pytest.mark.processes
 def test_strict_stops_at_the_same_row(llama: Path, rows: Path, tmp_path: Path) -> None:
     alone = run(llama, rows, tmp_path / "alone.jsonl", "--strict")
     done = run(llama, rows, tmp_path / "workers.jsonl", "--strict", "--workers", "2")
@@ -77,7 +74,6 @@ def test_strict_stops_at_the_same_row(llama: Path, rows: Path, tmp_path: Path) -
     assert (tmp_path / "workers.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
 
 
-@pytest.mark.processes
 def test_trees_of_beams_are_the_same(llama: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("One day\nThe sea\nA fox\n")
@@ -98,7 +94,6 @@ def test_scores_of_texts_are_the_same(llama: Path, rows: Path, tmp_path: Path) -
     assert [("error" in record) for record in done.records] == [False] * 9 + [True, True]
 
 
-@pytest.mark.processes
 def test_a_page_has_the_tokens_that_workers_wrote(llama: Path, rows: Path, tmp_path: Path) -> None:
     for name, more in (("alone", ()), ("workers", ("--workers", "2"))):
         page = tmp_path / f"{name}.html"

@@ -1,0 +1,91 @@
+"""As much of Ray as a `WorkerPool` uses, with workers that are objects of this process: they load and decode as they
+do anywhere. What goes to them and comes back is pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from importlib.machinery import ModuleSpec
+from types import SimpleNamespace
+from typing import Any
+
+from tests.engines.pool.fake_ray import FakeRay, RayTaskError
+
+
+class ObjectActor:
+    """Calls of methods of an object, one after another; those of a coroutine, and of another group, beside them."""
+
+    def __init__(self, made: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.object, self.loop = made, loop
+        self.threads: dict[str, ThreadPoolExecutor] = {}
+
+    def __getattr__(self, method: str) -> Any:
+        function = getattr(self.object, method)
+
+        def calls(group: str) -> Callable[..., Future[Any]]:
+            def call(*arguments: Any) -> Future[Any]:
+                arguments = pickle.loads(pickle.dumps(arguments))
+                if inspect.iscoroutinefunction(function):
+                    return asyncio.run_coroutine_threadsafe(function(*arguments), self.loop)
+                return self.threads.setdefault(group, ThreadPoolExecutor(1)).submit(function, *arguments)
+
+            return call
+
+        def options(concurrency_group: str = "", **others: Any) -> SimpleNamespace:
+            return SimpleNamespace(remote=calls(concurrency_group))
+
+        return SimpleNamespace(remote=calls(""), options=options)
+
+
+class ObjectRay(FakeRay):
+    """A module `ray` whose actors are objects of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda number, method, arguments: None)
+        self.__spec__ = ModuleSpec("ray", None)  # it is installed
+        self.objects: list[ObjectActor] = []
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+    def remote(self, **options: Any) -> Any:
+        def with_class(kind: Callable[..., Any]) -> Any:
+            def make(*arguments: Any) -> ObjectActor:
+                self.objects.append(ObjectActor(kind(*arguments), self.loop))
+                return self.objects[-1]
+
+            factory = SimpleNamespace(remote=make)
+            factory.options = lambda **more: factory
+            return factory
+
+        return with_class
+
+    def wait(self, refs: Sequence[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        wait(refs, timeout, FIRST_COMPLETED)
+        ready = [ref for ref in refs if ref.done()][:num_returns]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(self, ref: Any) -> Any:
+        try:
+            return pickle.loads(pickle.dumps(ref.result()))
+        except Exception as error:
+            failed = RayTaskError(str(error))
+            failed.cause = error  # type: ignore[attr-defined]
+            raise failed from error
+
+    def kill(self, actor: ObjectActor) -> None:
+        for thread in actor.threads.values():
+            thread.shutdown()
+
+    def close(self) -> None:
+        """End its threads."""
+        for actor in self.objects:
+            self.kill(actor)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()

@@ -1,0 +1,174 @@
+"""Rows that join the batch of a worker: the same bytes, few passes, and other workers where one dies."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl import events
+from genctl.config.layers import Layer
+from genctl.engines.local.session import Session
+from genctl.engines.pool import pool as pools
+from genctl.engines.pool.engine import _groups
+from genctl.engines.pool.joined_rows import JoinedRows
+from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
+from genctl.engines.pool.progress import WorkerProgress
+from genctl.engines.pool.work import DecodeWork
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup
+from genctl.engines.requests import Report, Request, Skipped
+from genctl.params import Runtime
+from tests.cli.tool import genctl
+from tests.engines.pool.fake_ray import Died, FakeRay
+
+PATIENCE = 60.0  # seconds
+JOINED = Share(at_once=6, held=20, joined=True)
+
+
+# -- a worker ----------------------------------------------------------------------------------------------------------
+
+
+def requests(session: Session, *numbers: int) -> tuple[Request, ...]:
+    resolved = session.resolve([Layer("test", {"max_new_tokens": 40, "min_new_tokens": 40})])
+    return tuple(Request(f"row {n}", resolved, n, prompt_ids=(5, 6, 7 + n), place=n + 1, index=n) for n in numbers)
+
+
+def finished(found: Any) -> dict[str, Any]:
+    return {event.lane: event.hypotheses for event in found if isinstance(event, events.Finished)}
+
+
+def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Path) -> None:
+    """Four calls of two rows, the last three while the first is decoded, take few more passes than one of eight."""
+    session = Session.load(Runtime(model=str(gpt2)))
+    rows = requests(session, *range(8))
+    alone = {}
+    for row in rows:
+        alone |= finished(session.stream([row]))
+    joined, begun, came = JoinedRows(session, WorkerProgress()), threading.Event(), threading.Event()
+
+    def planned(tokens: int) -> None:
+        begun.set()
+        came.wait(PATIENCE)
+
+    session.on_plan = planned
+    before = session.passes
+    calls = [joined.join(0, DecodeWork(rows[:2], Report(), 8, threads=1))]
+    assert begun.wait(PATIENCE)
+    calls += [joined.join(n, DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1)) for n in (1, 2, 3)]
+    assert joined.join(1, DecodeWork(rows[2:4], Report(), 8)) is calls[1]  # Ray sends a call again, which is at work
+    came.set()
+    wait(calls, PATIENCE)
+    parts = [finished(call.result().events) for call in calls]
+    assert [[*part] for part in parts] == [[f"row {2 * n}", f"row {2 * n + 1}"] for n in range(4)]
+    assert {lane: found for part in parts for lane, found in part.items()} == alone
+    assert session.passes - before < 2 * 40
+
+
+def test_a_batch_begins_again_after_its_last_row(gpt2: Path) -> None:
+    session = Session.load(Runtime(model=str(gpt2)))
+    joined = JoinedRows(session, WorkerProgress())
+    for number in range(3):
+        work = DecodeWork(requests(session, number), Report(steps=False), 2, threads=1)
+        assert [*finished(joined.join(number, work).result(PATIENCE).events)] == [f"row {number}"]
+
+
+def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: Path) -> None:
+    session = Session.load(Runtime(model=str(gpt2)))
+    joined, broken = JoinedRows(session, WorkerProgress()), Exception("broken")
+    rows = requests(session, 0, 1)
+
+    def fails(tokens: int) -> None:
+        raise broken
+
+    session.on_plan = fails
+    assert joined.join(0, DecodeWork(rows[:1], Report(), 2)).exception(PATIENCE) is broken
+    session.on_plan = lambda tokens: None
+    assert [*finished(joined.join(1, DecodeWork(rows[1:], Report(), 2)).result(PATIENCE).events)] == ["row 1"]
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
+    def start(behave: Callable[[int, str, tuple[Any, ...]], Any], seed: int) -> WorkerPool:
+        def whole(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+            found = behave(number, method, arguments)
+            if found is not None:
+                return found
+            if method == "open":
+                return OpenedWorker(f"node {number}", number, {})
+            return FinishedGroup(arguments[1], number, 1) if method in ("work", "join") else (number, -1, 0, 0)
+
+        monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
+        pool = WorkerPool(None, 3, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
+        pool.open(lambda: None, lambda line: None)
+        return pool
+
+    return start
+
+
+def decoded(pool: WorkerPool, groups: int = 40) -> list[Any]:
+    given = (WorkGroup(number, 1, number, number) for number in range(groups))
+    return [result.lost or result.value for result in pool.results(given, lambda: False, share=JOINED)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+    by: dict[int, set[int]] = {}
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "join":
+            by.setdefault(arguments[0], set()).add(number)
+            if number == 2:
+                raise Died
+        return None
+
+    pool = started(behave, seed)
+    assert decoded(pool) == list(range(40))
+    assert [workers for workers in by.values() if 2 in workers and len(workers) > 1]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_only_the_row_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
+    tries = Counter[str]()
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method in ("work", "join") and arguments[0] == 5:
+            tries[method] += 1
+            raise Died
+        return None
+
+    found = decoded(started(behave, seed))
+    lost = found.pop(5)
+    assert found == [number for number in range(40) if number != 5]
+    assert lost in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
+    assert tries == {"join": pools.RETRIES + 1, "work": 1}
+
+
+def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group(gpt2: Path) -> None:
+    session = Session.load(Runtime(model=str(gpt2)))
+    rows = requests(session, 0, 1, 2, 3, 4)
+    coming = [rows[0], None, None, rows[1], Skipped(2), rows[3], None, rows[4]]
+
+    def spans(*, whole: bool) -> Iterator[tuple[int, int] | None]:
+        for group in _groups(iter(coming), 4, lambda usable: DecodeWork(usable, Report(), 4), whole=whole):
+            yield None if group is None else (group.first, group.last)
+
+    assert list(spans(whole=False)) == [(0, 0), None, (1, 3), None, (4, 4)]
+    assert list(spans(whole=True)) == [None, None, (0, 3), None, (4, 4)]
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_notes_say_rows_where_there_are_no_groups(llama: Path) -> None:
+    arguments = ("run", "-m", str(llama), "-n", "3", "--set", "min_new_tokens=3", "--workers", "1", "-v")
+    done = genctl(*arguments, stdin="One day\nThe sea\n")
+    assert done.status == 0
+    assert any(line.endswith(": 2 rows, 6 tokens") for line in done.err.splitlines()), done.err
+    assert " group" not in done.err
