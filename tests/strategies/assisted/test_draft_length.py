@@ -220,13 +220,20 @@ class Cheap:
         return self.drafter.begin(*arguments)
 
 
+def case_of(arch: str) -> Case:
+    """A case whose passes have the price of compiled products, also where nothing is compiled."""
+    case = Case(arch)
+    case.forward.pass_price = PassPrice("float32", 3e6)  # type: ignore[misc]
+    return case
+
+
 def priced(drafter: Drafter, count: int = 8, **knobs: Any) -> Assisted:
     return Assisted(drafter, False, count, "price", assistant_confidence_threshold=0.0, **knobs)
 
 
 @pytest.mark.parametrize("arch", CROPPABLE)
 def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
-    case = Case(arch)
+    case = case_of(arch)
     model = ModelDrafter(runtimes.forward(alike(arch)))
     strange = ModelDrafter(runtimes.forward(tiny(arch, seed=5)))
     drafters: list[Drafter] = [Cheap(model), Cheap(strange), model, PromptLookup(1), PromptLookup(2)]
@@ -239,7 +246,7 @@ def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "mamba", "t5"])
 def test_without_a_cache_too(arch: str) -> None:
-    case = Case(arch)
+    case = case_of(arch)
     plain = case.ours([case.lane(PROMPTS[0])])
     drafter = Cheap(ModelDrafter(runtimes.forward(alike(arch))))
     assert case.ours([case.lane(PROMPTS[0], priced(drafter), use_cache=False)]) == plain
@@ -260,7 +267,7 @@ def passes(case: Case, strategy: Assisted, clock: Any, **fields: Any) -> list[tu
 @pytest.mark.parametrize("lookup", [False, True])
 def test_no_clock_decides(lookup: bool, sample: bool) -> None:
     """Records say how many tokens were drafted, and equal runs write equal records."""
-    case = Case("llama")
+    case = case_of("llama")
     drafter: Drafter = PromptLookup(1) if lookup else Cheap(ModelDrafter(runtimes.forward(alike("llama"))))
     strategy = Assisted(drafter, sample, 8, "price")
     found = []
@@ -287,7 +294,7 @@ def counting_after(length: int) -> Any:
 
 
 def test_lookup_drafts_nothing_where_nothing_repeats_and_recovers_where_it_does() -> None:
-    case = Case("llama")
+    case = case_of("llama")
     fields = {"max_new_tokens": 160, "processors": (counting_after(80),)}
     found = passes(case, priced(PromptLookup(2), 10), lambda: 0.0, **fields)
     written = list(itertools.accumulate(len(tokens) for _, _, tokens in found))
@@ -300,7 +307,7 @@ def test_lookup_drafts_nothing_where_nothing_repeats_and_recovers_where_it_does(
 
 
 def test_a_poor_assistant_is_soon_left_alone() -> None:
-    case = Case("llama")
+    case = case_of("llama")
     strange = Cheap(ModelDrafter(runtimes.forward(tiny("llama", seed=5))))
     found = case.stream([case.lane(PROMPTS[0], priced(strange, 20), eos=(), max_new_tokens=120)])
     drafted, accepted = drafts(found)
@@ -311,7 +318,7 @@ def test_a_poor_assistant_is_soon_left_alone() -> None:
 
 
 def test_a_good_assistant_goes_on_and_each_prompt_begins_anew() -> None:
-    case = Case("llama")
+    case = case_of("llama")
     lane = case.lane(PROMPTS[0], priced(Cheap(ModelDrafter(case.forward))), eos=(), max_new_tokens=60)
     sizes = [event.drafted for event in case.stream([lane, lane]) if isinstance(event, events.Stepped)]
     half = len(sizes) // 2
