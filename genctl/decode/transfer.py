@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.native.products.ops import on_host as on_host
+from genctl.decode.processors import on_host as on_host
 
 
 def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:

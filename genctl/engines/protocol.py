@@ -197,10 +197,3 @@ class Engine(Protocol):
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End what was started. `hurried`: a signal came, so nothing may wait. `failed`: an error is reported."""
-
-
-class FollowingEngine(Protocol):
-    """An engine that computes beside the one of another process, which reads and writes."""
-
-    def follow(self) -> int:
-        """Compute what the other process computes. Returns the exit status."""

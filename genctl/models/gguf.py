@@ -27,7 +27,6 @@ from genctl.native.gguf_names import ROPE_FACTORS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SUFFIX = ".gguf"
 _LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
 _TOKENS = re.compile(
     r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"

@@ -91,11 +91,6 @@ class Distribution:
         """Of the model's distribution, in nats."""
         return _entropy(self.logprobs)
 
-    @cached_property
-    def processed_entropy(self) -> float:
-        """After the processors."""
-        return _entropy(self.processed)
-
     def mass(self, count: int) -> float:
         """The model's probability of the `count` most probable tokens together."""
         return float(np.exp(self.logprobs[self.order[:count]].astype(np.float64)).sum())

@@ -66,11 +66,6 @@ class ParityCommandOptions(ModelOptions):
         """The settings of all sides, lowest first."""
         return [*settings.standing_layers(self.presets), *self.flags]
 
-    @property
-    def to_read(self) -> str | None:
-        """The file of prompts or texts."""
-        return self.texts if self.texts is not None else self.input
-
 
 def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     """The sides. Raises UsageError and PresetError: all mistakes in them, or too few of them."""

@@ -10,3 +10,8 @@ if TYPE_CHECKING:
 
 # A function of what was written and what was scored: (history int64 [R, T], scores f32 [R, V]) -> scores [R, V].
 Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether the host can read a tensor without waiting for another device."""
+    return tensor.device.type == "cpu"

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import Processor
+from genctl.decode.processors import Processor, on_host
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
-from genctl.native.products.ops import on_host
 
 # Row -> places of the remaining tokens, ascending; None if they are not certain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]

@@ -41,11 +41,6 @@ class _Attention(ctypes.Structure):
     ]
 
 
-def on_host(tensor: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for another device."""
-    return tensor.device.type == "cpu"
-
-
 def compiled(x: Tensor) -> Library | None:
     """The library, if it computes with such a tensor."""
     return library() if x.device.type == "cpu" and x.dtype in TYPES else None
