@@ -35,7 +35,8 @@ PLAN = rows.Plan(
     checkpoints.qwen2(
         "tiny-qwen2", 300, 64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     ),
-    checkpoints.t5("tiny-t5", 300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
+    deep=checkpoints.deep("tiny-deep", 300, 64, hidden_size=32, intermediate_size=64, num_attention_heads=4),
+    seq2seq=checkpoints.t5("tiny-t5", 300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
 )
 
 
@@ -97,6 +98,14 @@ def test_a_row_is_measured_for_genctl_and_generate_and_their_tokens_are_equal(ke
     assert entry["tokens_equal"] is True
     assert len(entry["sides"][sides.GENERATE]["rounds"]) == 2
     assert {"median", "min", "max"} == set(entry["sides"][sides.GENERATE]["ratio"])
+
+
+@pytest.mark.parametrize("key", ["lookup-float32", "early-exit"])
+def test_drafts_are_measured_beside_greedy_search_without_them(key: str, stock: Path) -> None:
+    (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
+    assert set(measured.speeds) == {sides.GENCTL, sides.GENERATE, sides.UNDRAFTED}
+    assert measured.same(sides.GENCTL) is measured.same(sides.UNDRAFTED) is True
+    assert "the same, genctl without drafts" in table.markdown([measured])
 
 
 def test_a_wrong_token_is_reported() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .work import Ran, Setup, Unavailable, Work, checked
@@ -77,3 +78,16 @@ class Genctl:
             if key not in known:
                 known[key] = self.session.resolve([self.layer, Layer("argument", settings, {}, "command")])
             yield Request(str(place), known[key], ask.knobs.get("seed", 0), prompt_ids=ask.prompt)
+
+
+class Undrafted(Genctl):
+    """The same without the settings that draft tokens: greedy search."""
+
+    def run(self, work: Work) -> Ran:
+        """Do the work one token at a time."""
+        from genctl.config.search_conflicts import DRAFTING
+
+        def plain(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
+            return {key: value for key, value in knobs.items() if key not in DRAFTING}
+
+        return super().run(replace(work, asks=tuple(replace(ask, knobs=plain(ask.knobs)) for ask in work.asks)))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import limit
-from .checkpoints import SPECIAL, Size, gpt2, qwen2, t5
+from .checkpoints import SPECIAL, Size, deep, gpt2, qwen2, t5
 from .commands import BUILTIN
-from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA
+from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, UNDRAFTED
 from .work import Ask, Ran, Work
 
 Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MB"]
@@ -96,6 +96,7 @@ class Plan:
     causal: Size = field(default_factory=gpt2)
     large: Size = field(default_factory=qwen2)
     seq2seq: Size = field(default_factory=t5)
+    deep: Size = field(default_factory=deep)
 
     def prompt(self, tokens: int, number: int = 0, size: Size | None = None) -> tuple[int, ...]:
         """A prompt of random ids; equal arguments give the same one."""
@@ -174,6 +175,21 @@ def beams(plan: Plan) -> Iterator[Case]:
     yield Case("t5-beam4", title, plan.seq2seq, work, sides=sides, targets=TARGETS["t5-beam4"])
 
 
+def drafts(plan: Plan) -> Iterator[Case]:
+    """Tokens drafted by prompt lookup, in a text that soon repeats itself, and by a tenth of the model."""
+    lengths, lookup = plan.lengths, {"prompt_lookup_num_tokens": 10}
+    for dtype in ("float32", "int8"):
+        yield Case(
+            f"lookup-{dtype}", f"GPT-2 small size, prompt lookup, {dtype}", plan.causal,
+            plan.rows(1, lengths.short, 2 * lengths.new, lookup), dtype, (GENCTL, GENERATE, UNDRAFTED),
+            equal=True if dtype == "float32" else None,
+            other_dtypes={GENERATE: "float32"} if dtype == "int8" else {},
+        )  # fmt: skip
+    work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)
+    title = f"{plan.deep.layers} layers of {plan.deep.hidden}, early exit after 2, float32"
+    yield Case("early-exit", title, plan.deep, work, sides=(GENCTL, GENERATE, UNDRAFTED))
+
+
 def mixed(plan: Plan) -> Iterator[Case]:
     """Prompts of mixed lengths, in the order in which they come, 16 at once."""
     lengths, luck = plan.lengths, random.Random(0)
@@ -244,7 +260,7 @@ TARGETS: dict[str, dict[str, float]] = {
     "mixed": {GENERATE: 3.8},
     "compare": {GENERATE: 5.0},
 }
-KINDS = (decoding, sampling, reading, beams, mixed, compare, processes)
+KINDS = (decoding, sampling, reading, beams, drafts, mixed, compare, processes)
 
 
 def cases(plan: Plan, only: Sequence[str] = ()) -> list[Case]:

@@ -20,6 +20,7 @@ from .work import Ran, Setup, Side, Unavailable, Work
 
 GENCTL, GENERATE, CONTINUOUS = "genctl", "generate()", "generate_batch()"
 CTRANSLATE2, LLAMA = "CTranslate2", "llama.cpp"
+UNDRAFTED = "genctl without drafts"
 # name -> the module that must be installed, the forms of a checkpoint that it reads
 SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     GENCTL: ("genctl", ("transformers",)),
@@ -27,6 +28,7 @@ SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     CTRANSLATE2: ("ctranslate2", ("ctranslate2",)),
     LLAMA: ("llama_cpp", tuple(gguf_files.FORMS)),
     CONTINUOUS: ("transformers", ("transformers",)),
+    UNDRAFTED: ("genctl", ("transformers",)),
 }
 
 
@@ -43,10 +45,10 @@ def missing() -> list[str]:
 
 def make(name: str, setup: Setup) -> Side:
     """Load a checkpoint with a side. Raises Unavailable where it cannot."""
-    if name == GENCTL:
-        from .genctl_side import Genctl
+    if name in (GENCTL, UNDRAFTED):
+        from .genctl_side import Genctl, Undrafted
 
-        return Genctl(setup)
+        return Genctl(setup) if name == GENCTL else Undrafted(setup)
     if name in (GENERATE, CONTINUOUS):
         from .generate_side import Continuous, Generate
 
