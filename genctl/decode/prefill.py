@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.pass_prices import PassPrice, price_of
 from genctl.decode.runtime import Abilities, Output
 from genctl.decode.types import Prefix, Source, Sources
 
 if TYPE_CHECKING:
     from genctl.decode.cut_windows import CutWindow
+    from genctl.decode.pass_prices import PassPrice
 
 
 class Reader(ABC):
@@ -85,6 +85,8 @@ class Reader(ABC):
     @cached_property
     def pass_price(self) -> PassPrice:
         """What its passes cost, by a table."""
+        from genctl.decode.pass_prices import price_of
+
         return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
 
     def draft_room(self, length: int) -> float:
