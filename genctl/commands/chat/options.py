@@ -9,7 +9,7 @@ from typing import Literal
 
 from genctl.cli.help import ALSO
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
-from genctl.commands.options import CHOOSING, FORMAT, IN_OUT, SHOWN, PresetOptions
+from genctl.commands.options import FORMAT, IN_OUT, SHOWN, PresetOptions
 from genctl.config import presets
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved
@@ -121,9 +121,9 @@ CHAT_COMMAND = Command(
     {
         "Model": ("model", "backend"),
         CHAT: ("system", "prefill", "open", "save"),
-        "How tokens are chosen": (*CHOOSING, "max_new_tokens"),
+        "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        ALSO: ("scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
+        ALSO: ("top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
     },
     CONFLICTS,
     without=frozenset({"chat", "batch_size", "num_return_sequences", "prompt_cache"}),
