@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_it(own_state: Path) -> None:
         talk.press("\x03")
         talk.at_prompt()
         assert "interrupted" in " ".join(talk.lines[-3:])
-        tokens = int(re.findall(r"(\d+) tokens · \d+ tok/s", " ".join(talk.lines))[-1])
+        tokens = int(re.findall(r"([\d,]+) tokens · [\d,]+ tok/s", " ".join(talk.lines))[-1].replace(",", ""))
         assert 0 < tokens < many
         talk.press("\x03")  # twice leaves
         assert talk.end() == 130

@@ -44,7 +44,9 @@ def test_defaults_are_the_effective_ones_of_transformers() -> None:
     differ = {
         name: value for name, value in defaults.items() if name in params.knobs() and getattr(ours, name) != value
     }
-    assert differ == {"max_length": 20}  # genctl's length is set where the context is known
+    # genctl's length is set where the context is known, and the number of drafts where it is known what pays
+    assert differ == {"max_length": 20, "num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant"}
+    assert differ["num_assistant_tokens"] == params.MOST_DRAFTED
 
 
 def test_the_table_knows_each_knob_and_each_name_once() -> None:
