@@ -2,19 +2,28 @@
    and from 0 on, adds the two sums, and adds that to the output. That is the order of bfloat16.h, if first numbers are those
    of lane 2m, and second numbers those of lane 2m + 1.
 
-   A block of BLOCK inputs is 8 such steps. Of 16 rows or outputs a step takes one tile, 1 KB, and the tiles of 16 rows lie one
-   after another: x [N / 16, steps, 16 rows, 16 pairs], a panel of W [O / 16, steps, 16 pairs, 16 outputs]. */
+   Weights [I, O] (bfloat16_across.c): first numbers of pairs are those of the first chain. A step is 32 inputs, in turn.
+   Weights [O, I]: a block of BLOCK inputs is 8 steps. Of 16 rows or outputs a step takes one tile, 1 KB, and the tiles of 16
+   rows lie one after another: x [N / 16, steps, 16 rows, 16 pairs], a panel of W [O / 16, steps, 16 pairs, 16 outputs]. */
 #ifdef __AMX_BF16__
 #include "bfloat16.h"
 #include "job.h"
 
 #define TILE 512 /* numbers */
+#define NEXT 128 /* inputs whose weights [I, O] are asked for ahead */
 /* Of two pairs the second number of each, then the first number of each: what is next in lanes 2m and 2m + 1 */
 IN B in_turn(B v) {
   const B order = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 6, 7, 0, 1, 4, 5, 10, 11, 14, 15, 8, 9, 12, 13));
   return _mm512_shuffle_epi8(v, order);
 }
-IN int64_t steps(const Job *job) { return (job->w->in + BLOCK - 1) / BLOCK * 8; }
+IN __m512i pairs_of(B v) { /* numbers l and l + 16 side by side */
+  const __m512i step = _mm512_set1_epi32(0x00010001), first_two = _mm512_set1_epi32(16 << 16);
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_permutexvar_epi16(_mm512_add_epi32(_mm512_mullo_epi32(lanes, step), first_two), v);
+}
+IN int is_across(const Job *job) { return job->w->form == ACROSS; }
+IN int64_t steps(const Job *job) { return is_across(job) ? (job->w->in + 31) / 32 : (job->w->in + BLOCK - 1) / BLOCK * 8; }
+IN int64_t part_steps(const Job *job) { return is_across(job) ? job->length / 32 : steps(job); }
 
 static void pack_row(void *p, int row) {
   const Job *job = p;
@@ -30,7 +39,9 @@ static void pack_row(void *p, int row) {
       if (row < job->rows) memcpy(rest, x, 2 * (size_t)(in - k));
       x = rest;
     }
-    for (int m = 0; m < 8; m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
+    const int64_t left = (in - k + 31) / 32, some = left < 8 ? left : 8;
+    for (int m = 0; m < some && is_across(job); m++, to += TILE) _mm512_storeu_si512(to, pairs_of(ldc(x + 32 * m)));
+    for (int m = 0; m < 8 && !is_across(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
   }
 }
 void prepare_amx(Job *job) {
@@ -59,12 +70,12 @@ IN void pack_lines(const uint16_t *w, int64_t apart, uint16_t *to) {
     _mm512_storeu_si512(tile + TILE + 32, _mm512_unpackhi_epi64(high01, high23));
   }
 }
-/* A block of 16 outputs from o on, those from `to` on as zeros -> 8 tiles; asks for that of outputs `ahead` of these */
-static void pack_block(const Job *job, int64_t o, int64_t to, int64_t k, int64_t ahead, uint16_t *lines) {
-  const int64_t in = job->w->in, stop = k + BLOCK;
+/* [O, I]: a block of 16 outputs from o on, those from `to` on as zeros; asks for that of outputs `ahead` of these */
+static void pack_block(const Job *job, int64_t o, int64_t to, int64_t step, int64_t ahead, uint16_t *lines) {
+  const int64_t in = job->w->in;
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
   uint16_t rest[16 * 32];
-  for (; k < stop; k += 32, lines += 64) {
+  for (int64_t k = 32 * step; k < 32 * step + BLOCK; k += 32, lines += 64) {
     for (int l = 0; l < 16; l++) _mm_prefetch(w + (ahead + l) * in + k, _MM_HINT_T1);
     if (k + 32 <= in && o + 16 <= to) {
       pack_lines(w + k, in, lines);
@@ -76,19 +87,38 @@ static void pack_block(const Job *job, int64_t o, int64_t to, int64_t k, int64_t
     pack_lines(rest, 32, lines);
   }
 }
+IN __mmask16 which(int64_t o, int64_t to) { return (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1); }
+/* All inputs of outputs [o, to): rows of W are read along, and each leaves a line in every panel. */
+static void pack_across(const Job *job, int64_t from, int64_t to, uint16_t *panels) {
+  const int64_t in = job->w->in, out = job->w->out, panel = steps(job) * TILE;
+  for (int64_t k = 0; k < in; k += 32)
+    for (int64_t d = k; d < k + 16; d++, panels += 32) {
+      const uint16_t *w = (const uint16_t *)job->w->w + d * out;
+      uint16_t *line = panels;
+      for (int64_t o = from; o < to; o += 16, line += panel) {
+        const __mmask16 there = which(o, to);
+        if (!(o & 16)) _mm_prefetch(w + NEXT * out + o, _MM_HINT_T1), _mm_prefetch(w + (NEXT + 16) * out + o, _MM_HINT_T1);
+        const __m256i one = _mm256_maskz_loadu_epi16(d < in ? there : 0, w + o);
+        const __m256i other = _mm256_maskz_loadu_epi16(d + 16 < in ? there : 0, w + 16 * out + o);
+        _mm512_storeu_si512(line, pairs_of(_mm512_inserti64x4(_mm512_castsi256_si512(one), other, 1)));
+      }
+    }
+}
 
 IN __m256i rounded(F v) { /* as to_bf16 does */
   const __m512i u = _mm512_castps_si512(v), even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), even), 16);
   return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0x7fc0));
 }
-/* 16 rows by 16 outputs -> y */
-static void write(const Job *job, int64_t row, int64_t o, int64_t to, const float *sums) {
-  const __mmask16 there = (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1);
+typedef float Sums[4][256]; /* of four tiles, 16 rows by 16 outputs each */
+/* The sums of parts are added in turn, and to the bias -> y */
+static void write(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, int tile) {
+  const __mmask16 there = which(o, to);
   const F bias = job->w->bias ? _mm512_maskz_loadu_ps(there, job->w->bias + o) : all(0);
   uint16_t *y = (uint16_t *)job->y + row * job->y_row + job->first + o;
   for (int64_t i = 0; i < 16 && row + i < job->rows; i++, y += job->y_row) {
-    F v = ld(sums + 16 * i);
+    F v = ld(sums[0][tile] + 16 * i);
+    for (int part = 1; part < parts; part++) v = add(v, ld(sums[part][tile] + 16 * i));
     if (job->w->bias) v = add(v, bias);
     _mm256_mask_storeu_epi16(y, there, rounded(v));
   }
@@ -97,6 +127,10 @@ static void write(const Job *job, int64_t row, int64_t o, int64_t to, const floa
 /* Rows by outputs, in tiles: tall 2 and wide 2, or one of them 1. The tiles of the second half of x and w lie `far` away. */
 IN void multiply(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_far, int64_t size, const int tall, const int wide) {
   for (int64_t at = 0; at < size; at += TILE) {
+    for (int l = 0; l < TILE; l += 32) { /* the panel comes from the second cache */
+      _mm_prefetch(w + at + 4 * TILE + l, _MM_HINT_T0);
+      if (wide == 2) _mm_prefetch(w + w_far + at + 4 * TILE + l, _MM_HINT_T0);
+    }
     _tile_loadd(4, x + at, 64);
     _tile_loadd(6, w + at, 64);
     _tile_dpbf16ps(0, 4, 6);
@@ -111,63 +145,68 @@ IN void multiply(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_
     }
   }
 }
-/* Sums -> y, and the tiles are zeros again */
-IN void finish(const Job *job, int64_t row, int64_t o, int64_t to, const int tall, const int wide) {
-  float sums[256] __attribute__((aligned(64)));
-  _tile_stored(0, sums, 64);
-  write(job, row, o, to, sums);
+/* Leaves zeros in the tiles. */
+IN void keep(Sums sums, const int tall, const int wide) {
+  _tile_stored(0, sums[0], 64);
   _tile_zero(0);
   if (wide == 2) {
-    _tile_stored(1, sums, 64);
-    write(job, row, o + 16, to, sums);
+    _tile_stored(1, sums[1], 64);
     _tile_zero(1);
   }
   if (tall == 2) {
-    _tile_stored(2, sums, 64);
-    write(job, row + 16, o, to, sums);
+    _tile_stored(2, sums[2], 64);
     _tile_zero(2);
   }
   if (tall == 2 && wide == 2) {
-    _tile_stored(3, sums, 64);
-    write(job, row + 16, o + 16, to, sums);
+    _tile_stored(3, sums[3], 64);
     _tile_zero(3);
   }
 }
-/* Up to 32 rows: a block of W is multiplied as soon as it is packed. */
-IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
-  const int64_t size = steps(job) * TILE, each = 8 * TILE;
-  uint16_t w[2 * 8 * TILE] __attribute__((aligned(64)));
-  for (int64_t o = from; o < to; o += 32) {
-    for (int64_t k = 0; k < job->w->in; k += BLOCK) {
-      pack_block(job, o, to, k, 32, w);
-      if (o + 16 < to) pack_block(job, o + 16, to, k, 32, w + each);
-      const uint16_t *x = (const uint16_t *)job->x + k / BLOCK * each;
-      if (o + 16 < to) multiply(x, size, w, each, each, tall, 2);
-      else multiply(x, size, w, each, each, tall, 1);
-    }
-    if (o + 16 < to) finish(job, 0, o, to, tall, 2);
-    else finish(job, 0, o, to, tall, 1);
-  }
+IN void finish(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, const int tall, const int wide) {
+  for (int n = 0; n < 4; n++)
+    if (n % 2 < wide && n / 2 < tall) write(job, row + n / 2 * 16, o + n % 2 * 16, to, sums, parts, n);
 }
-/* More: all outputs are packed first, and 32 rows after 32 pass. */
-IN void all_outputs(const Job *job, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
-  const int64_t size = steps(job) * TILE;
-  const uint16_t *x = (const uint16_t *)job->x + row / 16 * size;
+/* [O, I] and up to 32 rows: a block of W is multiplied as soon as it is packed. */
+IN void few(const Job *job, int64_t o, int64_t to, const int tall, const int wide) {
+  const int64_t count = steps(job);
+  uint16_t w[2 * 8 * TILE] __attribute__((aligned(64)));
+  Sums sums __attribute__((aligned(64)));
+  for (int64_t step = 0; step < count; step += 8) {
+    for (int n = 0; n < wide; n++) pack_block(job, o + 16 * n, to, step, 32, w + n * 8 * TILE);
+    multiply((const uint16_t *)job->x + step * TILE, count * TILE, w, 8 * TILE, 8 * TILE, tall, wide);
+  }
+  keep(sums, tall, wide);
+  finish(job, 0, o, to, &sums, 1, tall, wide);
+}
+IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
   int64_t o = from;
-  for (; o + 16 < to; o += 32, w += 2 * size) {
-    multiply(x, size, w, size, size, tall, 2);
-    finish(job, row, o, to, tall, 2);
+  for (; o + 16 < to; o += 32) few(job, o, to, tall, 2);
+  if (o < to) few(job, o, to, tall, 1);
+}
+/* Else all outputs are packed first, and 32 rows after 32 pass. */
+IN void many(const Job *job, int64_t row, int64_t o, int64_t to, const uint16_t *w, const int tall, const int wide) {
+  const int64_t count = steps(job), each = part_steps(job);
+  const uint16_t *x = (const uint16_t *)job->x + row / 16 * count * TILE;
+  Sums sums[PARTS_BF16] __attribute__((aligned(64)));
+  int parts = 0;
+  for (int64_t part = 0; part < count; part += each) {
+    const int64_t end = part + each < count ? part + each : count;
+    multiply(x + part * TILE, count * TILE, w + part * TILE, count * TILE, (end - part) * TILE, tall, wide);
+    keep(sums[parts++], tall, wide);
   }
-  if (o < to) {
-    multiply(x, size, w, size, size, tall, 1);
-    finish(job, row, o, to, tall, 1);
-  }
+  finish(job, row, o, to, sums, parts, tall, wide);
+}
+IN void all_outputs(const Job *job, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
+  int64_t o = from;
+  for (; o + 16 < to; o += 32, w += 2 * steps(job) * TILE) many(job, row, o, to, w, tall, 2);
+  if (o < to) many(job, row, o, to, w, tall, 1);
 }
 static void many_rows(const Job *job, int64_t from, int64_t to) {
-  const int64_t size = steps(job) * TILE, panels = (to - from + 15) / 16, rows = job->rows;
-  uint16_t *w = scratch(5, 2 * (size_t)(panels * size)), *panel = w;
-  for (int64_t o = from; o < to; o += 16, panel += size)
-    for (int64_t k = 0; k < job->w->in; k += BLOCK) pack_block(job, o, to, k, 16, panel + k / BLOCK * 8 * TILE);
+  const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
+  uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
+  if (is_across(job)) pack_across(job, from, to, w);
+  for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
+    for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, 16, panel + step * TILE);
   for (int64_t row = 0; row < rows; row += 32) {
     if (row + 16 < rows) all_outputs(job, row, from, to, w, 2);
     else all_outputs(job, row, from, to, w, 1);
@@ -178,12 +217,12 @@ typedef struct { /* as ldtilecfg reads it */
   uint16_t bytes[16];
   uint8_t lines[16];
 } Shapes;
-void plain_amx(const Job *job, int64_t from, int64_t to) {
+void outputs_amx(const Job *job, int64_t from, int64_t to) {
   Shapes shapes = {.palette = 1};
   for (int n = 0; n < 8; n++) shapes.bytes[n] = 64, shapes.lines[n] = 16;
   _tile_loadconfig(&shapes); /* leaves zeros in the tiles */
-  if (job->rows <= 16) few_rows(job, from, to, 1);
-  else if (job->rows <= 32) few_rows(job, from, to, 2);
+  if (job->rows <= 16 && !is_across(job)) few_rows(job, from, to, 1);
+  else if (job->rows <= 32 && !is_across(job)) few_rows(job, from, to, 2);
   else many_rows(job, from, to);
   _tile_release();
 }

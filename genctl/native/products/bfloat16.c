@@ -2,10 +2,6 @@
 #include "bfloat16.h"
 #include "job.h"
 
-/* How a row of x lies: as float32, of each 32 numbers the second ones of the pairs, then the first ones; as it came, with
-   zeros up to a multiple of 32; or in the tiles of amx.c. */
-enum { WIDENED, PAIRED, TILED };
-
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
 
 /* What is read next, line after line into the second cache, so that memory sees one stream and not one for each output: the
@@ -97,7 +93,7 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
   }
 #elif defined(__AMX_BF16__)
   if (job->form == TILED) {
-    plain_amx(job, from, to);
+    outputs_amx(job, from, to);
     return;
   }
 #endif
@@ -109,7 +105,7 @@ void plain_bf16(const Job *job, int64_t from, int64_t to) {
   as_before(mode);
 }
 
-/* -- rows of x ------------------------------------------------------------------------------------------------------ */
+/* -- rows of x, with zeros up to a multiple of 32; as float32 the second numbers of 16 pairs lie before the first ones -- */
 
 static void widen(void *p, int row) {
   const Job *job = p;

@@ -46,12 +46,17 @@ void code4(void *job, int row);
 void code_blocks(void *job, int row);
 void blocks8(const Job *job, int64_t from, int64_t to);
 void blocks4(const Job *job, int64_t from, int64_t to);
-/* bfloat16 weights [O, I] (bfloat16.c, amx.c): x in the form that the product reads, and outputs [from, to) of all rows */
+/* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; or in the tiles of amx.c */
+enum { WIDENED, PAIRED, TILED };
+/* bfloat16 weights [O, I] (bfloat16.c): x in the form that the product reads, and outputs [from, to) of all rows */
 void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);
+/* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
+#define PARTS_BF16 2
+void across_bf16(Job *job);
 #ifdef __AMX_BF16__
 #define AMX_ROWS 6 /* from so many rows on */
 void prepare_amx(Job *job);
-void plain_amx(const Job *job, int64_t from, int64_t to);
+void outputs_amx(const Job *job, int64_t from, int64_t to); /* of all rows */
 #endif
 #endif

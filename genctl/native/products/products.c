@@ -2,8 +2,9 @@
 
    Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
    others, with one thread and with many, and in float32 sums on every instruction set.
-     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. bfloat16: see bfloat16.c.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
      [I, O]: the inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn.
+     bfloat16: see bfloat16.c and bfloat16_across.c.
      8 bits: sums of integers are exact.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
      Blocks (blocks.c): lane l is an output.
@@ -297,7 +298,6 @@ static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums,
 #define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, 8), along(job, type, whole_stop, stop, o, n, sums, step, 1)
   switch (job->w->type) {
   case F32: ALONG(F32); break;
-  case BF16: ALONG(BF16); break;
   default: ALONG(F16);
   }
 }
@@ -387,7 +387,6 @@ static void many_across(void *p, int number) {
       a.stop = a.k + BLOCK < a.part_stop ? a.k + BLOCK : a.part_stop;
       switch (job->w->type) {
       case F32: block_across(job, &a, F32); break;
-      case BF16: block_across(job, &a, BF16); break;
       default: block_across(job, &a, F16);
       }
     }
@@ -470,8 +469,8 @@ static void prepare(Job *job) {
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
     job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
     pieces(w->form == CODES8 ? code8 : w->form == CODES4 ? code4 : code_blocks, job, (int)rows, ready);
-  } else if (w->form == PLAIN && w->type == BF16) {
-    prepare_bf16(job);
+  } else if (w->type == BF16) {
+    if (w->form == PLAIN) prepare_bf16(job); /* else across_bf16 does */
   } else if (job->type == F32) {
     job->x = job->given;
   } else {
@@ -520,7 +519,8 @@ void products(const Weight *const *w, int32_t count, const void *x, void *y, int
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);
     else jobs[n].x = jobs->x, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
-    if (w[n]->form == ACROSS) across(jobs + n);
+    if (w[n]->form == ACROSS && w[n]->type == BF16) across_bf16(jobs + n);
+    else if (w[n]->form == ACROSS) across(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
   }
   if (all_pieces) pieces(outputs, jobs, all_pieces, work < 1 << 15 ? 1 : threads);

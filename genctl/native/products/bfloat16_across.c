@@ -1,0 +1,276 @@
+/* y = x W + bias for bfloat16 weights [I, O] as they lie.
+
+   The inputs are cut into at most PARTS_BF16 parts, multiples of 32; parts are added in turn. Of each 32 inputs the first 16 are
+   one chain from 0 on, the others another; the sum of the two is added to that of the part. tdpbf16ps can follow this (amx.c). */
+#include "bfloat16.h"
+#include "job.h"
+
+#define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
+#define COLUMNS 4096 /* the most of these sums in a row */
+#define SUMMED 512   /* outputs of a piece where parts are added up */
+#define WIDE (16 * C)
+
+/* -- few rows: 32 inputs of some columns at once; of 32 columns the sums of the second ones of pairs lie first ------------ */
+
+IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *sums, int64_t step, const int rows) {
+  const int64_t out = job->w->out;
+  const uint16_t *w = (const uint16_t *)job->w->w + k * out + o;
+  const float *x = job->x + k;
+  for (int64_t c = 0; c < n; c += 32) {
+    const int some = n - c < 32 ? (int)(n - c) : 32;
+    F s[2][2][FEW]; /* chains, halves of pairs, rows */
+    UNROLL for (int i = 0; i < rows; i++) s[0][0][i] = s[0][1][i] = s[1][0][i] = s[1][1][i] = all(0);
+    UNROLL for (int chain = 0; chain < 2; chain++) UNROLL for (int d = 16 * chain; d < 16 * chain + 16; d++) {
+      if (d >= there) break;
+      __builtin_prefetch(w + (32 + d) * out + c, 0, 2);
+      const B v = some == 32 ? ldc(w + d * out + c) : ldcn(w + d * out + c, 2 * some);
+      UNROLL for (int i = 0; i < rows; i++) {
+        const F u = all(x[i * job->width + d]);
+        s[chain][0][i] = fma16(u, second(v), s[chain][0][i]);
+        s[chain][1][i] = fma16(u, first(v), s[chain][1][i]);
+      }
+    }
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++) {
+      float *to = sums + i * step + c + 16 * half;
+      st(to, add(ld(to), add(s[0][half][i], s[1][half][i])));
+    }
+  }
+}
+IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, int64_t step, const int rows) {
+  for (int i = 0; i < rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 31) & ~(int64_t)31));
+  for (; k + 32 <= stop; k += 32) along(job, k, 32, o, n, sums, step, rows);
+  if (k < stop) along(job, k, (int)(stop - k), o, n, sums, step, rows);
+}
+static void few_rows(void *p, int number) { /* -> parts [P, N, O rounded up to 32] */
+  const Job *job = p;
+  const int64_t out = job->w->out, in = job->w->in, blocks = (out + job->block - 1) / job->block, o = number % blocks * job->block;
+  const int64_t n = out - o < job->block ? out - o : job->block, step = (out + 31) & ~(int64_t)31;
+  const int64_t part = number / blocks, k = part * job->length, stop = k + job->length < in ? k + job->length : in;
+  float *sums = job->parts + part * job->rows * step + o;
+  const Mode mode = tiny_is_zero();
+  switch (job->rows) {
+  case 1: part_of(job, k, stop, o, n, sums, step, 1); break;
+  case 2: part_of(job, k, stop, o, n, sums, step, 2); break;
+  case 3: part_of(job, k, stop, o, n, sums, step, 3); break;
+  case 4: part_of(job, k, stop, o, n, sums, step, 4); break;
+  case 5: part_of(job, k, stop, o, n, sums, step, 5); break;
+  default: part_of(job, k, stop, o, n, sums, step, 6);
+  }
+  as_before(mode);
+}
+static void sum_parts(void *p, int number) {
+  const Job *job = p;
+  const int64_t out = job->w->out, step = (out + 31) & ~(int64_t)31, from = (int64_t)number * SUMMED;
+  const int64_t to = from + SUMMED < out ? from + SUMMED : out;
+  const Mode mode = tiny_is_zero();
+  for (int64_t i = 0; i < job->rows; i++)
+    for (int64_t o = from; o < to; o += 32) {
+      float sums[32];
+      for (int half = 0; half < 2; half++) {
+        const float *at = job->parts + i * step + o + 16 * half;
+        F s = ld(at);
+        for (int part = 1; part < job->count; part++) s = add(s, ld(at + part * job->rows * step));
+        st(sums + 16 * half, s);
+      }
+      for (int64_t l = 0; l < 32 && o + l < to; l++) put(job, i, o + l, sums[l / 2 + (l & 1 ? 0 : 16)]);
+    }
+  as_before(mode);
+}
+
+/* -- many rows: R rows by WIDE columns in registers ------------------------------------------------------------------------ */
+
+#define DEPTH 64 /* inputs whose weights stay in the first cache while the tiles of all rows pass */
+typedef struct {
+  int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
+  char *copy;                          /* of W: WIDENED float32 [DEPTH, WIDE]; PAIRED two rows side by side [DEPTH / 2, WIDE, 2] */
+  float *sums, *total;                 /* [N, WIDE], of the part, and of the parts before it */
+} Across;
+#define LINE (WIDE * 4) /* bytes of the copy */
+
+IN void copy_widened(const uint16_t *one, const uint16_t *two, char *to) {
+  UNROLL for (int j = 0; j < C; j++) {
+    st((float *)to + 16 * j, load(one, 16 * j, BF16));
+    st((float *)(to + LINE) + 16 * j, load(two, 16 * j, BF16));
+  }
+}
+IN void copy_paired(const uint16_t *one, const uint16_t *two, char *to) {
+  uint16_t *restrict pairs = (uint16_t *)to;
+  for (int l = 0; l < WIDE; l++) pairs[2 * l] = two[l], pairs[2 * l + 1] = one[l];
+}
+IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind the last input and the last column */
+  const int64_t out = job->w->out, in = job->w->in, n = out - a->o < WIDE ? out - a->o : WIDE;
+  const uint16_t *w = (const uint16_t *)job->w->w + a->o;
+  uint16_t rest[2][WIDE];
+  char *to = a->copy;
+  for (int64_t k = a->k; k < a->stop; k += 2, to += form == PAIRED ? LINE : 2 * LINE) {
+    const uint16_t *one = w + k * out, *two = one + out;
+    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(one + DEPTH * out + c, 0, 2), __builtin_prefetch(two + DEPTH * out + c, 0, 2);
+    if (n < WIDE || k + 2 > in) {
+      memset(rest, 0, sizeof rest);
+      for (int d = 0; d < 2 && k + d < in; d++) memcpy(rest[d], w + (k + d) * out, 2 * (size_t)n);
+      one = rest[0], two = rest[1];
+    }
+    if (form == PAIRED) copy_paired(one, two, to);
+    else copy_widened(one, two, to);
+  }
+}
+/* One chain: 16 inputs */
+IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[R][C], const int r, const int form) {
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
+  if (form == PAIRED) {
+#ifdef __AVX512BF16__
+    for (int d = 0; d < 16; d += 2, at += LINE) {
+      B v[C];
+      UNROLL for (int j = 0; j < C; j++) v[j] = ldc(at + 64 * j);
+      UNROLL for (int i = 0; i < r; i++) {
+        const B u = _mm512_set1_epi32(*(const int32_t *)((const uint16_t *)job->x + (row + i) * job->width + k + d));
+        UNROLL for (int j = 0; j < C; j++) s[i][j] = dot(s[i][j], v[j], u);
+      }
+    }
+#endif
+    return;
+  }
+  for (int d = 0; d < 16; d++, at += LINE) {
+    F v[C];
+    UNROLL for (int j = 0; j < C; j++) v[j] = ld((const float *)at + 16 * j);
+    UNROLL for (int i = 0; i < r; i++) {
+      const F u = all(job->x[(row + i) * job->width + k + d]);
+      UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+    }
+  }
+}
+IN void tile(const Job *job, const Across *a, int64_t row, const int r, const int form) {
+  const char *at = a->copy;
+  const int64_t size = LINE * (form == PAIRED ? 8 : 16);
+  for (int64_t k = a->k; k < a->stop; k += 32, at += 2 * size) {
+    F s[R][C];
+    float kept[R][C][16];
+    chain(job, at, row, k, s, r, form);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(kept[i][j], s[i][j]);
+    chain(job, at + size, row, k + 16, s, r, form);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+      float *sum = a->sums + ((row + i) * C + j) * 16;
+      const F both = add(ld(kept[i][j]), s[i][j]);
+      st(sum, k == a->part ? both : add(ld(sum), both));
+    }
+  }
+}
+IN void rows_of(const Job *job, const Across *a, const int form) {
+  const int64_t rows = job->rows;
+  int64_t row = 0;
+  for (; row + R <= rows; row += R) tile(job, a, row, R, form);
+  switch (rows - row) {
+  case 5: tile(job, a, row, 5 < R ? 5 : R, form); break;
+  case 4: tile(job, a, row, 4 < R ? 4 : R, form); break;
+  case 3: tile(job, a, row, 3 < R ? 3 : R, form); break;
+  case 2: tile(job, a, row, 2 < R ? 2 : R, form); break;
+  case 1: tile(job, a, row, 1, form); break;
+  }
+}
+static void end_part(const Job *job, const Across *a) {
+  const int64_t rows = job->rows, in = job->w->in, wide = job->w->out - a->o;
+  for (int64_t i = 0; i < rows; i++)
+    for (int j = 0; j < C; j++) {
+      const int64_t at = (i * C + j) * 16;
+      const F sum = ld(a->sums + at), total = a->part ? add(ld(a->total + at), sum) : sum;
+      if (a->part_stop < in) st(a->total + at, total);
+      else if (wide > 16 * j) put16(job, i, a->o + 16 * j, wide - 16 * j, total);
+    }
+}
+static void many_rows(void *p, int number) {
+  const Job *job = p;
+  const int64_t in = job->w->in, each = WIDE * job->rows;
+  const Mode mode = tiny_is_zero();
+  Across a = {.o = (int64_t)number * WIDE};
+  a.sums = scratch(4, sizeof(float) * (size_t)(DEPTH * WIDE + 2 * each));
+  a.total = a.sums + each;
+  a.copy = (char *)(a.total + each);
+  for (a.part = 0; a.part < in; a.part = a.part_stop) {
+    a.part_stop = a.part + job->length < in ? a.part + job->length : in;
+    for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
+      a.stop = a.k + DEPTH < a.part_stop ? a.k + DEPTH : a.part_stop;
+      a.stop = a.k + ((a.stop - a.k + 31) & ~(int64_t)31); /* zeros behind the last input */
+#ifdef __AVX512BF16__
+      if (job->form == PAIRED) {
+        copy(job, &a, PAIRED);
+        rows_of(job, &a, PAIRED);
+        continue;
+      }
+#endif
+      copy(job, &a, WIDENED);
+      rows_of(job, &a, WIDENED);
+    }
+    end_part(job, &a);
+  }
+  as_before(mode);
+}
+
+/* -- rows of x, with zeros up to a multiple of 32 -------------------------------------------------------------------------- */
+
+static void widen(void *p, int row) {
+  const Job *job = p;
+  const int64_t in = job->w->in;
+  float *x = (float *)job->x + row * job->width;
+  for (int64_t k = 0; k < job->width; k += 16) {
+    const int64_t at = row * in + k;
+    if (k + 16 <= in) st(x + k, load(job->given, at, job->type));
+    else st(x + k, k < in ? loadn(job->given, at, job->type, (int)(in - k)) : all(0));
+  }
+}
+#ifdef __AVX512BF16__
+static void swap(void *p, int row) { /* as the pairs of W lie */
+  const Job *job = p;
+  const int64_t in = job->w->in;
+  uint16_t *x = (uint16_t *)job->x + row * job->width;
+  for (int64_t k = 0; k < job->width; k += 32) {
+    const B v = ldcn((const uint16_t *)job->given + row * in + k, (int)(in - k < 32 ? in - k : 32) * 2);
+    _mm512_storeu_si512(x + k, _mm512_rol_epi32(v, 16));
+  }
+}
+#endif
+#ifdef __AMX_BF16__
+static void outputs_of(void *p, int number) {
+  const Job *job = p;
+  const int64_t from = number * job->block, out = job->w->out;
+  const Mode mode = tiny_is_zero();
+  outputs_amx(job, from, from + job->block < out ? from + job->block : out);
+  as_before(mode);
+}
+#endif
+void across_bf16(Job *job) {
+  const int64_t rows = job->rows, in = job->w->in, out = job->w->out;
+  const int threads = rows * in * out < 1 << 15 ? 1 : job->threads, ready = rows * in > 1 << 15 ? job->threads : 1;
+  job->length = ((in + PARTS_BF16 - 1) / PARTS_BF16 + 31) & ~(int64_t)31;
+  job->count = (int)((in + job->length - 1) / job->length);
+  job->width = (in + 31) & ~(int64_t)31;
+#ifdef __AMX_BF16__
+  if (job->type == BF16 && rows > FEW) {
+    prepare_amx(job);
+    job->block = in > 4096 ? 64 : 128; /* outputs of a piece */
+    pieces(outputs_of, job, (int)((out + job->block - 1) / job->block), threads);
+    return;
+  }
+#elif defined(__AVX512BF16__)
+  if (job->type == BF16 && rows > FEW) {
+    job->form = PAIRED;
+    job->x = scratch(0, 2 * (size_t)(rows * job->width));
+    pieces(swap, job, (int)rows, ready);
+    pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
+    return;
+  }
+#endif
+  job->form = WIDENED;
+  job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
+  pieces(widen, job, (int)rows, ready);
+  if (rows > FEW) {
+    pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
+    return;
+  }
+  const int64_t step = (out + 31) & ~(int64_t)31, shares = (2 * threads + job->count - 1) / job->count; /* two pieces for each thread */
+  const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64;
+  job->block = share < COLUMNS ? share : COLUMNS;
+  const int64_t blocks = (out + job->block - 1) / job->block;
+  job->parts = scratch(1, sizeof(float) * (size_t)(job->count * rows * step));
+  pieces(few_rows, job, (int)(job->count * blocks), threads);
+  pieces(sum_parts, job, (int)((out + SUMMED - 1) / SUMMED), rows * out > 1 << 14 ? threads : 1);
+}
