@@ -67,9 +67,8 @@ def client(path: str, arguments: list[str]) -> NoReturn:
     opened = [descriptor for descriptor in range(3) if is_open(descriptor)]  # before the socket takes a free number
     connection = socket.socket(socket.AF_UNIX)
     ignored = [int(number) for number in PASSED_ON if signal.getsignal(number) is signal.SIG_IGN]
-    for number in PASSED_ON:
-        if number not in ignored:
-            signal.signal(number, lambda number, frame: pass_on(connection, number))
+    for number in PASSED_ON:  # ignored ones, too: the child begins by ignoring them, and may handle them later
+        signal.signal(number, lambda number, frame: pass_on(connection, number))
     connection.connect(path)
     request = {
         "arguments": arguments,
