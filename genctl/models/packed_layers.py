@@ -184,7 +184,7 @@ def _replace(
     original, bias = module.weight, module.bias
     assert isinstance(original, Tensor)
     assert bias is None or isinstance(bias, nn.Parameter)
-    weight = original.detach().t() if type(module) is Conv1D else original.detach()  # [in, out] there
+    weight = _outputs_first(module)
     make = maker(weight.dtype, quantize, weight.shape[1])
     assert make is not None
     new = PackedLinear(make(weight, None if bias is None else bias.detach()), weight.shape, bias)
@@ -194,6 +194,23 @@ def _replace(
     if quantize is not None and users[original.data_ptr()] == 1:
         pages.release(original.detach(), mapped)
     users[original.data_ptr()] -= 1
+
+
+def plain_int8(module: nn.Module, dtype: torch.dtype) -> PackedLinear:
+    """A linear layer with the 8-bit weights that `pack` makes of it in `dtype`, multiplied by torch."""
+    from genctl.native.quantized import Int8Plain
+
+    weight, bias = _outputs_first(module), module.bias
+    assert bias is None or isinstance(bias, nn.Parameter)
+    product = Int8Plain(weight.to(dtype), None if bias is None else bias.detach())
+    return PackedLinear(product, weight.shape, bias)
+
+
+def _outputs_first(module: nn.Module) -> Tensor:
+    """The weight of a linear layer, [O, I]."""
+    assert isinstance(module.weight, Tensor)
+    weight = module.weight.detach()
+    return weight.t() if type(module) is Conv1D else weight  # [in, out] there
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -28,7 +28,7 @@ from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
 from genctl.parity.values import Parity, Position, Text, TextParting, Verdict
 
-WEIGHTS = ("dtype", "quantize", "adapter")  # knobs that change what is computed
+WEIGHTS = ("dtype", "quantize", "adapter", "runtime")  # knobs that change what is computed
 Chances: TypeAlias = tuple[tuple[float, float], tuple[float, float]]
 CHECKED = 64  # positions on which noise is measured at most
 
@@ -66,8 +66,13 @@ def _dtype(side: LocalSide) -> str:
 
 def _knobs(side: LocalSide) -> dict[str, Any]:
     runtime = side.session.planner.runtime
-    found = {name: getattr(runtime, name) for name in WEIGHTS if name != "dtype"}
-    found["cache_implementation"] = side.resolved.generation.cache_implementation
+    found = {
+        "quantize": runtime.quantize,
+        "adapter": runtime.adapter,
+        "cache_implementation": side.resolved.generation.cache_implementation,
+        # each runtime rounds layers of its own to codes
+        "runtime": None if runtime.quantize is None else side.session.forward.kind,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -135,7 +140,7 @@ def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     knobs = _knobs(side)
     for name in sorted(knobs.keys() | golden.knobs.keys()):
         now, then = knobs.get(name), golden.knobs.get(name)
-        if now != then:
+        if now != then and not (name == "runtime" and None in (now, then)):
             found[name] = f"{name} is {now or 'not set'}, in the recording {then or 'not set'}"
     return found
 
@@ -195,8 +200,8 @@ def _judged(
 def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
     """The recorded side, loaded from the same checkpoint with the knobs of the recording."""
     planner = side.session.planner
-    quantize, adapter = (golden.knobs.get(name) for name in ("quantize", "adapter"))
-    changes: dict[str, Any] = {"dtype": golden.dtype, "quantize": quantize, "adapter": adapter}
+    changes: dict[str, Any] = {name: golden.knobs.get(name) for name in WEIGHTS}
+    changes |= {"dtype": golden.dtype, "runtime": changes["runtime"] or planner.runtime.runtime}
     runtime = replace(planner.runtime, **changes)
     flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
     session = Session.load(runtime, **flags, threads=side.session.threads)

@@ -150,24 +150,23 @@ def left_out(shaken: Tensor, tiny: float) -> Tensor:
 def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
     """The oracle of each side: one for both, if they have the same files and weights."""
     kind: Any = reference.session.forward.kind
-    planners = reference.session.planner, other.session.planner
-    quantized = [planner.runtime.quantize for planner in planners]
+    own: Any = other.session.forward.kind
+    runtimes = [side.session.planner.runtime for side in (reference, other)]
+    quantized = [runtime.quantize for runtime in runtimes]
     mine = Oracle(reference, kind, quantize=quantized[0])
-    adapters = [planner.runtime.adapter for planner in planners]
-    same = quantized[0] == quantized[1] and adapters[0] == adapters[1]
+    same = quantized[0] == quantized[1] and runtimes[0].adapter == runtimes[1].adapter
+    if quantized[0] is not None:  # which layers have codes, and of which numbers
+        same = same and kind == own and reference.session.forward.dtype == other.session.forward.dtype
     if same and reference.session.loaded.fingerprint() == other.session.loaded.fingerprint():
         return mine, mine
-    own: Any = other.session.forward.kind
-    if adapters[1] is not None:
-        kind = "transformers"
-    elif quantized[1] is not None:  # the native runtime's weights are explained by the codes that it holds
-        kind = own
+    if quantized[1] is not None or runtimes[1].adapter is not None:  # explained by the codes that the side holds
+        return mine, Oracle(other, own, quantize=quantized[1])
     try:
-        return mine, Oracle(other, kind, quantize=quantized[1])
+        return mine, Oracle(other, kind)
     except GenctlError:
         if kind == own:
             raise
-        return mine, Oracle(other, own, quantize=quantized[1])
+        return mine, Oracle(other, own)
 
 
 # -- the reference against itself --------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """A second reading of a side's checkpoint in another arithmetic: exact, or with its rounding shaken.
 
-The checkpoint is loaded again, as plainly as possible: by the runtime of the reference, with torch's own products, in
-the dtype in which it is stored, so that its weights stay mapped from the files.
+The checkpoint is loaded again, as plainly as possible: by the runtime of the reference (of the side itself if its
+weights are quantised: each runtime has codes in layers of its own), with torch's own products, in the dtype in which it
+is stored, so that its weights stay mapped from the files.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Oracle:
     def __init__(
         self, side: LocalSide, kind: Literal["native", "transformers"], *, quantize: str | None = None
     ) -> None:
-        """`kind`: the runtime of the reference. Raises ModelError."""
+        """`kind`: the runtime that reads; that of the side if `quantize` is set. Raises ModelError."""
         planner = side.session.planner
         runtime = replace(
             planner.runtime, runtime=kind, dtype="auto", quantize=None, pack=False, compile=False, prompt_cache=None
@@ -57,6 +58,8 @@ class Oracle:
             session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
             if hasattr(session.loaded.model, "set_experts_implementation"):
                 session.loaded.model.set_experts_implementation("eager")  # the grouped product has no float64
+            if quantize is not None:
+                _use_codes(session.loaded.model, side)
         self.side = LocalSide(side.name, session, side.resolved, whole=True)
         self.border = 0.0  # codes by which activations move before they are rounded to codes
 
@@ -114,6 +117,16 @@ class Oracle:
         finally:
             for stack, kept in before:
                 stack.dtype = kept
+
+
+def _use_codes(model: Any, side: LocalSide) -> None:
+    """Give the linear layers of transformers' `model` 8-bit weights where the side has them; torch multiplies."""
+    from genctl.models.packed_layers import PackedLinear, plain_int8
+
+    coded: Any = side.session.loaded.model
+    for name, module in coded.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedLinear):
+            model.set_submodule(name, plain_int8(model.get_submodule(name), side.session.forward.dtype))
 
 
 def _plain(side: LocalSide, runtime: Runtime, quantize: Any) -> LoadedModel:

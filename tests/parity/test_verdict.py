@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from genctl.engines.requests import Request
+from genctl.models import packed_layers
 from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide
 from tests.parity.checkpoints import checkpoint, compared, other
@@ -103,6 +104,7 @@ def test_a_fault_in_a_rounded_side_is_a_defect(rounding: str, fault: str, folder
     assert found.verdict == "defect", (found.reason, found.noise)
 
 
+QUANTISED_CLASSES: dict[str, Any] = {"quantize": "int8", "runtime": "transformers"}
 # texts so short that a code on the other side of its border may be in no shaken reading, but in the side's own
 SHORT = [("The sea", 5), ("The sea", 12), ("Once upon a time", 5), ("She was sad", 8)]
 
@@ -127,10 +129,35 @@ def test_quantised_weights_are_drift_beside_transformers_classes(quantize: str) 
     assert found.verdict == "drift", (found.reason, found.noise)
 
 
+# each runtime rounds other layers to codes
+@pytest.mark.parametrize("text", [("The sea", 12), ("Once upon a time", 24)])
+@pytest.mark.parametrize("beside", [{}, {"quantize": "int8"}, {"quantize": "int4"}, {"runtime": "transformers"}])
+def test_int8_weights_of_transformers_classes_are_drift_on_either_side(
+    beside: dict[str, Any], text: tuple[str, int]
+) -> None:
+    sides = side(name="quantised", **QUANTISED_CLASSES), side(name="beside", **beside)
+    for pair in (sides, sides[::-1]):
+        found = measure(*_short(*text, *pair))
+        assert found.verdict == "drift", (found.reason, found.noise)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("arch", ["llama", "gpt2", "t5"])
+def test_int8_weights_of_transformers_classes_are_drift_beside_native_weights(
+    arch: str, dtype: str, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_layers, "SMALLEST_INT8", 1)  # the layers of a tiny checkpoint are small
+    quantised = other(arch, folders, dtype=dtype, **QUANTISED_CLASSES)
+    found = compared(arch, folders, quantised)
+    assert found.verdict == "drift", (found.reason, found.noise)
+
+
 @pytest.mark.parametrize("fault", ["off_by_one_position", "stale_column", "swapped_rope_halves"])
-@pytest.mark.parametrize("quantize", ["int4", "int8"])
-def test_a_fault_in_a_quantised_side_is_a_defect_on_a_short_text(quantize: str, fault: str, stories: LocalSide) -> None:
-    faulty = side(quantize=quantize)
+@pytest.mark.parametrize("side_of", [{"quantize": "int4"}, {"quantize": "int8"}, QUANTISED_CLASSES])
+def test_a_fault_in_a_quantised_side_is_a_defect_on_a_short_text(
+    side_of: dict[str, Any], fault: str, stories: LocalSide
+) -> None:
+    faulty = side(**side_of)
     FAULTS[fault](faulty)
     found = measure(*_short("The sea", 12, stories, faulty))
     assert found.verdict == "defect", (found.reason, found.noise)

@@ -92,6 +92,19 @@ def test_harmless_changes_are_ties(stories: Path, knobs: str) -> None:
     assert done.records[0]["verdict"] == "tie"
 
 
+@pytest.mark.parametrize("runtimes", [("native", "transformers"), ("transformers", "native")])
+@pytest.mark.parametrize("other", ["quantize=int8", "dtype=float32"])
+def test_quantised_weights_of_either_runtime_are_drift_beside_a_recording(
+    runtimes: tuple[str, str], other: str, tmp_path: Path
+) -> None:
+    recorded, now = runtimes
+    golden = tmp_path / "golden.jsonl"
+    saved = genctl("parity", f"{STORIES}@quantize=int8,runtime={recorded}", "--save", str(golden), *PROMPTS, "-n", "12")
+    assert saved.status == 0, saved.err
+    pair = expect(golden, f"{STORIES}@{other},runtime={now}", "--format", "jsonl").records[0]
+    assert pair["verdict"] == "drift", pair["reason"]
+
+
 def test_bounds_hold_the_kl_of_both_sides(stories: Path) -> None:
     side = f"{STORIES}@quantize=int8"
     given = ("--format", "jsonl", "--positions", "--allow-defect")
