@@ -15,8 +15,8 @@ from genctl.errors import ModelError
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise
 from genctl.parity.oracle import Oracle
 from genctl.parity.sides import LocalSide
-from genctl.parity.taps import ENCODER, Outputs, Sublayer, tapped
-from genctl.parity.values import Fault, LayerDifference, Text
+from genctl.parity.taps import Outputs, Sublayer, tapped
+from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
 
 SEEDS = 2
 POSITIONS = 32  # the last ones of a text, up to the first that parts; and the last ones of a source

@@ -23,8 +23,8 @@ from genctl.engines.local.session import Session
 from genctl.native.decoder import Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.model import NativeModel
 from genctl.native.norms import same
+from genctl.parity.values import ENCODER
 
-ENCODER = "encoder "  # what the sublayers of an encoder begin with
 LOGITS = 4096  # entries of a distribution that are compared, spread evenly
 
 
@@ -33,7 +33,7 @@ class Sublayer:
     """A part of a model. Parts of two models have the same place if all but their names are equal."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; "encoder " before it
+    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; ENCODER before it
     beside: str  # of a norm: the sublayer that reads what it puts out, or "after" that whose output it reads
     name: str = field(compare=False)  # the part's own: "model.layers.3.self_attn"
 

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["tie", "drift", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "defect": 2}
+ENCODER = "encoder "  # what the sublayers of an encoder begin with
 
 
 def worst(*verdicts: Verdict | None) -> Verdict | None:
@@ -174,7 +175,7 @@ class LayerDifference:
     """One point of the curve by layer: the output of a sublayer on both sides."""
 
     layer: int | None  # None: before the first layer, or after the last
-    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; "encoder " before it
+    sublayer: str  # embedding, norm, attention, cross-attention, mlp, layer, head; ENCODER before it
     name: str  # the part's own name: "model.layers.3.self_attn"
     size: float  # norm of the difference over the norm of the output, the largest of all positions
     noise: float  # the same for what weights and rounding explain

@@ -14,7 +14,7 @@ from genctl.commands.parity.distributions import Top, WorstPosition
 from genctl.commands.parity.naming import Naming
 from genctl.errors import count, without_secrets
 from genctl.identity import versions
-from genctl.parity.values import Parity
+from genctl.parity.values import LayerDifference, Parity
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 
@@ -79,8 +79,10 @@ def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[s
         "histogram": Markup(_histogram(one)),
         "curve": Markup(_curve(one)),
         "layers_chart": Markup(layers),
+        "parts": {"heads": view.CURVE_HEADS, "rows": [_part(point, one) for point in one.curve]},
         **_strip(one, naming),
         "partings": _partings(one, naming),
+        "partings_left": max(len(one.partings) - PARTINGS, 0),
         "worst": [_worst(each, one, naming) for each in worst],
     }
 
@@ -110,12 +112,16 @@ def _curve(one: Parity) -> str:
     return charts.curve("KL by position", [("one", means), ("two", [max(values) for values in ordered])], FLOOR)
 
 
+def _part(point: LayerDifference, one: Parity) -> dict[str, Any]:
+    return {"cells": [visible(cell) for cell in view.curve_row(point)], "at_fault": view.is_fault(point, one.fault)}
+
+
 def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
     text = view.worst_of(one)
     if text is None:
-        return {"strip": [], "strip_name": "", "strip_prompt": ""}
+        return {"strip": [], "strip_left": 0, "strip_name": "", "strip_prompt": ""}
     pieces = []
-    for each in (each for each in one.positions[:] if each.text == text.id):
+    for each in (each for each in one.positions if each.text == text.id):
         about = f"token {each.index + 1}: KL {view.nats(each.kl)} nats"
         if not each.same:
             about += f"; {naming.token(each.first_reference)} or {naming.token(each.first_other)}"
@@ -123,6 +129,7 @@ def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
         pieces.append({"text": visible(shown), "level": view.digit(each.kl), "other": not each.same, "about": about})
     return {
         "strip": pieces[:LONGEST],
+        "strip_left": max(len(pieces) - LONGEST, 0),
         "strip_name": naming.row(text.id),
         "strip_prompt": visible(last_cells(text.prompt, 500)),
     }

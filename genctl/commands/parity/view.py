@@ -11,7 +11,17 @@ from rich.text import Text
 
 from genctl.commands.parity.naming import Naming
 from genctl.errors import count
-from genctl.parity.values import SEVERITY, Estimate, Parity, Quantiles, TextParting, Verdict
+from genctl.parity.values import (
+    ENCODER,
+    SEVERITY,
+    Estimate,
+    Fault,
+    LayerDifference,
+    Parity,
+    Quantiles,
+    TextParting,
+    Verdict,
+)
 from genctl.parity.values import Text as TextRead
 from genctl.sequences import shared_length
 from genctl.terminal import theme, widgets
@@ -20,7 +30,8 @@ from genctl.terminal.number_table import first_column, table_lines
 from genctl.terminal.text_width import hanging, last_cells
 
 PARTINGS = 5  # shown of each pair
-CURVE = 40  # layers shown
+CURVE = 40  # parts of the model shown one by one on a terminal
+AROUND = 5  # parts before and after the one at fault, whose layers are shown whole
 PLAIN_WIDTH = 80  # of headings where there is no terminal
 _VERDICTS: dict[Verdict, Style] = {"tie": theme.colour(1.0), "drift": theme.colour(0.5), "defect": theme.ERROR}
 
@@ -179,13 +190,48 @@ def parting_lines(parting: TextParting, naming: Naming, width: int | None) -> li
 def _curve(one: Parity, width: int | None) -> list[Text]:
     if not one.curve:
         return []
-    rows = [
-        [layer.name or layer.sublayer, nats(layer.size), nats(layer.noise), str(layer.position)]
-        for layer in one.curve[:CURVE]
+    shown = [*one.curve] if width is None else _shortened(one)
+    found = table_lines(CURVE_HEADS, [curve_row(point) for point in shown], width)
+    left = len(one.curve) - len(shown)
+    if left:
+        words = f"{left} parts within layers are not shown; --format jsonl and --report have all {len(one.curve)}"
+        found += hanging("  ", words, width, theme.DIM)
+    return found
+
+
+CURVE_HEADS = ("part of the model", "difference", "explained", "position")
+
+
+def curve_row(point: LayerDifference) -> list[str]:
+    """A part in the columns of CURVE_HEADS."""
+    return [point.name or point.sublayer, nats(point.size), nats(point.noise), str(point.position)]
+
+
+def _shortened(one: Parity) -> list[LayerDifference]:
+    """The curve; of a long one what each layer ends with, and all parts of the layers around the fault.
+
+    Where there is no fault, they are around the part that is furthest from what is explained.
+    """
+    if len(one.curve) <= CURVE:
+        return [*one.curve]
+    middle = max(one.curve, key=lambda point: point.size / point.noise if point.noise else 0.0)
+    if one.fault is not None:
+        middle = next((point for point in one.curve if is_fault(point, one.fault)), middle)
+    place = one.curve.index(middle)
+    near = {_layer(point) for point in one.curve[max(place - AROUND, 0) : place + AROUND + 1]}
+    return [
+        point for point in one.curve if point.layer is None or point.sublayer.endswith("layer") or _layer(point) in near
     ]
-    found = table_lines(("part of the model", "difference", "explained", "position"), rows, width)
-    left = len(one.curve) - CURVE
-    return found + ([Text(f"  {left} more: --format jsonl has them", style=theme.DIM)] if left > 0 else [])
+
+
+def is_fault(point: LayerDifference, fault: Fault | None) -> bool:
+    """Whether it is the part that is at fault."""
+    return fault is not None and (point.layer, point.name) == (fault.layer, fault.name)
+
+
+def _layer(point: LayerDifference) -> tuple[bool, int | None]:
+    """The layer of a part: those of an encoder have the same numbers as those of its decoder."""
+    return point.sublayer.startswith(ENCODER), point.layer
 
 
 # -- the text that differs most ----------------------------------------------------------------------------------------

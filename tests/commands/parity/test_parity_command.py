@@ -228,6 +228,10 @@ def test_bad_rows_are_said_and_the_others_compared(tmp_path: Path) -> None:
         (("a", "b", "--min-agreement", "2", "x y"), "--min-agreement 2: must be a share from 0 to 1"),
         (("a", "b", "--max-kl", "-1", "x y"), "--max-kl -1: must be at least 0"),
         (("a", "b", "--positions", "x y"), "--positions adds records of each position, which --format text has no"),
+        (
+            ("a", "b", "--layers", "--format", "tsv", "x y"),
+            "--layers adds records of each part of the model, which --format",
+        ),
         (("a", "b", "--texts", "t", "x y"), "texts are read as they are, so there can be no prompt"),
         (("a", "b", "--texts", "t", "-i", "p"), "--texts t and --input p"),
         (("a", "b", "--by-text", "--max-kl", "1", "x y"), "bits per byte alone, and no tokens, so it has no --max-kl"),

@@ -1,0 +1,99 @@
+"""The curve by layer of a deep model: what a terminal, a file and the page show of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from genctl.commands.parity import view
+from genctl.commands.parity.naming import Naming
+from genctl.commands.parity.report import ParityPage
+from genctl.parity.measure import measure
+from genctl.parity.values import Fault, LayerDifference, Parity, TextParting
+from tests.parity.sides import requests, side
+
+PARTS = ("attn_norm", "o", "mlp_norm", "mlp")
+LAYERS = 24
+
+
+@pytest.fixture(scope="module")
+def pair() -> Parity:
+    sides = side(name="reference"), side(name="other")
+    return measure(*sides, requests(sides[0], ["The sea"]))
+
+
+def deep(pair: Parity, fault: str | None, furthest: str = "") -> Parity:
+    """A pair with the curve of 24 layers: an encoder's and a decoder's, one of whose parts is at fault."""
+    curve = []
+    for stack in ("encoder ", ""):
+        path = f"{stack.strip()}.layers.".lstrip(".")
+        for layer in range(LAYERS):
+            curve += [LayerDifference(layer, f"{stack}mlp", f"{path}{layer}.{part}", 1e-7, 1e-7, 0) for part in PARTS]
+            curve.append(LayerDifference(layer, f"{stack}layer", f"{path}{layer}", 1e-7, 1e-7, 0))
+    curve.append(LayerDifference(None, "head", "", 1e-7, 1e-7, 0))
+    curve = [replace(point, size=1.0) if point.name == furthest else point for point in curve]
+    found = None
+    if fault is not None:
+        point = next(point for point in curve if (point.name or point.sublayer) == fault)
+        found = Fault("0", point.layer, point.sublayer, point.name, 0, 1.0, "it parts", tuple(curve))
+    return replace(pair, fault=found, curve=tuple(curve))
+
+
+def shown(one: Parity, width: int | None) -> list[str]:
+    """The names in the table of parts, and what is said below it."""
+    lines = [line.plain for line in view.pair_lines(one, Naming(), width)]
+    table = lines[next(place for place, line in enumerate(lines) if line.startswith("part of the model")) + 1 :]
+    return [line.split()[0] if line[:1] != " " else line.strip() for line in table]
+
+
+@pytest.mark.parametrize("fault", ["layers.22.mlp_norm", "encoder.layers.9.o", "head"])
+def test_the_parts_around_a_fault_are_shown_however_deep_it_is(fault: str, pair: Parity) -> None:
+    one = deep(pair, fault)
+    names = shown(one, 100)
+    place = [point.name or point.sublayer for point in one.curve].index(fault)
+    around = one.curve[max(place - 5, 0) : place + 6]
+    assert {point.name or point.sublayer for point in around} <= {*names}
+    assert {f"{stack}layers.{layer}" for stack in ("", "encoder.") for layer in range(LAYERS)} <= {*names}
+    assert "head" in names
+
+
+def test_what_is_left_out_is_said_with_where_it_is(pair: Parity) -> None:
+    one = deep(pair, "layers.22.mlp_norm")
+    *names, below = shown(one, 100)
+    assert len(names) < len(one.curve) == 2 * LAYERS * 5 + 1
+    left = len(one.curve) - len(names)
+    assert below == f"{left} parts within layers are not shown; --format jsonl and --report have all {len(one.curve)}"
+
+
+def test_without_a_fault_the_part_furthest_from_what_is_explained_is_shown(pair: Parity) -> None:
+    assert "layers.17.o" in shown(deep(pair, None, furthest="layers.17.o"), 100)
+    assert "layers.17.o" not in shown(deep(pair, None, furthest="layers.3.o"), 100)
+
+
+def test_a_file_has_every_part(pair: Parity) -> None:
+    one = deep(pair, "layers.22.mlp_norm")
+    assert shown(one, None) == [point.name or point.sublayer for point in one.curve]
+
+
+def page_of(one: Parity, folder: Path) -> str:
+    path = folder / "page.html"
+    with ParityPage(str(path), force=False) as page:
+        page.pair(one, [])
+    return path.read_text()
+
+
+def test_the_page_has_every_part_and_marks_the_fault(pair: Parity, tmp_path: Path) -> None:
+    one = deep(pair, "layers.22.mlp_norm")
+    html = page_of(one, tmp_path)
+    assert "All 241 parts of the model" in html
+    assert all(f">{point.name}" in html for point in one.curve)
+    assert re.findall(r">([\w.]+) <span class=\"verdict defect\">first that parts", html) == ["layers.22.mlp_norm"]
+
+
+def test_the_page_says_how_many_partings_it_does_not_have(pair: Parity, tmp_path: Path) -> None:
+    parting = TextParting("0", 0, 5, 6, (-1.0, -1.0), (-1.0, -1.0), 0.0, "tie", "equal")
+    html = page_of(replace(pair, partings=(parting,) * 203), tmp_path)
+    assert "3 more: --format jsonl has them" in html
