@@ -277,7 +277,7 @@ class Decoder(Stack):
         With an encoder: `cross` holds keys and values of the source; where it is empty it is filled from `source`
         [N or P, S, E], which is not read otherwise. source_mask [N, S] is 0 where a source has padding.
         """
-        shared = self._shared(tokens.shape[1], positions, mask, past, visible)
+        shared = self.shared(tokens.shape[1], positions, mask, past, visible)
         shared.source = source
         shared.source_mask = None if source_mask is None else source_mask.bool()[:, None, None]
         x = self.embed(tokens, positions)
@@ -292,17 +292,20 @@ class Decoder(Stack):
         if states is not None:
             states.append(x)
             x = x[:, -keep:] if keep else x
-        logits = self.head(x)
-        if self.spec.logits_scale != 1.0:
-            logits = logits / self.spec.logits_scale
-        if self.spec.final_softcap is not None:  # Gemma 2
-            logits = TANH(logits / self.spec.final_softcap) * self.spec.final_softcap
-        return logits
+        return self.scaled(self.head(x))
 
     def head(self, x: Tensor) -> Tensor:
         """The stack's output [..., E] -> logits [..., V], before scaling and soft cap."""
         scale = self.spec.head_scale
         return self.output(x if scale == 1.0 else x * scale)
+
+    def scaled(self, logits: Tensor) -> Tensor:
+        """What the head puts out [..., V] -> logits [..., V]."""
+        if self.spec.logits_scale != 1.0:
+            logits = logits / self.spec.logits_scale
+        if self.spec.final_softcap is not None:  # Gemma 2
+            logits = TANH(logits / self.spec.final_softcap) * self.spec.final_softcap
+        return logits
 
     def step(
         self, tokens: Tensor, positions: Tensor, place: Tensor, slots: Tensor, buffers: list[tuple[Tensor, Tensor]]
@@ -317,7 +320,8 @@ class Decoder(Stack):
         layers = [Slots(keys, values, place) for keys, values in buffers]
         return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
 
-    def _shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None) -> Pass:
+    def shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None = None) -> Pass:
+        """What all layers of a pass over F tokens share (see `__call__`)."""
         masks = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
         shared = Pass(masks or [visible or Mask(past, fed, mask, self.device)])
         if self.rotary is not None:

@@ -19,6 +19,7 @@ from genctl.decode.types import Source, Sources
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder
 from genctl.native.model import NativeModel
+from genctl.native.steps import Steps
 
 if TYPE_CHECKING:
     from genctl.native.graphs import Graphs
@@ -53,6 +54,7 @@ class NativeRuntime(Reader):
         self.watch: Callable[[Passed], None] | None = None
         self.findings: list[str] = []
         self.graphs: Graphs | None = None
+        self.steps: Steps | None = Steps(self.decoder)
         if self.device.type == "cuda" if graphs is None else graphs:
             from genctl.native.graphs import Graphs, fits
 
@@ -139,9 +141,12 @@ class NativeRuntime(Reader):
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
+        logits: Tensor | None = None
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
             logits = self.graphs.step(feed, cache, mask, positions)
-        else:
+        elif self.steps is not None and cache is not None and sources is None and not hidden:
+            logits = self.steps.step(feed, cache, mask, positions, keep=keep)
+        if logits is None:
             logits = self.decoder(
                 feed,
                 positions,

@@ -110,7 +110,7 @@ def tapped(session: Session, count: int) -> Iterator[tuple[Session, Taps]]:
     model = session.loaded.model
     if isinstance(model, NativeModel):
         forward: Any = copy.copy(session.forward)
-        forward.decoder, forward.graphs = _TappedDecoder(model.decoder, taps), None
+        forward.decoder, forward.graphs, forward.steps = _TappedDecoder(model.decoder, taps), None, None
         if model.encoder is not None:
             forward.encoder = _TappedEncoder(model.encoder, taps)
         twin = copy.copy(session)

@@ -35,6 +35,7 @@ class GrowingLayer(CacheLayer):
     is_initialized = record_past = False
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
     is_convertible = True  # whether it can be converted to another form
+    extends = True  # whether its buffers hold the numbers themselves, so that a caller may write columns (`extend`)
     is_chosen = False  # whether `cache_implementation` names its form
     is_sliding, is_compileable, supports_early_init = False, False, True  # attributes that transformers' caches read
 
@@ -90,6 +91,15 @@ class GrowingLayer(CacheLayer):
         self._append(self._encode(key_states, value_states))
         # return the exact numbers of the first write, even if they are stored rounded
         return (key_states, value_states) if first else self.content()
+
+    def extend(self, count: int) -> tuple[int, int]:
+        """As `update`, but the caller writes the new columns into the buffers, which are not empty.
+
+        Returns the first of the columns that the new tokens see, and how many these are, the new ones included.
+        """
+        self._room_for(count)
+        self.length += count
+        return self.begin, self.length
 
     def get_seq_length(self) -> int:
         """Columns stored."""
@@ -256,20 +266,21 @@ class GrowingLayer(CacheLayer):
         return tuple([buffer.narrow(2, self.begin, self.length) for buffer in self.buffers])
 
     def _append(self, columns: tuple[Tensor, ...]) -> None:
-        end = self.begin + self.length
-        new = end + columns[0].shape[-2]
+        count = columns[0].shape[-2]
         if not self.buffers:
-            self.buffers = tuple(
-                column.new_empty(*column.shape[:2], new + self.room, column.shape[3]) for column in columns
-            )
+            capacity = self.begin + self.length + count + self.room
+            self.buffers = tuple(column.new_empty(*column.shape[:2], capacity, column.shape[3]) for column in columns)
             self.room = 0
-        elif self.capacity < new:
-            needed = new - self.begin
-            self._grow(self._roomy(needed))
-            end, new = self.length, needed
+        self._room_for(count)
+        end = self.begin + self.length
         for buffer, column in zip(self.buffers, columns, strict=True):
-            buffer[:, :, end:new] = column
-        self.length = new - self.begin
+            buffer[:, :, end : end + count] = column
+        self.length += count
+
+    def _room_for(self, count: int) -> None:
+        """Grow, if the buffers have no free columns for so many."""
+        if self.capacity < self.begin + self.length + count:
+            self._grow(self._roomy(self.length + count))
 
     def _roomy(self, columns: int) -> int:
         """The new capacity of a full buffer that must hold this many columns (see `grown`)."""

@@ -20,6 +20,7 @@ class QuantizedLayer(GrowingLayer):
     kind = "quantised"
     is_plain = is_convertible = False
     is_chosen = True
+    extends = False
 
     def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
         return (*_quantize(keys), *_quantize(values))

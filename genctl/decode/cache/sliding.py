@@ -54,6 +54,16 @@ class SlidingLayer(GrowingLayer):
             self._let_go()
         return keys, values
 
+    def extend(self, count: int) -> tuple[int, int]:
+        """See `GrowingLayer.extend`."""
+        first, columns = super().extend(count)
+        self.seen += count
+        if self.record_past:
+            visible = min(self.most + count, columns)
+            return first + columns - visible, visible
+        self._let_go()
+        return first, columns
+
     def get_seq_length(self) -> int:
         """Columns ever appended."""
         return self.seen

@@ -256,5 +256,5 @@ void attention(const Attention *a, int32_t threads) {
   if (a->rows * a->fed == 0) return;
   const int64_t queries = a->rows * a->fed * (a->heads / a->kv_heads), blocks = (queries + QUERIES - 1) / QUERIES;
   const int64_t work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
-  pieces(block, (void *)a, (int)(a->kv_heads * blocks), work < 1 << 16 ? 1 : threads);
+  pieces(block, (void *)a, (int)(a->kv_heads * blocks), work < 1 << 14 ? 1 : threads);
 }

@@ -20,7 +20,7 @@ ACTIVATIONS = {name: number for number, name in enumerate(("silu", "relu", "gelu
 _Pair = ctypes.c_int64 * 2
 
 
-class _Attention(ctypes.Structure):
+class Attention(ctypes.Structure):
     """`Attention` of products.h."""
 
     _fields_: ClassVar[Any] = [
@@ -140,30 +140,53 @@ def attention(
     rows, heads, fed, size = query.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
     y = query.new_empty(rows, fed, heads * size)
-    fields = _Attention(TYPES[query.dtype], causal, rows, heads, parts[0][0].shape[1], fed, size, query.data_ptr())
-    fields.q_row, fields.q_head, fields.q_token, _ = query.stride()
-    fields.each = rows // max(len(keys) for keys, _ in parts)
-    kept: list[Any] = [query]
+    made = fields(query, y, parts[0][0].shape[1], scaling=scaling, softcap=softcap)
+    made.each = rows // max(len(keys) for keys, _ in parts)
+    kept: list[Any] = see(made, mask=mask, causal=causal, window=window, bias=bias)
     for number, (keys, values) in enumerate(parts):
         keys = keys if keys.stride(-1) == 1 else keys.contiguous()
         values = values if values.stride(-1) == 1 else values.contiguous()
         kept += [keys, values]
-        fields.k[number], fields.v[number] = keys.data_ptr(), values.data_ptr()
-        fields.columns[number] = keys.shape[2]
-        shared = len(keys) == 1
-        row, fields.k_head[number], fields.k_column[number], _ = keys.stride()
-        fields.k_row[number] = 0 if shared else row
-        row, fields.v_head[number], fields.v_column[number], _ = values.stride()
-        fields.v_row[number] = 0 if shared else row
+        point(made, number, keys, values)
+        made.columns[number] = keys.shape[2]
+    found.attention(ctypes.byref(made), torch.get_num_threads())
+    del kept  # held until the call ended
+    return y
+
+
+def fields(query: Tensor, y: Tensor, kv_heads: int, *, scaling: float, softcap: float | None = None) -> Attention:
+    """What the library is told of queries [N, H, F, D] and of the place of what they become, [N, F, H·D]."""
+    rows, heads, fed, size = query.shape
+    made = Attention(TYPES[query.dtype], True, rows, heads, kv_heads, fed, size, query.data_ptr())
+    made.q_row, made.q_head, made.q_token, _ = query.stride()
+    made.scaling, made.softcap, made.y = scaling, softcap or 0.0, y.data_ptr()
+    return made
+
+
+def point(fields: Attention, number: int, keys: Tensor, values: Tensor) -> None:
+    """Where a stretch of columns lies: keys and values [P, K, T, D]. One row is read for all."""
+    shared = len(keys) == 1
+    fields.k[number], fields.v[number] = keys.data_ptr(), values.data_ptr()
+    row, fields.k_head[number], fields.k_column[number], _ = keys.stride()
+    fields.k_row[number] = 0 if shared else row
+    row, fields.v_head[number], fields.v_column[number], _ = values.stride()
+    fields.v_row[number] = 0 if shared else row
+
+
+def see(
+    fields: Attention, *, mask: Tensor | None, causal: bool, window: int | None = None, bias: Tensor | None = None
+) -> list[Any]:
+    """What is seen of the columns (see `attention`). Returns what must be held until the call has ended."""
+    fields.causal, fields.window = causal, window or 0
+    kept: list[Any] = []
+    fields.mask = fields.bias = None
     if mask is not None:
         mask = mask if mask.stride(-1) == 1 else mask.contiguous()
+        kept.append(mask)
         fields.mask, fields.mask_row = mask.data_ptr(), 0 if len(mask) == 1 else mask.stride(0)
-    fields.window, fields.scaling, fields.softcap = window or 0, scaling, softcap or 0.0
     if bias is not None:
         bias = bias.float() if bias.stride(-1) == 1 else bias.float().contiguous()
         kept.append(bias)
         strides = (0 if length == 1 else stride for length, stride in zip(bias.shape, bias.stride(), strict=True))
         fields.bias, (fields.bias_row, fields.bias_head, fields.bias_token, _) = bias.data_ptr(), strides
-    fields.y = y.data_ptr()
-    found.attention(ctypes.byref(fields), torch.get_num_threads())
-    return y
+    return kept

@@ -47,4 +47,22 @@ typedef struct {
 } Attention;
 void attention(const Attention *a, int32_t threads);
 
+/* -- norms and activations (small.c) -- */
+void rms_norm(const void *x, const float *weight, float eps, void *y, int64_t rows, int64_t size, int32_t type, int32_t late, int32_t threads);
+void layer_norm(const void *x, const float *weight, const float *bias, float eps, void *y, int64_t rows, int64_t size, int64_t period, int32_t type, int32_t threads);
+void activate(int32_t kind, const void *x, int64_t x_row, const void *up, int64_t up_row, void *y, int64_t rows, int64_t size, int32_t type, int32_t threads);
+
+/* -- many calls at once (steps.c) -- */
+enum { PRODUCTS, RMS_NORM, LAYER_NORM, ACTIVATE, SUM, COPY, TURN, ATTENTION };
+typedef struct {
+  int32_t kind, type, how; /* how: products, activation, late, interleaved */
+  float eps, factor;
+  int64_t rows, size, period, heads, fed, turned;
+  const void *x, *z, *w; /* z: up; what is added; cosines. w: weights, or an `Attention`; sines */
+  const float *weight, *bias;
+  void *y;
+  int64_t x_row, z_row, y_row, x_head, y_head, x_token, y_token;
+} Call;
+void run(const Call *calls, int32_t count, int32_t threads);
+
 #endif

@@ -1,0 +1,60 @@
+/* A list of calls, one after the other, so that nothing stands between them: a pass over few tokens (steps.py). */
+#include "lanes.h"
+#include "products.h"
+
+IN float get(const void *p, int64_t at, int type) {
+  return type == F32 ? ((const float *)p)[at] : type == BF16 ? from_bf16(((const uint16_t *)p)[at]) : from_f16(((const uint16_t *)p)[at]);
+}
+IN float rounded(float v, int type) { return type == F32 ? v : type == BF16 ? from_bf16(to_bf16(v)) : from_f16(to_f16(v)); }
+IN void set(void *p, int64_t at, int type, float v) {
+  if (type == F32) ((float *)p)[at] = v;
+  else ((uint16_t *)p)[at] = type == BF16 ? to_bf16(v) : to_f16(v);
+}
+
+IN void sum(const Call *c, const int type) { /* y = x + z factor, each operation rounded to the type */
+  for (int64_t i = 0; i < c->size; i++) {
+    const float z = get(c->z, i, type);
+    set(c->y, i, type, get(c->x, i, type) + (c->factor == 1.0f ? z : rounded(z * c->factor, type)));
+  }
+}
+/* The first `turned` features of each head, as rope.py turns them: cosines and sines [N or 1, F, turned] */
+IN void turn(const Call *c, const char *x, char *y, int64_t angle, const int type) {
+  const int64_t half = c->turned / 2;
+  for (int64_t d = 0; d < c->turned; d++) {
+    const int64_t partner = c->how ? d ^ 1 : d < half ? d + half : d - half;
+    const float a = rounded(get(x, d, type) * get(c->z, angle + d, type), type);
+    const float b = rounded(get(x, partner, type) * get(c->w, angle + d, type), type);
+    set(y, d, type, a + b);
+  }
+}
+static void heads(const Call *c) { /* [N, H, F, D] from one place to another */
+  const int64_t size = c->type == F32 ? 4 : 2;
+  for (int64_t n = 0; n < c->rows; n++)
+    for (int64_t h = 0; h < c->heads; h++)
+      for (int64_t f = 0; f < c->fed; f++) {
+        const char *x = (const char *)c->x + (n * c->x_row + h * c->x_head + f * c->x_token) * size;
+        char *y = (char *)c->y + (n * c->y_row + h * c->y_head + f * c->y_token) * size;
+        const int64_t turned = c->kind == TURN ? c->turned : 0, angle = n * c->z_row + f * turned;
+        memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
+        if (!turned) continue;
+        if (c->type == F32) turn(c, x, y, angle, F32);
+        else if (c->type == BF16) turn(c, x, y, angle, BF16);
+        else turn(c, x, y, angle, F16);
+      }
+}
+
+void run(const Call *calls, int32_t count, int32_t threads) {
+  for (const Call *c = calls; c < calls + count; c++) switch (c->kind) {
+    case PRODUCTS: products(c->w, c->how, c->x, c->y, c->rows, c->type, threads); break;
+    case RMS_NORM: rms_norm(c->x, c->weight, c->eps, c->y, c->rows, c->size, c->type, c->how, threads); break;
+    case LAYER_NORM: layer_norm(c->x, c->weight, c->bias, c->eps, c->y, c->rows, c->size, c->period, c->type, threads); break;
+    case ACTIVATE: activate(c->how, c->x, c->x_row, c->z, c->z_row, c->y, c->rows, c->size, c->type, threads); break;
+    case SUM:
+      if (c->type == F32) sum(c, F32);
+      else if (c->type == BF16) sum(c, BF16);
+      else sum(c, F16);
+      break;
+    case ATTENTION: attention(c->w, threads); break;
+    default: heads(c); /* COPY, TURN */
+    }
+}

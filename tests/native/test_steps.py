@@ -1,0 +1,133 @@
+"""A pass that is one call of the library gives every row the bits of the decoder's own code."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from genctl import events
+from genctl.decode.loop import decode
+from genctl.decode.types import Lane
+from genctl.engines.local.session import Session
+from genctl.native.products.library import library
+from genctl.native.runtime import NativeRuntime
+from genctl.native.steps import MOST_LISTS, MOST_TOKENS, Steps
+from genctl.params import Runtime
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.beam import Beam
+from genctl.strategies.draft_models import PromptLookup
+from genctl.strategies.sample import Sample
+from tests import runtimes
+from tests.native.variations import FAMILIES, VARIATIONS, model
+from tests.tiny import EOS, VOCABULARY, WINDOW
+
+pytestmark = pytest.mark.skipif(library() is None, reason="nothing is compiled here")
+
+# experts, sinks, queries that are no even part of a product: computed by the decoder's own code
+ELSEWHERE = {"codegen", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(length)).tolist())
+
+
+LANES: dict[str, Callable[[], Sequence[Lane]]] = {
+    "one row": lambda: [Lane("a", prompt(9), Sample(), 2 * WINDOW, eos=(EOS,))],
+    "padded rows": lambda: [Lane(str(n), prompt(n), Sample(), 12, eos=(EOS,)) for n in (5, 70, 11)],
+    "beams that share a prompt": lambda: [Lane(str(n), prompt(n), Beam(3), 8, eos=(EOS,), returned=3) for n in (80, 9)],
+    "drafts": lambda: [Lane("a", prompt(6) * 4, Assisted(PromptLookup(), num_assistant_tokens=5), 24, eos=(EOS,))],
+}
+
+
+def passes(runtime: NativeRuntime, lanes: Sequence[Lane]) -> list[Any]:
+    """The logits of every pass, and what was written."""
+    logits: list[Any] = []
+    once = type(runtime).__call__
+
+    class Noted(NativeRuntime):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            output = once(self, *args, **kwargs)
+            logits.append(output.logits)
+            return output
+
+    noted = Noted.__new__(Noted)
+    noted.__dict__.update(runtime.__dict__)
+    told = list(decode(noted, lanes, width=8))
+    assert not [event for event in told if isinstance(event, events.Failed)]
+    texts = [event.hypotheses for event in told if isinstance(event, events.Finished)]
+    return [*logits, *[(one.tokens, one.logprob) for text in texts for one in text]]
+
+
+def same(ones: list[Any], others: list[Any]) -> bool:
+    return len(ones) == len(others) and all(
+        torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+        for one, other in zip(ones, others, strict=True)
+    )
+
+
+def check(runtime: NativeRuntime, kind: str) -> int:
+    """How many passes were one call. Nothing may change with them."""
+    runtime.steps = steps = Steps(runtime.decoder)
+    with_steps = passes(runtime, LANES[kind]())
+    runtime.steps = None
+    assert same(with_steps, passes(runtime, LANES[kind]()))
+    return steps.taken
+
+
+@pytest.mark.parametrize("kind", LANES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_the_bits_of_its_decoder(name: str, kind: str) -> None:
+    runtime = runtimes.native(model(name))
+    if runtime.encoder is not None:
+        pytest.skip("an encoder-decoder's passes are its decoder's own")
+    assert (check(runtime, kind) > 0) == (name not in ELSEWHERE)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIATIONS if name not in FAMILIES])
+def test_every_variation_of_a_family_has_the_bits_of_its_decoder(name: str) -> None:
+    for kind in ("padded rows", "drafts"):
+        check(runtimes.native(model(name)), kind)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_every_type_of_weights_has_the_bits_of_the_decoder(dtype: str, quantize: str | None) -> None:
+    if dtype == "float16" and quantize:
+        pytest.skip("--quantize computes in float32 or bfloat16")
+    runtime = Session.load(Runtime(model="builtin:stories", dtype=dtype, quantize=quantize)).forward  # type: ignore[arg-type]
+    assert isinstance(runtime, NativeRuntime)
+    for kind in LANES:
+        assert check(runtime, kind)
+
+
+def test_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -> None:
+    runtime = runtimes.native(model("llama"))
+    taken: list[int] = []
+    for count, form in ((MOST_TOKENS, ""), (MOST_TOKENS + 1, ""), (2, "quantized"), (2, "static")):
+        cache = runtime.new_cache(room=80)
+        runtime(torch.tensor([prompt(4)]), cache, first=True)
+        if form:
+            cache.convert(form, 80)
+        before = runtime.steps.taken if runtime.steps else 0
+        runtime(torch.tensor([prompt(70)[:count]]), cache)
+        assert runtime.steps is not None
+        taken.append(runtime.steps.taken - before)
+    assert taken == [1, 0, 0, 1]
+
+
+def test_lists_are_few_and_keep_no_cache_in_memory() -> None:
+    runtime = runtimes.native(model("gpt2"))
+    held = []
+    for count in range(1, MOST_LISTS + 5):
+        cache = runtime.new_cache()
+        runtime(torch.tensor([prompt(4)]), cache, first=True)
+        held.append(cache.layers[0].buffers[0])  # type: ignore[attr-defined]
+        runtime(torch.tensor([prompt(20)[:count]]), cache)
+    addresses = {id(tensor) for tensor in held}
+    del cache, held
+    gc.collect()
+    assert not [1 for found in gc.get_objects() if id(found) in addresses and isinstance(found, torch.Tensor)]
