@@ -230,6 +230,8 @@ class LaneQueue:
                 self.known.append(lane)
             elif isinstance(lane, events.Failed):
                 self.failed.append(lane)
+                if wait and not self.known:
+                    return  # nothing is decoded: who waits for the next lane would keep the failure back
             elif self.known or self.failed or not wait:
                 return
 

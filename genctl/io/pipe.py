@@ -15,7 +15,8 @@ class Pipe(io.RawIOBase):
     """A binary stream that can be looked at without waiting. `read1` returns what there is, as that of a pipe does."""
 
     def __init__(self, source: IO[bytes]) -> None:
-        self._source = source
+        # a thread that waits within a buffered stream holds its lock, without which Python cannot end
+        self._source: IO[bytes] = getattr(source, "raw", source)
         self._ahead: list[bytes] = []
         self._ended = False
 
@@ -41,7 +42,7 @@ class Pipe(io.RawIOBase):
 
     def _take(self) -> None:
         read = getattr(self._source, "read1", self._source.read)
-        data: bytes = read(LIMIT)
+        data: bytes = read(LIMIT) or b""
         self._ended = not data
         if data:
             self._ahead.append(data)

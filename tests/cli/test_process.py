@@ -9,7 +9,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pyte
@@ -74,30 +77,61 @@ def test_sigterm_exits_with_143(tmp_path: Path, environment: dict[str, str]) -> 
     assert process.returncode == 143, err
 
 
-def test_rows_of_a_slow_pipe_are_decoded_when_they_come(tmp_path: Path, environment: dict[str, str]) -> None:
-    """Each waited until there were `--batch-size` of them, one that cannot be decoded until another was."""
+@contextmanager
+def fed_slowly(*options: str, folder: Path, env: dict[str, str]) -> Iterator[Callable[[str, str], dict[str, Any]]]:
+    """A run to which one row is given at a time: id and prompt -> its record. The pipe stays open."""
     command = [sys.executable, *GENCTL, "run", "-m", "builtin:stories", "--input-format", "jsonl", "--format", "jsonl"]
     process = subprocess.Popen(
-        [*command, "-n", "4", "--batch-size", "8"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment, cwd=tmp_path,
+        [*command, "-n", "4", *options],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, cwd=folder,
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
     late = threading.Timer(60, process.kill)  # it waits for more rows
     late.start()
+
+    def feed(id: str, prompt: str) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"id": id, "prompt": prompt}).encode() + b"\n")
+        process.stdin.flush()
+        record: dict[str, Any] = json.loads(process.stdout.readline())
+        return record
+
     try:
-        for number, prompt in enumerate(("One day", "too long " * 3000, "The old fox")):
-            process.stdin.write(json.dumps({"id": f"row {number}", "prompt": prompt}).encode() + b"\n")
-            process.stdin.flush()
-            record = json.loads(process.stdout.readline())
-            assert (record["id"], "error" in record) == (f"row {number}", number == 1)
-        process.stdin.close()
+        yield feed
+        if "--strict" not in options:
+            process.stdin.close()
         assert process.wait(60) == 1
     finally:
         late.cancel()
         process.kill()
         process.wait()
         process.stdout.close()
+        process.stdin.close()
+
+
+TOO_LONG = "too long " * 3000
+
+
+@pytest.mark.parametrize("options", ["--batch-size 8", "--batch-size 1", "--no-pack --batch-size 1"])
+def test_rows_of_a_slow_pipe_are_decoded_when_they_come(
+    options: str, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Each waited until there were `--batch-size` of them, one that cannot be decoded until another was."""
+    with fed_slowly(*options.split(), folder=tmp_path, env=environment) as feed:
+        for number, prompt in enumerate(("One day", TOO_LONG, TOO_LONG, "The old fox")):
+            record = feed(f"row {number}", prompt)
+            assert (record["id"], "error" in record) == (f"row {number}", prompt == TOO_LONG)
+
+
+@pytest.mark.parametrize("size", ["8", "1"])
+def test_strict_ends_at_a_row_of_a_slow_pipe_that_fails(size: str, tmp_path: Path, environment: dict[str, str]) -> None:
+    """It waited for the next row, with a batch also for those that are to be decoded."""
+    with fed_slowly("--strict", "--batch-size", size, folder=tmp_path, env=environment) as feed:
+        assert "error" not in feed("a", "One day")
+        assert "error" not in feed("b", "The sea")
+        assert "error" in feed("c", TOO_LONG)
 
 
 def test_a_closed_pipe_ends_quietly(tmp_path: Path, environment: dict[str, str]) -> None:

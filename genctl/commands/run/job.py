@@ -347,7 +347,7 @@ class RunJob(job.Job[RunOptions]):
     @property
     def _reads_beside(self) -> bool:
         """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
-        if not self.waits or self.options.strict or self.choice.ranks:
+        if not self.waits or self.choice.ranks:
             return False
         checked = self.options.check_runtime or self.options.check_batch
         return not self.choice.live or (bool(self.alone) and self.width > 1 and not checked)
