@@ -33,6 +33,7 @@ class Case:
         eos = config.eos_token_id
         self.eos: tuple[int, ...] = (eos,) if isinstance(eos, int) else tuple(eos)
         self.start = config.decoder_start_token_id
+        self._greedy: dict[tuple[int, ...], list[list[int]]] = {}
 
     def lane(self, prompt: Sequence[int], strategy: Strategy | None = None, name: str = "0", **fields: Any) -> Lane:
         strategy = strategy or Sample()
@@ -55,7 +56,14 @@ class Case:
         return found
 
     def generate(self, prompt: Sequence[int], **options: Any) -> list[list[int]]:
-        """What `model.generate` writes after the prompt, EOS included, padding not."""
+        """What `model.generate` writes after the prompt, EOS included, padding not. A greedy text is made once."""
+        if options == {"do_sample": False}:
+            if tuple(prompt) not in self._greedy:
+                self._greedy[tuple(prompt)] = self._generate(prompt, **options)
+            return self._greedy[tuple(prompt)]
+        return self._generate(prompt, **options)
+
+    def _generate(self, prompt: Sequence[int], **options: Any) -> list[list[int]]:
         ids = torch.tensor([list(prompt)])
         options = {"max_new_tokens": NEW, **options}
         made = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ PROMPTS = [
 NEW = 12
 
 
+@cache
 def generated(name: str, prompt: tuple[int, ...], **options: Any) -> list[list[int]]:
     ids = torch.tensor([prompt])
     made = model(name).generate(

@@ -52,6 +52,7 @@ def layers(name: str) -> list[Any]:
     return new_cache(model(name).config).layers
 
 
+@cache
 def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
     """transformers' logits for a prompt and STEPS greedy steps, each [V]; and the tokens."""
     from transformers import DynamicCache

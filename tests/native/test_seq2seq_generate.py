@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ def start(name: str) -> tuple[int, ...]:
     return (int(model(name).config.decoder_start_token_id),)
 
 
+@cache
 def generated(name: str, source: tuple[int, ...], **options: Any) -> list[list[int]]:
     ids = torch.tensor([source])
     given = {"do_sample": False, "max_new_tokens": NEW, "attention_mask": torch.ones_like(ids), **options}

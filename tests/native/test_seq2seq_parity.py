@@ -54,6 +54,7 @@ def encoded(network: NativeModel, source: torch.Tensor) -> torch.Tensor:
     return network.encoder(source)
 
 
+@cache
 def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Tensor]:
     """transformers' logits for a prompt and STEPS greedy steps after it, each [F, V]."""
     theirs, feed, said, cache = model(name), prompt[None], [], None

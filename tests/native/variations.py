@@ -275,12 +275,15 @@ VARIATIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def model(name: str) -> Any:
-    """transformers' model of a variation, float32, in eval mode; a new one each time.
+    """transformers' model of a variation, float32, in eval mode. Equal names give the same object: do not change it.
 
-    Dynamic frequencies stay in a module as its last pass left them, so a used model is another one.
+    Dynamic frequencies stay in a module as its last pass left them, so a used model is another one: with them a new
+    object each time.
     """
     family, changes = VARIATIONS[name]
-    return deepcopy(made(family, json.dumps(changes, sort_keys=True)))
+    found = made(family, json.dumps(changes, sort_keys=True))
+    rope = json.dumps(found.config.to_dict().get("rope_parameters"))
+    return deepcopy(found) if "dynamic" in rope or "longrope" in rope else found
 
 
 @cache
