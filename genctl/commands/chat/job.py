@@ -15,6 +15,7 @@ from genctl.commands.chat.options import ChatOptions, check_backend, check_setti
 from genctl.commands.chat.partner import Partner, local_session
 from genctl.commands.chat.story import Story
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
+from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import shown_top
 from genctl.config.layers import Layer, Resolved
 from genctl.engines.protocol import Flow
@@ -70,6 +71,7 @@ class ChatJob(job.Job[ChatOptions]):
         _ = self.options.prompt_template  # a mistake in it is reported at once
         status = super().prepare()
         check_settings(self.early)
+        self.memory = None if self.options.memory is None else memory_bytes(self.options.memory)
         return status
 
     def read(self, stack: ExitStack) -> bool:
@@ -105,7 +107,7 @@ class ChatJob(job.Job[ChatOptions]):
             live=self.live,
             waits=True,
         )
-        self.partner = Partner(engine, local_session(engine))
+        self.partner = Partner(engine, local_session(engine), self.memory)
         self.partner.check_system(early.runtime.system, early.origins.get("system", "--system"))
         self.story = self._story()
         seed = self.story.tree.opened.seed

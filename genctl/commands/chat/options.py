@@ -40,6 +40,9 @@ class ChatOptions(PresetOptions):
         "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
     )
     force: bool = IN_OUT.switch("replace existing --output and --save files")
+    memory: str | None = CHAT.option(
+        "memory for the caches of what was read (default: 1GiB, or what the last turn takes)", "SIZE"
+    )
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     report: str | None = None  # of one run
@@ -80,11 +83,13 @@ def check_settings(resolved: Resolved) -> None:
 
 def check_backend(options: ChatOptions, early: Resolved) -> None:
     """Raises UsageError where a server is asked for what it cannot do."""
-    if options.prefill is not None and early.runtime.backend is not None:
-        raise UsageError(
-            f"--prefill begins the answer in the prompt, which a server makes itself (backend, "
-            f"{early.origins['backend']})"
-        )
+    if early.runtime.backend is None:
+        return
+    server = f"(backend, {early.origins['backend']})"
+    if options.prefill is not None:
+        raise UsageError(f"--prefill begins the answer in the prompt, which a server makes itself {server}")
+    if options.memory is not None:
+        raise UsageError(f"--memory bounds the caches of a checkpoint, and a server keeps its own {server}")
 
 
 CONFLICTS: tuple[Conflict, ...] = (

@@ -34,8 +34,9 @@ class ReadPrompt:
 class Partner:
     """A checkpoint here (`session`), or a server (None)."""
 
-    def __init__(self, engine: Engine, session: Session | None) -> None:
-        self.engine, self.session = engine, session
+    def __init__(self, engine: Engine, session: Session | None, memory: int | None = None) -> None:
+        """`memory`: bytes for the caches of what was read, where they are bounded. Raises ModelError or UsageError."""
+        self.engine, self.session, self.memory = engine, session, memory
         self.template = ""
         self.kept: KeptTexts | None = None
         if session is None:
@@ -52,8 +53,12 @@ class Partner:
             self.template = ""
         self.kind = "alone" if session.is_encoder_decoder else "chat" if self.template else "text"
         if not session.is_encoder_decoder:
-            self.kept = KeptTexts()
+            self.kept = KeptTexts(memory)
             session.keep = self.kept.keep
+        elif memory is not None:
+            raise UsageError(
+                f"--memory bounds the caches of earlier turns, and {engine.name} keeps none: it is an encoder-decoder"
+            )
 
     @property
     def note(self) -> str:

@@ -119,7 +119,7 @@ class SlashWork:
             self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:")
             print(command)
             return
-        if why.look_into(session, copy, answer, coloured=not self.out.no_color):
+        if why.look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
             self.note(f"what you changed is in {copy}, and not in this chat:")
             print(command)
 

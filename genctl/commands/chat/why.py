@@ -10,17 +10,18 @@ from genctl.engines.local.session import Session
 from genctl.terminal.interrupt import Interrupt
 
 
-def look_into(session: Session, copy: Path, answer: Message, *, coloured: bool) -> bool:
+def look_into(session: Session, copy: Path, answer: Message, *, memory: int | None, coloured: bool) -> bool:
     """Show the tree in `copy`, with the cursor before the first token of `answer`, until the person leaves.
 
-    Returns whether the person changed the tree; a copy without a change is removed. Raises GenctlError, with the
-    terminal restored; SystemExit after a signal.
+    `memory` are bytes for its caches. Returns whether the person changed the tree; a copy without a change is removed.
+    Raises GenctlError, with the terminal restored; SystemExit after a signal.
     """
     from genctl.commands.explore.screen import run_screen
     from genctl.commands.explore.screen_source import TreeSource
     from genctl.tree.explorer import Explorer
+    from genctl.tree.language import MEMORY
 
-    explorer = Explorer.reopen(session, copy)
+    explorer = Explorer.reopen(session, copy, memory=memory or MEMORY)
     changed = False
     try:
         tree = explorer.tree

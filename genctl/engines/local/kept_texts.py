@@ -13,14 +13,15 @@ MOST = 2**30  # bytes of all caches
 
 
 class KeptTexts:
-    """The newest texts, `most` bytes of their caches, and always the last two: a prompt, and the same with its answer.
+    """The newest texts, `most` bytes of their caches. Where nobody says how many, they are `MOST`, or what the last two
+    take: a prompt, and the same with its answer.
 
     A cache whose layers keep every column may be cut anywhere. Any other (a sliding window, a recurrent state) serves
     only prompts that go on behind its whole text.
     """
 
-    def __init__(self, most: int = MOST) -> None:
-        self.most = most
+    def __init__(self, most: int | None = None) -> None:
+        self.most, self.least = (MOST, 2) if most is None else (most, 0)
         self._kept: dict[tuple[int, ...], Prefix] = {}  # the newest last
 
     def keep(self, prefix: Prefix) -> None:
@@ -35,7 +36,7 @@ class KeptTexts:
         elif any(other[: len(ids)] == ids and kept.cache.is_plain for other, kept in self._kept.items() if kept.cache):
             return
         self._kept[ids] = prefix
-        while len(self._kept) > 2 and self.bytes > self.most:
+        while len(self._kept) > self.least and self.bytes > self.most:
             del self._kept[next(iter(self._kept))]
 
     @property
