@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def model(name: str) -> Any:
     return deepcopy(made(family, json.dumps(changes, sort_keys=True)))
 
 
+@cache
 def generated(name: str, prompt: tuple[int, ...], **options: Any) -> list[list[int]]:
     ids = torch.tensor([prompt])
     options = {"do_sample": False, "max_new_tokens": NEW, **options}

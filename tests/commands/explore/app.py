@@ -39,10 +39,11 @@ class Shown:
 
     async def settled(self) -> None:
         for _ in range(2):
-            await self.pilot.pause()
+            await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
             while not (self.app.worker.idle and not self.app.inbox):
                 await self.pilot.pause(0.01)
-            await self.pilot.pause()
+            await self.pilot.pause(0)
+        await self.pilot.pause()
 
     async def press(self, *keys: str) -> None:
         for key in keys:
