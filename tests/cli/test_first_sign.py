@@ -107,8 +107,9 @@ SLOW = (  # holds the run up after the prompt was shown, and before it is read
 def test_the_prompt_is_there_while_the_checkpoint_is_loaded_and_the_seconds_count(
     width: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
+    program, *rest = python()
     child = pexpect.spawn(
-        sys.executable, ["-c", SLOW, "run", "One day a fox", "-n", "3"],
+        program, [*rest, "-c", SLOW, "run", "One day a fox", "-n", "3"],
         env=environment, cwd=str(tmp_path), dimensions=(24, width), timeout=90,
     )  # fmt: skip
     seen = frames(child, width)
@@ -120,8 +121,9 @@ def test_the_prompt_is_there_while_the_checkpoint_is_loaded_and_the_seconds_coun
 
 
 def test_compare_shows_its_prompt_while_the_checkpoint_is_loaded(tmp_path: Path, environment: dict[str, str]) -> None:
+    program, *rest = python()
     child = pexpect.spawn(
-        sys.executable, ["-c", SLOW, "compare", "-p", "greedy", "-p", "beam5", "One day a fox", "-n", "3"],
+        program, [*rest, "-c", SLOW, "compare", "-p", "greedy", "-p", "beam5", "One day a fox", "-n", "3"],
         env=environment, cwd=str(tmp_path), dimensions=(24, 80), timeout=90,
     )  # fmt: skip
     seen = frames(child, 80)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[3]
 SECONDS = 90  # for a test's processes: they end by themselves in a few
 
@@ -26,14 +28,16 @@ def free_port() -> str:
 
 
 @contextmanager
-def ranks(*command: str, size: int = 2, **how: Any) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(
+    *command: str, size: int = 2, python: Sequence[str] = (sys.executable,), **how: Any
+) -> Iterator[list[subprocess.Popen[str]]]:
     """`size` processes of `python COMMAND`. None is left afterwards."""
     started, port = [], free_port()
     for rank in range(size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
         started.append(
             subprocess.Popen(
-                [sys.executable, *command],
+                [*python, *command],
                 env=environment(**place, MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -50,8 +54,8 @@ def ranks(*command: str, size: int = 2, **how: Any) -> Iterator[list[subprocess.
 
 
 def run(*arguments: str, size: int = 2) -> list[tuple[int, str, str]]:
-    """Status, standard output and standard error of each rank of `genctl ARGUMENTS`."""
-    with ranks("-m", "genctl", *arguments, size=size) as started:
+    """Status, standard output and standard error of each rank of `genctl ARGUMENTS`, which end by themselves."""
+    with ranks("-m", "genctl", *arguments, size=size, python=warm.python()) as started:
         ends = [process.communicate(timeout=SECONDS) for process in started]
         return [(process.returncode, *end) for process, end in zip(started, ends, strict=True)]
 
