@@ -29,8 +29,9 @@ from genctl.native.norms import LayerNorm, RMSNorm, same
 from genctl.native.products import ops
 from genctl.native.products.library import TYPES, Library, library
 
-MOST_TOKENS = 64  # of all rows, in a pass: longer passes compute for so long that nothing is gained
-MOST_LISTS = 8  # shapes whose lists are kept
+MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
+KEPT_TOKENS = 64  # of all rows: lists of longer passes, which are seldom repeated, are not kept
+MOST_LISTS = 8  # that are kept
 _PRODUCTS, _RMS_NORM, _LAYER_NORM, _ACTIVATE, _SUM, _COPY, _TURN, _ATTENTION = range(8)  # as in products.h
 
 
@@ -57,31 +58,38 @@ class Steps:
         self.decoder = decoder
         self.taken = 0
         self._library = library() if decoder.device.type == "cpu" and decoder.dtype in TYPES else None
-        self._lists: dict[tuple[int, int], _List] = {}  # by N and F, the one that was used last at the end
+        # by N, F and how many tokens have logits, the one that was used last at the end
+        self._lists: dict[tuple[int, int, int], _List] = {}
         self._busy = threading.Lock()  # the buffers are those of one pass
 
     def step(
         self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, *, keep: int = 0
     ) -> Tensor | None:
-        """The pass over `feed` int64 [N, F], whose columns are added to `cache`: logits [N, F, V].
+        """The pass over `feed` int64 [N, F], whose columns are added to `cache`: logits [N, `keep` or F, V].
 
         None if it has to be computed in another way; `cache` is unchanged then. mask [N, past + F] is 0 where a row has
         padding, positions int64 [N or 1, F].
         """
         rows, fed = feed.shape
-        past = cache.length
-        fits = self._library is not None and past and rows * fed <= MOST_TOKENS and keep in (0, fed)
+        past, keep, spec = cache.length, keep or fed, self.decoder.spec
         layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer) and layer.extends]
-        if not fits or cache.cross is not None or len(layers) < len(cache.layers):
+        if self._library is None or cache.cross is not None or len(layers) < len(cache.layers):
+            return None
+        if rows * fed * self._width > MOST_BYTES or (
+            not past and any(spec.windows)
+        ):  # a window stores less than it reads
             return None
         if not self._busy.acquire(blocking=False):
             return None
         try:
-            calls = self._list(rows, fed)
+            calls = self._list(rows, fed, keep)
             if calls is None:
                 return None
             decoder = self.decoder
             with torch.no_grad():
+                for layer in layers:
+                    if not layer.is_initialized:
+                        layer.open(rows, spec.kv_heads, spec.head_dim, decoder.dtype, fed)
                 shared = decoder.shared(fed, positions, mask, past)
                 logits = calls.run(decoder.embed(feed, positions), shared, layers)
             self.taken += 1
@@ -89,18 +97,27 @@ class Steps:
         finally:
             self._busy.release()
 
-    def _list(self, rows: int, fed: int) -> _List | None:
-        found = self._lists.pop((rows, fed), None)
+    @property
+    def _width(self) -> int:
+        """Bytes of the buffers for each token, about."""
+        spec = self.decoder.spec
+        heads, inner = spec.head_dim * (3 * spec.heads + 4 * spec.kv_heads), spec.inner * (3 if spec.gated else 1)
+        return (6 * spec.hidden + heads + inner) * self.decoder.dtype.itemsize
+
+    def _list(self, rows: int, fed: int, keep: int) -> _List | None:
+        key = rows, fed, keep
+        found = self._lists.pop(key, None)
         if found is None:
             assert self._library is not None
             try:
-                found = _List(self._library, self.decoder, rows, fed)
+                found = _List(self._library, self.decoder, rows, fed, keep)
             except _Unsuited:
                 self._library = None
                 return None
             while len(self._lists) >= MOST_LISTS:
                 del self._lists[next(iter(self._lists))]
-        self._lists[rows, fed] = found
+        if rows * fed <= KEPT_TOKENS:
+            self._lists[key] = found
         return found
 
 
@@ -151,9 +168,9 @@ class _Place:
 class _List:
     """The calls of a pass over N rows of F tokens, in order, and the buffers from which and into which they compute."""
 
-    def __init__(self, found: Library, decoder: Decoder, rows: int, fed: int) -> None:
-        """Raises _Unsuited."""
-        self.library, self.decoder, self.rows, self.fed = found, decoder, rows, fed
+    def __init__(self, found: Library, decoder: Decoder, rows: int, fed: int, keep: int) -> None:
+        """`keep` tokens of each row have logits. Raises _Unsuited."""
+        self.library, self.decoder, self.rows, self.fed, self.keep = found, decoder, rows, fed, keep
         self.type = TYPES[decoder.dtype]
         self.calls: list[_Entry] = []
         self.held: list[Any] = []  # what calls point to
@@ -164,24 +181,25 @@ class _List:
         unsuited = spec.encoder or spec.experts or spec.relative or spec.sinks or spec.qkv == "blocks"
         if unsuited or spec.clip_qkv is not None or spec.head_scale != 1.0 or weights.project_out is not same:
             raise _Unsuited
-        x = self.first = self._space("x", spec.hidden)
+        x = self.x = self._space("x + m", spec.hidden)
         for number in range(spec.layers):
             x = self._layer(x, number)
-        self.last = self._product(decoder.output, self._norm(weights.final_norm, x, "h"), "logits")
+        if keep < fed:
+            last = torch.empty(rows, keep, spec.hidden, dtype=decoder.dtype)
+            self.held.append(last)
+            x = self._moved(_COPY, x[:, -keep:].unsqueeze(2), last.unsqueeze(2)).squeeze(2)
+        self._product(decoder.output, self._norm(weights.final_norm, x, "last"), None)
         self.array = (_Entry * len(self.calls))(*self.calls)
         # from here on the calls are those of the array
         place = {id(call): self.array[index] for index, call in enumerate(self.calls)}
         self.turns = [(place[id(call)], local) for call, local in self.turns]
         for layer in self.places:
             layer.stores = tuple(place[id(call)] for call in layer.stores)
-        self.from_x = [call for call in self.array if call.x == self.first.data_ptr()]
-        self.head = place[id(self.calls[-1])]
+        self.head = self.array[-1]
 
     def run(self, x: Tensor, shared: Pass, layers: Sequence[GrowingLayer]) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, F, V]."""
-        x = x.contiguous()
-        for call in self.from_x:
-            call.x = x.data_ptr()
+        self.x.copy_(x)
         for call, local in self.turns:
             angles = shared.local_angles if local else shared.angles
             assert angles is not None
@@ -190,14 +208,14 @@ class _List:
             call.z_row = 0 if len(cos) == 1 else cos.stride(0)
         [visible], [bias] = shared.visible, shared.biases
         seen: dict[tuple[int, int | None], dict[str, Any]] = {}  # by the columns of a layer, and its window
-        kept: list[Any] = [x]
+        kept: list[Any] = []  # until the call has ended
         for layer, place, window in zip(layers, self.places, self.decoder.spec.windows, strict=True):
             count = place.extended(layer, self.fed)
             if (count, window) not in seen:
                 part = None if bias is None else bias[..., -count:]
                 seen[count, window] = {"bias": part, **visible.columns(count, window)}
             kept += ops.see(place.fields, **seen[count, window])
-        logits = x.new_empty(self.rows, self.fed, self.last.shape[-1])
+        logits = x.new_empty(self.rows, self.keep, self.decoder.spec.vocab)
         self.head.y = logits.data_ptr()
         self.library.run(self.array, len(self.array), torch.get_num_threads())
         return logits
@@ -215,7 +233,7 @@ class _List:
             return self._sum(self._sum(x, a, 1.0, "x + a"), m, 1.0, "x + m")
         x = self._norm(w.attn_sum_norm, self._sum(x, a, spec.residual_scale, "x + a"), "x + a norm")
         m = self._mlp(w, x if w.mlp_norm is None else self._norm(w.mlp_norm, x, "h"))
-        m = self._norm(w.mlp_out_norm, m, "m norm")
+        m = self._norm(w.mlp_out_norm, m, "a norm")
         return self._norm(w.mlp_sum_norm, self._sum(x, m, spec.residual_scale, "x + m"), "x + m norm")
 
     def _attention(self, h: Tensor, w: LayerWeights, number: int) -> Tensor:
@@ -264,14 +282,14 @@ class _List:
         if type(w.mlp) is not MLP or type(w.mlp.activation) is not Activation:
             raise _Unsuited
         gate, *up = self._joined(w.mlp.up, h, "up")
-        y = self._space("acted", gate.shape[-1])
+        y = self._space("acted", gate.shape[-1]) if up or not gate.is_contiguous() else gate
         times = {"z": up[0].data_ptr(), "z_row": up[0].stride(1)} if up else {}
         how = ops.ACTIVATIONS[w.mlp.activation.name]
         rows, size = self.rows * self.fed, gate.shape[-1]
         self._add(
             _ACTIVATE, x=gate.data_ptr(), x_row=gate.stride(1), y=y.data_ptr(), how=how, rows=rows, size=size, **times
         )
-        return self._product(w.mlp.down, y, "m")
+        return self._product(w.mlp.down, y, "m" if self.decoder.spec.parallel else "a")
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -279,22 +297,22 @@ class _List:
         """A buffer [N, F, …]: every layer uses the same one."""
         found = self.spaces.get(name)
         if found is None or found.shape[2:] != shape:
-            found = torch.empty(self.rows, self.fed, *shape, dtype=self.decoder.dtype)
-            self.spaces[name] = found
+            found = self.spaces[name] = torch.empty(self.rows, self.fed, *shape, dtype=self.decoder.dtype)
             self.held.append(found)
         return found
 
     def _add(self, kind: int, **fields: Any) -> None:
         self.calls.append(_Entry(kind=kind, type=self.type, **fields))
 
-    def _product(self, product: Any, x: Tensor, name: str) -> Tensor:
+    def _product(self, product: Any, x: Tensor, name: str | None) -> Tensor:
+        """x [N, F, …] -> a buffer; without a name the place is not known yet."""
         together = product.together if type(product) is CompiledProduct else product
         if type(together) is not CompiledProducts:
             raise _Unsuited
-        y = self._space(name, together.size)
-        weights = ctypes.addressof(together.addresses)
+        y = x if name is None else self._space(name, together.size)
+        weights, rows = ctypes.addressof(together.addresses), x.shape[0] * x.shape[1]
         self.held.append(together)
-        self._add(_PRODUCTS, x=x.data_ptr(), y=y.data_ptr(), w=weights, how=together.count, rows=self.rows * self.fed)
+        self._add(_PRODUCTS, x=x.data_ptr(), y=y.data_ptr(), w=weights, how=together.count, rows=rows)
         return y
 
     def _joined(self, joined: Joined, x: Tensor, name: str) -> Sequence[Tensor]:
@@ -308,7 +326,7 @@ class _List:
         """x [N, F, …], without gaps."""
         if norm is same:
             return x
-        y, size = self._space(name, *x.shape[2:]), x.shape[-1]
+        y, size = x if name == "last" else self._space(name, *x.shape[2:]), x.shape[-1]
         rows = x.numel() // size
         where = {"x": x.data_ptr(), "y": y.data_ptr(), "rows": rows, "size": size}
         weight = None if norm.weight is None else norm.weight.float().contiguous()

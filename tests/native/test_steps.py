@@ -15,7 +15,7 @@ from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
 from genctl.native.products.library import library
 from genctl.native.runtime import NativeRuntime
-from genctl.native.steps import MOST_LISTS, MOST_TOKENS, Steps
+from genctl.native.steps import MOST_BYTES, MOST_LISTS, Steps
 from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
@@ -104,17 +104,18 @@ def test_every_type_of_weights_has_the_bits_of_the_decoder(dtype: str, quantize:
         assert check(runtime, kind)
 
 
-def test_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -> None:
+def test_very_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -> None:
     runtime = runtimes.native(model("llama"))
+    many = MOST_BYTES // (4 * 300)  # rows whose buffers are larger
     taken: list[int] = []
-    for count, form in ((MOST_TOKENS, ""), (MOST_TOKENS + 1, ""), (2, "quantized"), (2, "static")):
+    for rows, form in ((2, ""), (many, ""), (2, "quantized"), (2, "static")):
         cache = runtime.new_cache(room=80)
-        runtime(torch.tensor([prompt(4)]), cache, first=True)
+        runtime(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True)
         if form:
             cache.convert(form, 80)
-        before = runtime.steps.taken if runtime.steps else 0
-        runtime(torch.tensor([prompt(70)[:count]]), cache)
         assert runtime.steps is not None
+        before = runtime.steps.taken
+        runtime(torch.tensor([prompt(70)[:1]]).expand(rows, -1), cache)
         taken.append(runtime.steps.taken - before)
     assert taken == [1, 0, 0, 1]
 

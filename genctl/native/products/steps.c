@@ -11,14 +11,24 @@ IN void set(void *p, int64_t at, int type, float v) {
   else ((uint16_t *)p)[at] = type == BF16 ? to_bf16(v) : to_f16(v);
 }
 
-IN void sum(const Call *c, const int type) { /* y = x + z factor, each operation rounded to the type */
-  for (int64_t i = 0; i < c->size; i++) {
-    const float z = get(c->z, i, type);
-    set(c->y, i, type, get(c->x, i, type) + (c->factor == 1.0f ? z : rounded(z * c->factor, type)));
-  }
+#define TOGETHER 16384 /* numbers of a piece */
+IN void sums(const Call *c, int64_t from, int64_t to, const int type) { /* y = x + z factor, each operation rounded to the type */
+  const float factor = c->factor;
+  if (factor == 1.0f)
+    for (int64_t i = from; i < to; i++) set(c->y, i, type, get(c->x, i, type) + get(c->z, i, type));
+  else
+    for (int64_t i = from; i < to; i++) set(c->y, i, type, get(c->x, i, type) + rounded(get(c->z, i, type) * factor, type));
 }
-/* The first `turned` features of each head, as rope.py turns them: cosines and sines [N or 1, F, turned] */
-IN void turn(const Call *c, const char *x, char *y, int64_t angle, const int type) {
+static void sum(void *p, int number) {
+  const Call *c = p;
+  const int64_t from = (int64_t)number * TOGETHER, to = from + TOGETHER < c->size ? from + TOGETHER : c->size;
+  if (c->type == F32) sums(c, from, to, F32);
+  else if (c->type == BF16) sums(c, from, to, BF16);
+  else sums(c, from, to, F16);
+}
+
+/* The first `turned` features of a head, as rope.py turns them: cosines and sines [N or 1, F, turned] */
+IN void turn(const Call *c, const void *x, void *y, int64_t angle, const int type) {
   const int64_t half = c->turned / 2;
   for (int64_t d = 0; d < c->turned; d++) {
     const int64_t partner = c->how ? d ^ 1 : d < half ? d + half : d - half;
@@ -27,20 +37,19 @@ IN void turn(const Call *c, const char *x, char *y, int64_t angle, const int typ
     set(y, d, type, a + b);
   }
 }
-static void heads(const Call *c) { /* [N, H, F, D] from one place to another */
-  const int64_t size = c->type == F32 ? 4 : 2;
-  for (int64_t n = 0; n < c->rows; n++)
-    for (int64_t h = 0; h < c->heads; h++)
-      for (int64_t f = 0; f < c->fed; f++) {
-        const char *x = (const char *)c->x + (n * c->x_row + h * c->x_head + f * c->x_token) * size;
-        char *y = (char *)c->y + (n * c->y_row + h * c->y_head + f * c->y_token) * size;
-        const int64_t turned = c->kind == TURN ? c->turned : 0, angle = n * c->z_row + f * turned;
-        memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
-        if (!turned) continue;
-        if (c->type == F32) turn(c, x, y, angle, F32);
-        else if (c->type == BF16) turn(c, x, y, angle, BF16);
-        else turn(c, x, y, angle, F16);
-      }
+static void token(void *p, int number) { /* the heads of a token, from one place to another */
+  const Call *c = p;
+  const int64_t size = c->type == F32 ? 4 : 2, n = number / c->fed, f = number % c->fed, turned = c->kind == TURN ? c->turned : 0;
+  for (int64_t h = 0; h < c->heads; h++) {
+    const char *x = (const char *)c->x + (n * c->x_row + h * c->x_head + f * c->x_token) * size;
+    char *y = (char *)c->y + (n * c->y_row + h * c->y_head + f * c->y_token) * size;
+    const int64_t angle = n * c->z_row + f * turned;
+    memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
+    if (!turned) continue;
+    if (c->type == F32) turn(c, x, y, angle, F32);
+    else if (c->type == BF16) turn(c, x, y, angle, BF16);
+    else turn(c, x, y, angle, F16);
+  }
 }
 
 void run(const Call *calls, int32_t count, int32_t threads) {
@@ -49,12 +58,8 @@ void run(const Call *calls, int32_t count, int32_t threads) {
     case RMS_NORM: rms_norm(c->x, c->weight, c->eps, c->y, c->rows, c->size, c->type, c->how, threads); break;
     case LAYER_NORM: layer_norm(c->x, c->weight, c->bias, c->eps, c->y, c->rows, c->size, c->period, c->type, threads); break;
     case ACTIVATE: activate(c->how, c->x, c->x_row, c->z, c->z_row, c->y, c->rows, c->size, c->type, threads); break;
-    case SUM:
-      if (c->type == F32) sum(c, F32);
-      else if (c->type == BF16) sum(c, BF16);
-      else sum(c, F16);
-      break;
+    case SUM: pieces(sum, (void *)c, (int)((c->size + TOGETHER - 1) / TOGETHER), threads); break;
     case ATTENTION: attention(c->w, threads); break;
-    default: heads(c); /* COPY, TURN */
+    default: pieces(token, (void *)c, (int)(c->rows * c->fed), c->rows * c->fed * c->heads * c->size < 1 << 15 ? 1 : threads); /* COPY, TURN */
     }
 }
