@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import copy
-import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -269,7 +268,9 @@ def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
-    decoder = json.loads(backend.to_str())["decoder"]
+    from genctl.decode.processors.byte_level import decoder_of
+
+    decoder = decoder_of(backend)
     if decoder is None:
         return "pieces", False
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]

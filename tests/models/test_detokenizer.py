@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -232,3 +234,21 @@ def test_finished_hypotheses_get_the_text_of_the_record() -> None:
 )
 def test_only_a_decoder_that_rewrites_everything_keeps_back_everything(family: str, way: str) -> None:
     assert Detokenizer(FAMILIES[family]()).vocabulary.way == way
+
+
+def test_a_large_vocabulary_is_not_written_out_for_its_decoder() -> None:
+    """151,643 tokens with their merges are 12 MB of JSON and 80 MB of Python objects."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.WordLevel({f"word{number}": number for number in range(50_000)}, unk_token="word0"))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tracemalloc.start()
+    try:
+        words = Detokenizer(tokenizer)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert words.vocabulary.way == "bytes"
+    assert most < 2_000_000  # of its decoder, and of modules imported for it

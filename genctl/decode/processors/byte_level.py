@@ -1,6 +1,9 @@
-"""The 256 bytes as printable characters, as GPT-2 and all byte-level vocabularies write their tokens."""
+"""How a tokenizer decodes; the 256 bytes as printable characters, as GPT-2 and all byte-level vocabularies write them."""
 
 from __future__ import annotations
+
+import json
+from typing import Any
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
@@ -13,3 +16,17 @@ def bytes_of(token: str) -> bytes:
     if all(char in STANDINS for char in token):
         return bytes(STANDINS[char] for char in token)
     return token.encode()
+
+
+def decoder_of(backend: Any) -> dict[str, Any] | None:
+    """The decoder of a tokenizer as tokenizer.json writes it.
+
+    It is written with a tokenizer that has no vocabulary: a large vocabulary takes long to write, and much memory.
+    """
+    from tokenizers import Tokenizer, models
+
+    empty = Tokenizer(models.BPE())
+    if backend.decoder is not None:
+        empty.decoder = backend.decoder
+    decoder: dict[str, Any] | None = json.loads(empty.to_str())["decoder"]
+    return decoder

@@ -7,7 +7,6 @@ text is not the sum of its tokens are refused: single tokens could not be checke
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from genctl.decode.processors.byte_level import bytes_of
+from genctl.decode.processors.byte_level import bytes_of, decoder_of
 from genctl.errors import UsageError
 
 _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPiece")
@@ -98,7 +97,7 @@ def spelling(tokenizer: Any, vocab_size: int, knob: str) -> Spelling:
 
 
 def _read(backend: Any, size: int, knob: str) -> Spelling:
-    steps = _steps(json.loads(backend.to_str())["decoder"])
+    steps = _steps(decoder_of(backend))
     kinds = [step["type"] for step in steps]
     for step in steps:
         if step["type"] not in _SUMMED and not (step["type"] == "Strip" and not step["stop"]):
