@@ -83,7 +83,10 @@ def build(
         if name not in tables:
             return pages.converted(get(name), kind, device)
         if name not in embeddings:
-            embeddings[name] = pages.converted(get(name), kind, device)
+            table = embeddings[name] = pages.converted(get(name), kind, device)
+            # `look` has read all of it, and a step reads a row for each token; a head that is not rounded reads all
+            if name != plan.embeddings["head"] or products.quantize is not None:
+                pages.release(table, pages.mapped_files())
         return embeddings[name]
 
     def matrix(name: str) -> Weight:
@@ -104,9 +107,6 @@ def build(
         encoder = Encoder(plan.encoder.spec, stack)
     stack = _Stack(plan.decoder, converted, matrix, each, products).weights(table(plan.embeddings["decoder"]))
     decoder = Decoder(plan.spec, stack, _head(plan, converted, matrix, products))
-    for place, tensor in embeddings.items():  # `look` has read whole tables, of which a step reads a row for each token
-        if place != plan.embeddings["head"] or products.quantize is not None:
-            pages.release(tensor, pages.mapped_files())
     return NativeModel(decoder, NativeConfig(config, plan.spec), special, name, encoder)
 
 

@@ -80,6 +80,36 @@ def test_a_run_holds_each_weight_once(stored: str, options: dict[str, str], most
         assert held[moment] < (0.1 if stays else 1.25 * most) * size + (6 << 20), moment
 
 
+TABLE = """
+import json, sys
+from pathlib import Path
+from genctl.models.hub import load
+from genctl.params import Runtime
+
+def resident():
+    held, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ")[0]: inside = line.endswith(".safetensors")
+        elif inside and line.startswith("Rss:"): held += int(line.split()[1])
+    return held * 1024
+
+seen = []
+load(Runtime(model=sys.argv[1], runtime="native", quantize=sys.argv[2]), on_event=lambda event: seen.append(resident()))
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_table_that_was_checked_is_let_go_before_other_weights_are_rounded(quantize: str, tmp_path: Path) -> None:
+    folder = save(tiny("gpt2", n_embd=64, vocab_size=1 << 16, tie_word_embeddings=True), tmp_path)
+    done = subprocess.run([*python(), "-c", TABLE, str(folder), quantize], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *others = json.loads(done.stdout)
+    table = (1 << 16) * 64 * 4
+    assert first >= table  # its numbers have just been read
+    assert max(others) < table / 2
+
+
 def test_links_to_files_without_a_suffix_are_known(tmp_path: Path) -> None:
     """The Hub's cache keeps a file under its hash, with a link from its name."""
     (tmp_path / "blobs").mkdir()
