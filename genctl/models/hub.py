@@ -150,13 +150,17 @@ def _native(
     device: torch.device,
     on_event: OnEvent | None,
 ) -> LoadedModel:
+    from genctl.native import pages
+
     size = checkpoint.weights.bytes
 
     def read() -> tuple[NativeModel, list[str]]:
         return runtime_choice.load(plan, runtime, checkpoint, device, prepare.finite_check(size), on_event)
 
-    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
+    # before the weights: parsing its files takes several times the memory of the result
     tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
+    pages.trim_rest()
+    model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"native ({plan.spec.family})")
     loaded.tokenizer_of = f"transformers ({left_to})" if left_to else ""
     return loaded

@@ -73,7 +73,7 @@ def trim(size: int) -> None:
 def trim_rest() -> None:
     """Return the freed memory that the C library still keeps."""
     function = _function("malloc_trim", ctypes.c_size_t)
-    if function is not None and _worked[0]:
+    if function is not None:
         function(0)
     _worked[0] = 0
 

@@ -1,4 +1,4 @@
-"""How a tokenizer decodes; the 256 bytes as printable characters, as GPT-2 and all byte-level vocabularies write them."""
+"""How a tokenizer decodes; the 256 bytes as characters, as GPT-2 and all byte-level vocabularies write them."""
 
 from __future__ import annotations
 
