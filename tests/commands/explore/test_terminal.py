@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pyte
 import pytest
 
 from genctl.tree.journal import read_tree
+from tests.warm import python
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 120  # on a busy machine
@@ -23,17 +24,17 @@ COLOURS = re.compile(rb"\x1b\[[0-9;]*[34]8;[25];")
 
 
 class Terminal:
-    """A command in a terminal."""
+    """A command in a terminal. `program` may be a warm Python, to which neither signals nor new sizes come."""
 
-    def __init__(self, words: list[str], size: tuple[int, int], **environment: str) -> None:
+    def __init__(self, words: list[str], size: tuple[int, int], program: list[str], **environment: str) -> None:
         inherited = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
         inherited |= {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
         self.screen = pyte.Screen(*size)
         self.stream = pyte.ByteStream(self.screen)
         self.sent = b""  # everything that the command wrote
         self.child = pexpect.spawn(
-            sys.executable,
-            ["-m", "genctl", "explore", *words],
+            program[0],
+            [*program[1:], "-m", "genctl", "explore", *words],
             dimensions=(size[1], size[0]),
             env=inherited | environment,
             timeout=SECONDS,
@@ -79,8 +80,10 @@ class Terminal:
 
 
 @contextmanager
-def terminal(*words: str, size: tuple[int, int] = (100, 30), **environment: str) -> Iterator[Terminal]:
-    opened = Terminal(list(words), size, **environment)
+def terminal(
+    *words: str, size: tuple[int, int] = (100, 30), program: Sequence[str] = (sys.executable,), **environment: str
+) -> Iterator[Terminal]:
+    opened = Terminal(list(words), size, list(program), **environment)
     try:
         yield opened
     finally:
@@ -134,11 +137,11 @@ def test_a_killed_screen_opens_again_and_finishes_its_command(tmp_path: Path) ->
             shown._read()
         shown.child.kill(signal.SIGKILL)
     cut = len(read_tree(path))
-    with terminal("--open", str(path)) as shown:
+    with terminal("--open", str(path), program=python()) as shown:
         shown.until("resume: done")
         shown.press("q")
         assert shown.end() == 0
-    with terminal(*words, "--save", str(whole)) as shown:
+    with terminal(*words, "--save", str(whole), program=python()) as shown:
         shown.until("no tokens yet")
         shown.press("3")
         shown.until("sample: done")
@@ -149,7 +152,8 @@ def test_a_killed_screen_opens_again_and_finishes_its_command(tmp_path: Path) ->
 
 
 def test_without_colour_nothing_has_one(tmp_path: Path) -> None:
-    with terminal("Once upon a time", "--save", str(tmp_path / "t"), "-n", "4", NO_COLOR="1") as shown:
+    arguments = ("Once upon a time", "--save", str(tmp_path / "t"), "-n", "4")
+    with terminal(*arguments, program=python(), NO_COLOR="1") as shown:
         shown.until("no tokens yet")
         shown.press(" ")
         shown.until("generate: done")
@@ -162,7 +166,7 @@ def test_without_colour_nothing_has_one(tmp_path: Path) -> None:
 
 
 def test_a_dumb_terminal_is_refused_with_what_does_the_same(tmp_path: Path) -> None:
-    with terminal("Once upon a time", TERM="dumb") as shown:
+    with terminal("Once upon a time", program=python(), TERM="dumb") as shown:
         assert shown.end() == 2
         said = " ".join(shown.sent.decode().split())
         assert "error: TERM=dumb" in said
