@@ -1,15 +1,17 @@
-"""What tests need to know about older versions of transformers, which `scripts/test --oldest` installs."""
+"""What tests need to know about older versions of torch and transformers (`scripts/test --oldest` installs those)."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
 from genctl import compat
 
 NEWEST = compat.TESTED_TRANSFORMERS[-1]
 OLDER = compat.older_transformers()
+OLDER_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
 
 def needs_newest(why: str) -> pytest.MarkDecorator:

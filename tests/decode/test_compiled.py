@@ -30,7 +30,7 @@ from genctl.transformers.compiled import Compiled
 from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS, Case
 from tests.tiny import checkpoint, tiny
-from tests.versions import OLDER
+from tests.versions import OLDER, OLDER_TORCH
 
 needs_compiler = pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
 
@@ -75,6 +75,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.compile
 @needs_compiler
+@pytest.mark.skipif(OLDER_TORCH, reason="torch 2.12 writes C++ that is none here; a run goes on without --compile")
 @pytest.mark.parametrize(  # rotary, learned positions, ALiBi; each takes seconds, or a minute where nothing is cached
     "arch", ["llama", pytest.param("gpt2", marks=pytest.mark.zoo), pytest.param("bloom", marks=pytest.mark.zoo)]
 )
