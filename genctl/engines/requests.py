@@ -22,6 +22,7 @@ class Request:
     messages: tuple[dict[str, str], ...] | None = None
     place: int = 0  # in the input, from 1; 0 if the id is a name
     index: int = 0  # of the row in the input, from 0
+    written: int = 0  # tokens at the end of the prompt that are the beginning of a text of the grammar
     prefill: str = ""  # the beginning of the answer to `messages`, which the text continues
 
     @property

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from genctl.decode.processors import Processor, trace
-from genctl.engines.requests import Report, Request
+from genctl.engines.requests import Report
 from genctl.events import Token
 from genctl.tree.results import Continuation, Covered, Result, TokenWritten
 from genctl.tree.workspace import Workspace
@@ -95,8 +95,8 @@ class BestFirst:
 
     def __init__(self, space: Workspace, start: int, depth: int, most: int) -> None:
         self.space, self.start, self.depth, self.most = space, start, depth, most
-        request = Request("", space.overlaid({"token_healing": False}, space.resolved()),
-                          space.seed(space.tree.runs + 1), prompt_ids=space.tree.ids(start))  # fmt: skip
+        resolved = space.overlaid({"token_healing": False}, space.resolved())
+        request = space.request("", start, resolved, space.seed(space.tree.runs + 1))
         lane = space.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
         self.eos, self.logprobs = lane.eos, lane.strategy.space == "logprobs"

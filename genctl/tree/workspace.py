@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.layers import Layer, Resolved, overlay
@@ -16,7 +17,7 @@ from genctl.errors import InputError
 from genctl.events import Token
 from genctl.identity import brief
 from genctl.io.rows import row_seed
-from genctl.params import Generation, knobs
+from genctl.params import GRAMMARS, Generation, knobs
 from genctl.tree.branches import Branches
 from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
 from genctl.tree.distribution import Distribution
@@ -238,9 +239,8 @@ class Workspace:
         logits = self.branches.scores(node)
         ids = self.tree.ids(node)
         resolved = self.overlaid({"token_healing": False}, self.resolved(settings))
-        lane = self.session.planner.plan(
-            Request("", resolved, self.seed(self.tree.runs + 1), prompt_ids=ids), Report()
-        ).lane
+        request = self.request("", node, resolved, self.seed(self.tree.runs + 1))
+        lane = self.session.planner.plan(request, Report()).lane
         device = self.session.forward.device
         history = torch.tensor([list(ids)], dtype=torch.long, device=device)
         scores = logits[None].to(device)
@@ -248,6 +248,35 @@ class Workspace:
             scores = scores.log_softmax(-1)
         scores, stages = trace.apply(lane.processors, history, scores, timing=False)
         return Distribution(node, logits, scores, stages, self.piece, settings)
+
+    def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
+        """A generation that begins after a node and tokens that are given. A text of a grammar goes on there."""
+        ids = (*self.tree.ids(node), *given)
+        request = Request(name, resolved, seed, prompt_ids=ids)
+        lengths = [len(ids) - self.tree.length(start) for start in self._starts(node, resolved.generation)]
+        if given and any(getattr(resolved.generation, knob) is not None for knob in GRAMMARS):
+            lengths.append(len(given))
+        if not lengths:
+            return request
+        from genctl.decode.processors.grammar import grammar_of
+
+        planned = self.session.planner.plan(replace(request, written=lengths[0]), Report())
+        grammar = grammar_of(planned.lane.processors)
+        found = (length for length in lengths if grammar is not None and grammar.begins_with(ids[-length:]))
+        return replace(request, written=next(found, 0))
+
+    def _starts(self, node: int, generation: Generation) -> list[int]:
+        """Where the commands began that wrote the tokens down to a node under one grammar, the first one first."""
+        knobs = [getattr(generation, knob) for knob in GRAMMARS]
+        starts: list[int] = []
+        while any(knob is not None for knob in knobs) and node != ROOT:
+            one = self.tree.nodes[node]
+            if [getattr(self.resolved(one.settings).generation, knob) for knob in GRAMMARS] != knobs:
+                break
+            if one.start not in starts:
+                starts.append(one.start)
+            node = one.parent
+        return starts[::-1]
 
     # -- text ----------------------------------------------------------------------------------------------------------
 

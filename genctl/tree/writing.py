@@ -1,6 +1,7 @@
 """The commands that write: the decode loop continues a branch, with what the cache has of it.
 
-The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed.
+The branch is the prompt, so the tokens are those that `genctl run` writes for the same ids, settings and seed; but the
+text of a grammar goes on where an earlier command left it.
 """
 
 from __future__ import annotations
@@ -100,9 +101,8 @@ def _write(
     if resolved and not given:
         start, resolved = _healed(space, start, resolved)
     first = space.tree.runs + 1
-    ids = (*space.tree.ids(start), *given)
     requests = [
-        Request(str(first + place), one, space.seed(first + place), prompt_ids=ids)
+        space.request(str(first + place), start, one, space.seed(first + place), given)
         for place, one in enumerate(resolved)
     ]
     for request in requests[:1]:

@@ -64,8 +64,10 @@ class Grammar:
         eos: Sequence[int],
         room: int | None = None,
         ahead: int = 0,
+        written: Sequence[int] = (),
     ) -> None:
         self.source, self.words, self.prompt_len, self.eos = source, words, prompt_len, tuple(eos)
+        self._written = tuple(written)  # tokens of the prompt behind `prompt_len`
         self._extra = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
         self._root = _State(_compiled(words, source).deep_copy(), started=False)
         self._live: OrderedDict[bytes, _State | None] = OrderedDict()  # by new tokens; None has left the grammar
@@ -115,15 +117,23 @@ class Grammar:
 
     def cut(self, tokens: Sequence[int], before: int) -> bool:
         """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""
-        return not self.accepts([token for token in tokens[self.prompt_len - before :] if token not in self.eos])
+        new = tokens[max(self.prompt_len - before, 0) :]
+        return not self.accepts([token for token in (*self._written, *new) if token not in self.eos])
 
     def accepts(self, tokens: Sequence[int]) -> bool:
         """Whether the text of these new tokens (EOS not among them) is a text of the grammar."""
-        key = torch.tensor(list(tokens), dtype=torch.int64).numpy().tobytes()
-        state = self._state(key, Counter([key[:-_WIDTH]] * 2))
+        state = self._state_of(tokens)
         return state is not None and state.matcher.is_accepting()
 
+    def begins_with(self, tokens: Sequence[int]) -> bool:
+        """Whether a text of the grammar may begin with these tokens."""
+        return self._state_of(tokens) is not None
+
     # -- states --------------------------------------------------------------------------------------------------------
+
+    def _state_of(self, tokens: Sequence[int]) -> _State | None:
+        key = torch.tensor(list(tokens), dtype=torch.int64).numpy().tobytes()
+        return self._state(key, Counter([key[:-_WIDTH]] * 2))
 
     def _state(self, key: bytes, forks: Counter[bytes]) -> _State | None:
         if not key:
@@ -342,13 +352,16 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     # required words may keep a search from ending
     free = not (generation.force_words or generation.force_words_ids)
     ahead = len((generation.prefix or "").encode())
-    return Grammar(source, words, start, context.eos, context.max_length - start if free else None, ahead)
+    room = context.max_length - start if free else None
+    return Grammar(source, words, start, context.eos, room, ahead, context.written)
 
 
 def begins(context: ProcessorContext) -> int:
-    """Where the text begins: after the prompt and a forced first token (a language, for example)."""
+    """Where the text begins: after the prompt, unless its last tokens are of the text, and after a forced first token
+    (a language, for example).
+    """
     forced = context.prompt_len == 1 and context.generation.forced_bos_token_id is not None
-    return context.prompt_len + forced
+    return context.prompt_len + forced - len(context.written)
 
 
 def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:

@@ -379,6 +379,7 @@ class Planner:
             explicit=listed,
             allow_plugins=self.allow_plugins,
             unconditional=self._unconditional(generation, tokens),
+            written=tuple(tokens[len(tokens) - request.written :]) if not healed else (),
             healed=healed,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
