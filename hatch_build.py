@@ -35,7 +35,7 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        for name in products.variants():
+        for name in products.built(folder):
             build_data["force_include"][str(folder / f"{name}.so")] = f"{PRODUCTS}/{name}.so"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -18,6 +18,7 @@ from genctl.native import quantized
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products import build, library
 from genctl.native.products.library import FOLDER, Library
+from tests.native import evex
 from tests.warm import python
 
 SIZES = [(1, 1), (5, 3), (67, 33), (130, 96), (300, 257), (513, 800)]  # [O, I]: multiples of nothing, and some
@@ -47,9 +48,19 @@ def test_an_installation_has_compiled_them() -> None:
 def variant(name: str) -> Library:
     if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
         pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
-    if name not in library.runnable():
+    if name in library.runnable():
+        return Library(FOLDER / f"{name}.so")
+    found = evex.library() if name == "avxvnni" and "avx512" in library.runnable() else None
+    if found is None:
         pytest.skip(f"this CPU does not run {name}")
-    return Library(FOLDER / f"{name}.so")
+    return Library(found)
+
+
+def testable() -> list[Library]:
+    """All variants that run here, the last one among them."""
+    variant(list(build.variants())[-1])
+    evexes = ["avxvnni"] if "avx512" in library.runnable() and evex.library() else []
+    return [variant(name) for name in dict.fromkeys([*library.runnable(), *evexes])]
 
 
 @pytest.fixture(params=list(build.variants()))
@@ -140,10 +151,8 @@ def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> N
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:
         pytest.skip("4 bits have groups of 32")
-    names = list(build.variants())
-    variant(names[-1])
     x = inputs(25, size[1], form[0]) * torch.logspace(-20, 20, 25)[:, None].to(form[0])
-    products = [made(variant(name), size, form, True) for name in names if name in library.runnable()]
+    products = [made(found, size, form, True) for found in testable()]
     for rows in (17, 25):
         bits = [product(x[:rows]) for product in products]
         for other in bits[1:]:

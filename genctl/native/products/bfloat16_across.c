@@ -20,7 +20,7 @@ IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, 
     const int some = n - c < 32 ? (int)(n - c) : 32;
     F s[2][2][FEW]; /* chains, halves of pairs, rows */
     UNROLL for (int i = 0; i < rows; i++) s[0][0][i] = s[0][1][i] = s[1][0][i] = s[1][1][i] = all(0);
-    UNROLL for (int chain = 0; chain < 2; chain++) UNROLL for (int d = 16 * chain; d < 16 * chain + 16; d++) {
+    UNROLL for (int chain = 0; chain < 2; chain++) DEEP for (int d = 16 * chain; d < 16 * chain + 16; d++) {
       if (d >= there) break;
       __builtin_prefetch(w + (32 + d) * out + c, 0, 2);
       const B v = some == 32 ? ldc(w + d * out + c) : ldcn(w + d * out + c, 2 * some);

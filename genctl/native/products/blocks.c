@@ -30,7 +30,7 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
     const F scale = scales == HALVES ? ldh(half + 16 * g) : ld(wide + 32 * g), second = scales == HALVES ? scale : ld(wide + 32 * g + 16);
     I sum[R];
     UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0);
-    UNROLL for (int q = 0; q < 8; q++, w += size) {
+    DEEP for (int q = 0; q < 8; q++, w += size) {
       if (eight || !(q & 1)) __builtin_prefetch(w + 2048, 0, 3);
       if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
         s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[i * 2 * pad + g])), s[i]);

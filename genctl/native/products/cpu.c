@@ -4,7 +4,7 @@
 #ifndef SOURCES
 #define SOURCES "unknown"
 #endif
-const char *built_from(void) { return SOURCES; }
+const char *built_from(void) { return SOURCES; } /* their digest, and the variants that were compiled */
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -28,6 +28,7 @@ int runs(const char *variant) {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
   const int avx2 = (saved & 6) == 6 && (c1 >> 28 & 1) && (c1 >> 12 & 1) && (c1 >> 29 & 1) && (b >> 5 & 1) && (b >> 3 & 1) && (b >> 8 & 1); /* AVX, FMA, F16C, AVX2, BMI, BMI2 */
   if (!strcmp(variant, "avx2")) return avx2;
+  if (!strcmp(variant, "avxvnni")) return avx2 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 4 & 1);
   const int avx512 = avx2 && (saved & 0xe6) == 0xe6 && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 28 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, CD, BW, VL, VNNI */
   if (!strcmp(variant, "avx512")) return avx512;
   if (!strcmp(variant, "avx512bf16")) return avx512 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 5 & 1);

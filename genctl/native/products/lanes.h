@@ -12,6 +12,11 @@
 
 #define IN static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+#if defined(__AVX2__) || defined(__aarch64__)
+#define DEEP UNROLL /* loops over inputs */
+#else
+#define DEEP _Pragma("GCC unroll 2") /* in plain C an operation is dozens of instructions: compiling would take a minute */
+#endif
 enum { F32, BF16, F16 }; /* how numbers are stored */
 
 IN float from_bf16(uint16_t h) {
@@ -95,7 +100,7 @@ IN __m128i iquarter(I v) {
   __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
   return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
 }
-#elif defined(__AVX2__) /* -------------------------------------------------------------------------------- AVX2, FMA */
+#elif defined(__AVX2__) /* -------------------------------------------------------------------- AVX2, FMA; AVX-VNNI */
 #include <immintrin.h>
 #define R 3
 #define C 2
@@ -133,6 +138,13 @@ IN __m128 quarter(F v) {
 }
 typedef struct { __m256i a, b; } B;
 IN B ldc(const void *p) { return EACH(B, _mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)); }
+#ifdef __AVXVNNI__
+IN __m256i flipped(__m256i w) { return _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80)); }
+IN B shifted(B w) { return EACH(B, flipped(w.a), flipped(w.b)); } /* codes + 128, as with AVX-512 */
+#define SHIFT 128
+IN I dotu(I sum, B w, B x) { return EACH(I, _mm256_dpbusd_avx_epi32(sum.a, w.a, x.a), _mm256_dpbusd_avx_epi32(sum.b, w.b, x.b)); }
+IN I dots(I sum, B w, B x) { return dotu(sum, w, x); }
+#else
 IN B shifted(B w) { return w; }
 #define SHIFT 0
 IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the sign of w: pairs stay below 2^15, as no code is -128 */
@@ -142,6 +154,7 @@ IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the si
 IN I dots(I sum, B w, B x) { return EACH(I, dots8(sum.a, w.a, x.a), dots8(sum.b, w.b, x.b)); }
 IN __m256i dotu8(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1))); }
 IN I dotu(I sum, B w, B x) { return EACH(I, dotu8(sum.a, w.a, x.a), dotu8(sum.b, w.b, x.b)); }
+#endif
 IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
   return EACH(B, _mm256_and_si256(raw, low), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low));

@@ -29,7 +29,7 @@ class Library:
         self.variant = path.stem
         loaded = ctypes.CDLL(str(path))
         loaded.built_from.restype = ctypes.c_char_p
-        self.built_from: str = loaded.built_from().decode()
+        self.built_from, *self.variants = loaded.built_from().decode().split()  # their digest; what else was compiled
         loaded.runs.argtypes, loaded.runs.restype = (ctypes.c_char_p,), ctypes.c_int
         loaded.suits.argtypes, loaded.suits.restype = (ctypes.c_char_p,), ctypes.c_int
         self._runs, self._suits = loaded.runs, loaded.suits
@@ -94,7 +94,10 @@ def _choice() -> tuple[Library | None, str]:
         return None, "the products of this installation are not compiled"
     if base.built_from != build.digest():
         return None, "the compiled products are older than their sources: install again"
-    able = [name for name in known if base.runs(name)]
+    if wanted and wanted not in base.variants:
+        there = ", ".join(base.variants)
+        raise UsageError(f"{VARIABLE}={wanted}: the compiler of this installation did not know it, only {there}")
+    able = [name for name in base.variants if base.runs(name)]
     if wanted and wanted not in able:
         raise UsageError(f"{VARIABLE}={wanted}: this CPU runs {', '.join(able)}")
     name = wanted or next(name for name in able if base.suits(name))
@@ -114,4 +117,4 @@ def why_not() -> str:
 def runnable() -> list[str]:
     """The variants that this CPU runs, best first; empty where none is compiled."""
     found = library()
-    return [] if found is None else [name for name in build.variants() if found.runs(name)]
+    return [] if found is None else [name for name in found.variants if found.runs(name)]

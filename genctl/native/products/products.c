@@ -218,7 +218,7 @@ IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
       UNROLL for (int i = 0; i < r; i++) s[i] = fma16(real(dotu(iall(0), codes, ldc(x + i * width + (g + (p)) * 32))), pair(both + i, p), s[i]); \
     }
     if (n == 16) {
-      UNROLL for (int p = 0; p < 16; p += 2) STEP4(p)
+      DEEP for (int p = 0; p < 16; p += 2) STEP4(p)
     } else {
       for (int p = 0; p < n; p += 2) STEP4(p)
     }
