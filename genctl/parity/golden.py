@@ -22,10 +22,9 @@ from genctl.identity import versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.partial import known_top, position, rows_of, shift_of
-from genctl.parity.partings import worst_of
+from genctl.parity.partings import concluded
 from genctl.parity.recorded import Golden, KnownTop
 from genctl.parity.sides import LocalSide
-from genctl.parity.statistics import summary
 from genctl.parity.values import Parity, Position, Text, TextParting, Verdict
 
 WEIGHTS = ("dtype", "quantize", "adapter", "runtime")  # knobs that change what is computed
@@ -112,19 +111,13 @@ def compare(
         except GenctlError as error:
             notes.append(f"rounding could not be measured: {error.message}")
     partings = [_parting(each, judged, changed, chances[each.text, each.index]) for each in parted]
-    verdict, reason = _verdict(golden, positions, judged, changed)
-    verdict, reason = worst_of(verdict, reason, partings, golden.texts)
-    noise = UNMEASURED if judged is None else judged.measured.noise
-    return Parity(
-        golden.reference,
-        side.name,
+    return concluded(
+        (golden.reference, side.name),
         golden.texts,
-        tuple(positions),
-        tuple(partings),
-        summary(positions),
-        noise,
-        verdict,
-        reason,
+        positions,
+        partings,
+        _verdict(golden, positions, judged, changed),
+        noise=UNMEASURED if judged is None else judged.measured.noise,
         notes=tuple(notes),
         failed=failed,
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
 from genctl.parity.noise import MeasuredNoise
 from genctl.parity.oracle import Reading
-from genctl.parity.values import Noise, Text, TextParting, Verdict, worst
+from genctl.parity.statistics import summary
+from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
 from genctl.sequences import shared_length
 
 
@@ -65,6 +67,20 @@ def worst_of(
             reason = f"{by_id[each.text].token(each.index)}: {each.reason}"
         verdict = worst(verdict, each.verdict)
     return verdict, reason
+
+
+def concluded(
+    names: tuple[str, str],
+    texts: Sequence[Text],
+    positions: Sequence[Position],
+    partings: Sequence[TextParting],
+    judged: tuple[Verdict | None, str],
+    **more: Any,
+) -> Parity:
+    """What is found about a pair. `judged`: verdict and reason of its positions; `more`: further fields of `Parity`."""
+    verdict, reason = worst_of(*judged, partings, texts)
+    read, parted, figures = tuple(positions), tuple(partings), summary(positions)
+    return Parity(*names, tuple(texts), read, parted, figures, verdict=verdict, reason=reason, **more)
 
 
 def judge_margin(margin: float, moved: float, noise: Noise, reach: float) -> tuple[Verdict, str]:

@@ -23,9 +23,9 @@ from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, left_out, measure_noise, read_rows
 from genctl.parity.oracle import Reading
 from genctl.parity.partial import position_of_server
-from genctl.parity.partings import judge_margin, worst_of
+from genctl.parity.partings import concluded, judge_margin
 from genctl.parity.sides import LocalSide
-from genctl.parity.statistics import quantiles, summary
+from genctl.parity.statistics import quantiles
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict
 
 TWICE = 4  # texts that a server is asked about twice
@@ -108,17 +108,13 @@ def compare(
         for id, own in parted.items()
         if not interrupted()
     ]
-    verdict, reason = worst_of(*_verdict(positions, judged), partings, texts)
-    parity = Parity(
-        reference.name,
-        server.name,
-        tuple(texts),
-        tuple(positions),
-        tuple(partings),
-        summary(positions),
-        noise,
-        verdict,
-        reason,
+    parity = concluded(
+        (reference.name, server.name),
+        texts,
+        positions,
+        partings,
+        _verdict(positions, judged),
+        noise=noise,
         notes=tuple(notes),
         failed=failed,
     )
