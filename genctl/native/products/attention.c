@@ -6,6 +6,8 @@
 #include "products.h"
 
 #define QUERIES 4
+#define FEW 8     /* tokens fed to a row: more of them read its columns often */
+#define ASKED 512 /* the most columns that are asked for ahead */
 #if defined(__AVX512F__)
 #define WIDE 4 /* times 16 numbers of a value whose sums stay in registers, for each of four queries */
 #else
@@ -145,6 +147,8 @@ static float exponentials(float *scores, int64_t from, int64_t to) {
 
 static void see(const Attention *a, int64_t row, int64_t head, Seen *seen) {
   const int64_t size = a->type == F32 ? 4 : 2, source = row / a->each;
+  /* keys and values of few queries come from memory, in pieces too short for the CPU to foresee them */
+  const int64_t asked = a->fed > FEW ? 0 : ASKED;
   int64_t column = 0;
   seen->count = 0;
   for (int part = 0; part < 2; part++) {
@@ -154,6 +158,10 @@ static void see(const Attention *a, int64_t row, int64_t head, Seen *seen) {
       if (a->mask && !a->mask[row * a->mask_row + column]) continue;
       seen->k[seen->count] = k + c * a->k_column[part] * size;
       seen->v[seen->count] = v + c * a->v_column[part] * size;
+      for (int64_t at = 0; seen->count < asked && at < a->size * size; at += 64) {
+        __builtin_prefetch(seen->k[seen->count] + at, 0, 2);
+        __builtin_prefetch(seen->v[seen->count] + at, 0, 2);
+      }
       seen->column[seen->count++] = (int32_t)column;
     }
   }
