@@ -15,7 +15,7 @@ from genctl.native.linear import Products
 from genctl.native.products import build
 from genctl.native.products.library import Library
 from tests.native import test_products
-from tests.native.test_products import testable, variant
+from tests.native.test_products import loadable, variant
 
 numpy = pytest.importorskip("numpy")
 gguf = pytest.importorskip("gguf")
@@ -93,7 +93,7 @@ def test_bits_are_those_of_every_instruction_set(kind: str) -> None:
     for size in fitting(kind):
         held, x = blocks(kind, size), inputs(17, size[1]) * torch.logspace(-20, 20, 17)[:, None]
         x[3], x[5, 7], x[6, 31] = 0.0, torch.nan, torch.inf
-        first, *others = (CompiledProduct(found, held)(x) for found in testable())
+        first, *others = (CompiledProduct(found, held)(x) for found in loadable())
         assert not first[5:7].isfinite().any()
         alone = [CompiledProduct(plainest, held)(row) for row in x[:5].split(1)]
         assert torch.equal(first[:5], torch.cat(alone))

@@ -56,7 +56,7 @@ def variant(name: str) -> Library:
     return Library(found)
 
 
-def testable() -> list[Library]:
+def loadable() -> list[Library]:
     """All variants that run here, the last one among them."""
     variant(list(build.variants())[-1])
     evexes = ["avxvnni"] if "avx512" in library.runnable() and evex.library() else []
@@ -152,7 +152,7 @@ def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Fo
     if form[2] == "int4" and size[1] % 32:
         pytest.skip("4 bits have groups of 32")
     x = inputs(25, size[1], form[0]) * torch.logspace(-20, 20, 25)[:, None].to(form[0])
-    products = [made(found, size, form, True) for found in testable()]
+    products = [made(found, size, form, True) for found in loadable()]
     for rows in (17, 25):
         bits = [product(x[:rows]) for product in products]
         for other in bits[1:]:
