@@ -109,6 +109,7 @@ class CompiledProducts:
         self.held = [(part.fields, part.held, part.wide_bias) for part in parts]
         self.call, self.count = parts[0].call, len(parts)
         self.size = sum(part.size for part in parts)
+        self.width = parts[0].fields.in_
         self.addresses = (ctypes.c_void_p * len(parts))(*(ctypes.addressof(part.fields) for part in parts))
 
     @staticmethod
@@ -118,7 +119,9 @@ class CompiledProducts:
         return len(parts) <= MOST_TOGETHER and len(forms) == 1 and None not in forms
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., I] -> [..., O1 + O2 + …] of the same type."""
+        """x [..., I] -> [..., O1 + O2 + …] of the same type. Raises ValueError for another width."""
+        if x.shape[-1] != self.width:
+            raise ValueError(f"x has {x.shape[-1]} features, the weight {self.width}")
         x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.size))
         rows, type_ = y.numel() // self.size, TYPES[x.dtype]

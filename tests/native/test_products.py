@@ -313,3 +313,10 @@ def test_a_variant_that_is_slow_here_is_no_choice(monkeypatch: pytest.MonkeyPatc
         assert library.library().variant == best  # type: ignore[union-attr]
     finally:
         library._choice.cache_clear()
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_rows_of_another_width_are_refused(quantize: str | None) -> None:
+    product = CompiledProduct(loadable()[0], weight((24, 64)), quantize=quantize)
+    with pytest.raises(ValueError, match="32 features, the weight 64"):
+        product(torch.ones(1, 32))
