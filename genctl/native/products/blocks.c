@@ -31,7 +31,7 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
     I sum[R];
     UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0);
     DEEP for (int q = 0; q < 8; q++, w += size) {
-      if (eight || !(q & 1)) __builtin_prefetch(w + 2048, 0, 3);
+      if (eight || !(q & 1)) __builtin_prefetch(w + 6144, 0, 2);
       if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
         s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[i * 2 * pad + g])), s[i]);
         sum[i] = iall(begin[i * 2 * groups + 2 * g + 1]);
