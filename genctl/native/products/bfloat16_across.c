@@ -10,36 +10,45 @@
 #define SUMMED 512   /* outputs of a piece where parts are added up */
 #define WIDE (16 * C)
 
-/* -- few rows: 32 inputs of some columns at once; of 32 columns the sums of the second ones of pairs lie first ------------ */
+/* -- few rows: a chain of 16 inputs along some columns; of 32 columns the sums of the second ones of pairs lie first ------- */
 
-IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *sums, int64_t step, const int rows) {
-  const int64_t out = job->w->out;
-  const uint16_t *w = (const uint16_t *)job->w->w + k * out + o;
-  const float *x = job->x + k;
+/* Sixteen rows of a weight are read side by side; more would be more streams than memory follows. So the sums of the first chain
+   wait in `chains` for those of the second one. */
+IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *chains, float *sums, int64_t step, const int rows, const int last) {
+  const int64_t out = job->w->out, wide = (n + 31) & ~(int64_t)31;
   for (int64_t c = 0; c < n; c += 32) {
     const int some = n - c < 32 ? (int)(n - c) : 32;
-    F s[2][2][FEW]; /* chains, halves of pairs, rows */
-    UNROLL for (int i = 0; i < rows; i++) s[0][0][i] = s[0][1][i] = s[1][0][i] = s[1][1][i] = all(0);
-    UNROLL for (int chain = 0; chain < 2; chain++) DEEP for (int d = 16 * chain; d < 16 * chain + 16; d++) {
+    F s[2][FEW]; /* halves of pairs, rows */
+    UNROLL for (int i = 0; i < rows; i++) s[0][i] = s[1][i] = all(0);
+    DEEP for (int d = 0; d < 16; d++) {
       if (d >= there) break;
-      __builtin_prefetch(w + (32 + d) * out + c, 0, 2);
-      const B v = some == 32 ? ldc(w + d * out + c) : ldcn(w + d * out + c, 2 * some);
+      const uint16_t *w = (const uint16_t *)job->w->w + (k + d) * out + o + c;
+      __builtin_prefetch(w + 16 * out, 0, 2);
+      const B v = some == 32 ? ldc(w) : ldcn(w, 2 * some);
       UNROLL for (int i = 0; i < rows; i++) {
-        const F u = all(x[i * job->width + d]);
-        s[chain][0][i] = fma16(u, second(v), s[chain][0][i]);
-        s[chain][1][i] = fma16(u, first(v), s[chain][1][i]);
+        const F u = all(job->x[i * job->width + k + d]);
+        s[0][i] = fma16(u, second(v), s[0][i]);
+        s[1][i] = fma16(u, first(v), s[1][i]);
       }
     }
     UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++) {
-      float *to = sums + i * step + c + 16 * half;
-      st(to, add(ld(to), add(s[0][half][i], s[1][half][i])));
+      float *to = sums + i * step + c + 16 * half, *chain = chains + i * wide + c + 16 * half;
+      if (last) st(to, add(ld(to), add(ld(chain), s[half][i])));
+      else st(chain, s[half][i]);
     }
   }
 }
 IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, int64_t step, const int rows) {
+  float *chains = scratch(4, sizeof(float) * COLUMNS * FEW);
   for (int i = 0; i < rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 31) & ~(int64_t)31));
-  for (; k + 32 <= stop; k += 32) along(job, k, 32, o, n, sums, step, rows);
-  if (k < stop) along(job, k, (int)(stop - k), o, n, sums, step, rows);
+  for (; k + 32 <= stop; k += 32) {
+    along(job, k, 16, o, n, chains, sums, step, rows, 0);
+    along(job, k + 16, 16, o, n, chains, sums, step, rows, 1);
+  }
+  if (k == stop) return;
+  const int rest = (int)(stop - k);
+  along(job, k, rest < 16 ? rest : 16, o, n, chains, sums, step, rows, 0);
+  along(job, k + 16, rest < 16 ? 0 : rest - 16, o, n, chains, sums, step, rows, 1);
 }
 static void few_rows(void *p, int number) { /* -> parts [P, N, O rounded up to 32] */
   const Job *job = p;
@@ -65,14 +74,16 @@ static void sum_parts(void *p, int number) {
   const Mode mode = tiny_is_zero();
   for (int64_t i = 0; i < job->rows; i++)
     for (int64_t o = from; o < to; o += 32) {
-      float sums[32];
+      float sums[32], v[32];
       for (int half = 0; half < 2; half++) {
         const float *at = job->parts + i * step + o + 16 * half;
         F s = ld(at);
         for (int part = 1; part < job->count; part++) s = add(s, ld(at + part * job->rows * step));
         st(sums + 16 * half, s);
       }
-      for (int64_t l = 0; l < 32 && o + l < to; l++) put(job, i, o + l, sums[l / 2 + (l & 1 ? 0 : 16)]);
+      for (int l = 0; l < 16; l++) v[2 * l] = sums[16 + l], v[2 * l + 1] = sums[l];
+      put16(job, i, o, to - o, ld(v));
+      if (to - o > 16) put16(job, i, o + 16, to - o - 16, ld(v + 16));
     }
   as_before(mode);
 }

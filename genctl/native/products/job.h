@@ -36,6 +36,12 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
     return;
   }
   float h[16];
+  if (n >= 16 && j->type == BF16) {
+    st(h, j->w->bias ? add(v, ld(j->w->bias + o)) : v);
+    uint16_t *to = (uint16_t *)j->y + row * j->y_row + j->first + o;
+    for (int l = 0; l < 16; l++) to[l] = to_bf16(h[l]);
+    return;
+  }
   st(h, v);
   for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
 }
