@@ -159,7 +159,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c) 
   }
 }
 #define TILE8(row, o, r, c) tile8(job, row, o, r, c)
-/* One row, as above; the lanes of four outputs are added up together. */
+/* One row: W is read from begin to end; the lanes of four outputs are added up together. */
 static void one8(const Job *job, int64_t from, int64_t to) {
   const int64_t in = job->w->in;
   const int8_t *x = job->codes;
@@ -167,18 +167,14 @@ static void one8(const Job *job, int64_t from, int64_t to) {
   for (; o + 4 <= to; o += 4) {
     const char *w = (const char *)job->w->w + o * in;
     I s[4];
-    UNROLL for (int j = 0; j < 4; j++) s[j] = iall(0);
-    int64_t k = 0;
-    for (; k + 64 <= in; k += 64) {
-      B u = ldc(x + k);
-      UNROLL for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(w + 8 * in + k * 4 + j * 64, 0, 2);
-        s[j] = dots(s[j], shifted(ldc(w + j * in + k)), u);
+    UNROLL for (int j = 0; j < 4; j++, w += in) {
+      s[j] = iall(0);
+      int64_t k = 0;
+      for (; k + 64 <= in; k += 64) {
+        __builtin_prefetch(w + k + 12288, 0, 2);
+        s[j] = dots(s[j], shifted(ldc(w + k)), ldc(x + k));
       }
-    }
-    if (k < in) {
-      B u = ldc(x + k);
-      UNROLL for (int j = 0; j < 4; j++) s[j] = dots(s[j], shifted(ldcn(w + j * in + k, (int)(in - k))), u);
+      if (k < in) s[j] = dots(s[j], shifted(ldcn(w + k, (int)(in - k))), ldc(x + k));
     }
     int32_t y[4];
     itree4(s[0], s[1], s[2], s[3], y);
