@@ -491,11 +491,16 @@ static void across(Job *job) {
   pieces(few_across, job, (int)(job->count * blocks), job->threads);
   pieces(sum_parts, job, (int)((w->out + SUMMED - 1) / SUMMED), rows * w->out > 1 << 14 ? job->threads : 1);
 }
-static void cut(Job *job) { /* a piece is 128 KB of the weight, and strips */
+/* A piece is 128 KB of the weight, and strips; with one row, which no cache serves, 512 KB, and as many for each thread. */
+static void cut(Job *job) {
   const Weight *w = job->w;
   const int eight = w->form == CODES8 || w->form == BLOCKS8, together = w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
+  if (job->rows == 1) {
+    const int64_t rounds = (w->out * bytes / job->threads + 524287) / 524288, count = job->threads * (rounds ? rounds : 1);
+    block = ((w->out + count - 1) / count + together - 1) / together * together;
+  }
   const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
   job->block = block < share ? block : share < together ? together : share;
   job->pieces = (int)((w->out + job->block - 1) / job->block);
