@@ -277,7 +277,7 @@ void across_bf16(Job *job) {
     pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
     return;
   }
-  const int64_t step = (out + 31) & ~(int64_t)31, shares = (2 * threads + job->count - 1) / job->count; /* two pieces for each thread */
+  const int64_t step = (out + 31) & ~(int64_t)31, shares = (threads + job->count - 1) / job->count; /* whole rows, where parts are enough for the threads */
   const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64;
   job->block = share < COLUMNS ? share : COLUMNS;
   const int64_t blocks = (out + job->block - 1) / job->block;
