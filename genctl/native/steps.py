@@ -326,6 +326,8 @@ class _List:
         """x [N, F, …], without gaps."""
         if norm is same:
             return x
+        if type(norm) not in (RMSNorm, LayerNorm):
+            raise _Unsuited
         y, size = x if name == "last" else self._space(name, *x.shape[2:]), x.shape[-1]
         rows = x.numel() // size
         where = {"x": x.data_ptr(), "y": y.data_ptr(), "rows": rows, "size": size}
@@ -339,12 +341,9 @@ class _List:
         }
         if type(norm) is RMSNorm:
             self._add(_RMS_NORM, eps=norm.number, how=norm.late, **where, **parts)
-        elif type(norm) is LayerNorm:
-            self._add(
-                _LAYER_NORM, eps=norm.eps, period=1 if weight is None else weight.numel() // size, **where, **parts
-            )
         else:
-            raise _Unsuited
+            period = 1 if weight is None else weight.numel() // size
+            self._add(_LAYER_NORM, eps=norm.eps, period=period, **where, **parts)
         return y
 
     def _sum(self, x: Tensor, added: Tensor, factor: float, name: str) -> Tensor:

@@ -120,6 +120,15 @@ def test_very_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -
     assert taken == [1, 0, 0, 1]
 
 
+def test_a_decoder_with_a_part_of_another_kind_is_computed_by_its_own_code() -> None:
+    for part in ("attn_norm", "o", "mlp"):
+        runtime = runtimes.native(model("llama"))
+        layer = runtime.decoder.weights.layers[1]
+        whole = getattr(layer, part)
+        setattr(layer, part, lambda x, whole=whole: whole(x))
+        assert check(runtime, "one row") == 0
+
+
 def test_lists_are_few_and_keep_no_cache_in_memory() -> None:
     runtime = runtimes.native(model("gpt2"))
     held = []

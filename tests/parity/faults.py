@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeRuntime
 from genctl.parity.sides import LocalSide
 
 Change = Callable[[Any, Tensor, Any, dict[str, Any]], dict[str, Any]]
@@ -26,6 +27,12 @@ def _passes(side: LocalSide, change: Change) -> None:
             return super().__call__(feed, cache, **arguments)
 
     side.session.forward.__class__ = Faulty
+
+
+def _own_code(side: LocalSide) -> None:
+    """Every pass calls the decoder's parts, which are about to change. A list of calls would keep them as they were."""
+    if isinstance(side.session.forward, NativeRuntime):
+        side.session.forward.steps = None
 
 
 def off_by_one_position(side: LocalSide) -> None:
@@ -85,6 +92,7 @@ def lost_bias(side: LocalSide) -> None:
 
 def swapped_rope_halves(side: LocalSide) -> None:
     """Rotary angles turn the other way, as if the halves of a head were swapped."""
+    _own_code(side)
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         rotary: Any = model.decoder.rotary
@@ -103,6 +111,7 @@ def swapped_rope_halves(side: LocalSide) -> None:
 
 def other_epsilon(side: LocalSide) -> None:
     """The norms of attention and MLP add 1e-5 where the checkpoint says 1e-6, or the reverse."""
+    _own_code(side)
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         for layer in model.decoder.weights.layers:
@@ -126,6 +135,7 @@ def _set_epsilon(norm: Any) -> None:
 
 def half_precision_norm(side: LocalSide) -> None:
     """The norms of attention are computed in bfloat16."""
+    _own_code(side)
 
     def rounded(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: norm(x).bfloat16().to(x.dtype)
@@ -145,6 +155,7 @@ def half_precision_norm(side: LocalSide) -> None:
 
 def turned_rope(side: LocalSide, layer: int) -> None:
     """As `swapped_rope_halves`, in one layer."""
+    _own_code(side)
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         decoder: Any = model.decoder
@@ -169,6 +180,7 @@ def turned_rope(side: LocalSide, layer: int) -> None:
 
 def lost_mlp_bias(side: LocalSide, layer: int) -> None:
     """The last product of an MLP has no bias."""
+    _own_code(side)
     model = side.session.loaded.model
     if isinstance(model, NativeModel):
         mlp = model.decoder.weights.layers[layer].mlp
