@@ -12,8 +12,8 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.blocks import KINDS, Blocks
-from genctl.native.files import DTYPES
 from genctl.native.gguf_names import GgufTensors, Located
+from genctl.native.pages import DTYPES
 
 
 class GgufFile:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
-from genctl.native.files import mapped
 from genctl.native.linear import Joined, Linear, Products, Weight
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
 from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
+from genctl.native.pages import mapped
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
 
 if TYPE_CHECKING:

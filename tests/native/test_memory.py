@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from genctl.native import pages
-from genctl.native.files import mapped
+from genctl.native.pages import mapped
 from tests.tiny import save, tiny
 from tests.warm import python
 

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from genctl.decode.cache.foreign import new_cache
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
-from genctl.native.files import mapped
 from genctl.native.load import build
 from genctl.native.model import SpecialTokens
+from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
 from tests.native.variations import VARIATIONS, model
 

@@ -12,9 +12,9 @@ from safetensors import safe_open
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.models.architectures import read_native
-from genctl.native.files import mapped
 from genctl.native.load import build
 from genctl.native.model import NativeModel, SpecialTokens
+from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
 from tests.native.seq2seq_variations import VARIATIONS, model
 
