@@ -129,6 +129,17 @@ def test_a_decoder_with_a_part_of_another_kind_is_computed_by_its_own_code() -> 
         assert check(runtime, "one row") == 0
 
 
+def test_a_decoder_whose_activations_are_float64_for_a_while_is_computed_by_its_own_code() -> None:
+    runtime = runtimes.native(model("llama"))
+    assert runtime.steps is not None
+    cache = runtime.new_cache()
+    runtime(torch.tensor([prompt(4)]), cache, first=True)
+    runtime.decoder.dtype = torch.float64
+    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]])) is None
+    runtime.decoder.dtype = torch.float32
+    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]])) is not None
+
+
 def test_lists_are_few_and_keep_no_cache_in_memory() -> None:
     runtime = runtimes.native(model("gpt2"))
     held = []
