@@ -168,17 +168,17 @@ class Stack:
             q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
         scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
         if not spec.causal:
-            return w.o(cross_attention(q, k, v, _of(shared.biases, number), scaling=scaling))
+            return w.o(cross_attention(q, k, v, of_layer(shared.biases, number), scaling=scaling))
         mixed = attention(
             q,
             k,
             v,
             cache,
-            _of(shared.visible, number),
+            of_layer(shared.visible, number),
             scaling=scaling,
             window=window,
             softcap=spec.softcap,
-            bias=_of(shared.biases, number),
+            bias=of_layer(shared.biases, number),
             sinks=w.sinks,
         )  # [N, F, H·D]
         return w.o(mixed)
@@ -344,6 +344,6 @@ class Decoder(Stack):
         return cos.to(self.dtype), sin.to(self.dtype)
 
 
-def _of(parts: Sequence[Part], number: int) -> Part:
+def of_layer(parts: Sequence[Part], number: int) -> Part:
     """The part of a layer: there is one for all layers, or one for each."""
     return parts[number if len(parts) > 1 else 0]

@@ -144,8 +144,9 @@ class NativeRuntime(Reader):
         logits: Tensor | None = None
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
             logits = self.graphs.step(feed, cache, mask, positions)
-        elif self.steps is not None and cache is not None and sources is None and not hidden:
-            logits = self.steps.step(feed, cache, mask, positions, keep=keep)
+        elif self.steps is not None and cache is not None and not hidden:
+            source_mask = None if sources is None else sources.mask
+            logits = self.steps.step(feed, cache, mask, positions, keep=keep, source_mask=source_mask)
         if logits is None:
             logits = self.decoder(
                 feed,

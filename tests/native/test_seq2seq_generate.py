@@ -140,6 +140,7 @@ def test_resuming_and_rereading_give_the_tokens_of_one_reading(name: str) -> Non
 @pytest.mark.parametrize("name", FAMILIES)
 def test_beams_of_two_sources_hold_each_source_once(name: str) -> None:
     runtime = runtimes.native(model(name))
+    runtime.steps = None  # see test_steps: a list of calls reads the same
     shapes = set()
     plain = Stack._source
 

@@ -15,13 +15,14 @@ from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
 from genctl.native.products.library import library
 from genctl.native.runtime import NativeRuntime
-from genctl.native.steps import MOST_BYTES, MOST_LISTS, Steps
+from genctl.native.steps import MOST_BYTES, ROOM, Steps
 from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
 from tests import runtimes
+from tests.native import seq2seq_variations
 from tests.native.variations import FAMILIES, VARIATIONS, model
 from tests.tiny import EOS, VOCABULARY, WINDOW
 
@@ -69,28 +70,46 @@ def same(ones: list[Any], others: list[Any]) -> bool:
     )
 
 
-def check(runtime: NativeRuntime, kind: str) -> int:
+def check(runtime: NativeRuntime, make: Callable[[], Sequence[Lane]]) -> int:
     """How many passes were one call. Nothing may change with them."""
     runtime.steps = steps = Steps(runtime.decoder)
-    with_steps = passes(runtime, LANES[kind]())
+    with_steps = passes(runtime, make())
     runtime.steps = None
-    assert same(with_steps, passes(runtime, LANES[kind]()))
+    assert same(with_steps, passes(runtime, make()))
     return steps.taken
+
+
+def written(name: str, kind: str) -> Sequence[Lane]:
+    """Lanes of an encoder-decoder, with sources of several lengths."""
+    begin = (int(seq2seq_variations.model(name).config.decoder_start_token_id),)
+    if kind == "drafts":
+        drafts = Assisted(PromptLookup(), num_assistant_tokens=5)
+        return [Lane("a", begin, drafts, 12, source=prompt(6) * 3)]
+    strategy, returned = (Beam(3), 3) if "beams" in kind else (Sample(), 1)
+    lengths, eos = ((17,) if "one" in kind else (6, 17, 11)), ((EOS,) if "beams" in kind else ())
+    return [
+        Lane(str(length), begin, strategy, 4 + length, eos=eos, source=prompt(length), returned=returned)
+        for length in lengths
+    ]
 
 
 @pytest.mark.parametrize("kind", LANES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_has_the_bits_of_its_decoder(name: str, kind: str) -> None:
     runtime = runtimes.native(model(name))
-    if runtime.encoder is not None:
-        pytest.skip("an encoder-decoder's passes are its decoder's own")
-    assert (check(runtime, kind) > 0) == (name not in ELSEWHERE)
+    assert (check(runtime, LANES[kind]) > 0) == (name not in ELSEWHERE)
 
 
 @pytest.mark.parametrize("name", [name for name in VARIATIONS if name not in FAMILIES])
 def test_every_variation_of_a_family_has_the_bits_of_its_decoder(name: str) -> None:
     for kind in ("padded rows", "drafts"):
-        check(runtimes.native(model(name)), kind)
+        check(runtimes.native(model(name)), LANES[kind])
+
+
+@pytest.mark.parametrize("kind", ["one row", "several rows", "one source, beams", "several sources, beams", "drafts"])
+@pytest.mark.parametrize("name", seq2seq_variations.VARIATIONS)
+def test_every_encoder_decoder_has_the_bits_of_its_decoder(name: str, kind: str) -> None:
+    assert check(runtimes.native(seq2seq_variations.model(name)), lambda: written(name, kind)) > 0
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
@@ -101,7 +120,7 @@ def test_every_type_of_weights_has_the_bits_of_the_decoder(dtype: str, quantize:
     runtime = Session.load(Runtime(model="builtin:stories", dtype=dtype, quantize=quantize)).forward  # type: ignore[arg-type]
     assert isinstance(runtime, NativeRuntime)
     for kind in LANES:
-        assert check(runtime, kind)
+        assert check(runtime, LANES[kind])
 
 
 def test_very_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -> None:
@@ -126,7 +145,7 @@ def test_a_decoder_with_a_part_of_another_kind_is_computed_by_its_own_code() -> 
         layer = runtime.decoder.weights.layers[1]
         whole = getattr(layer, part)
         setattr(layer, part, lambda x, whole=whole: whole(x))
-        assert check(runtime, "one row") == 0
+        assert check(runtime, LANES["one row"]) == 0
 
 
 def test_a_decoder_whose_activations_are_float64_for_a_while_is_computed_by_its_own_code() -> None:
@@ -140,14 +159,18 @@ def test_a_decoder_whose_activations_are_float64_for_a_while_is_computed_by_its_
     assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]])) is not None
 
 
-def test_lists_are_few_and_keep_no_cache_in_memory() -> None:
+def test_one_list_serves_passes_of_all_shapes_and_keeps_no_cache_in_memory() -> None:
     runtime = runtimes.native(model("gpt2"))
-    held = []
-    for count in range(1, MOST_LISTS + 5):
+    assert runtime.steps is not None
+    held, lists = [], set()
+    for rows, fed in ((1, 1), (1, 7), (5, 2), (3, 1), (1, ROOM), (ROOM, 1), (2, ROOM), (1, 2)):
         cache = runtime.new_cache()
-        runtime(torch.tensor([prompt(4)]), cache, first=True)
+        runtime(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True)
         held.append(cache.layers[0].buffers[0])  # type: ignore[attr-defined]
-        runtime(torch.tensor([prompt(20)[:count]]), cache)
+        runtime(torch.tensor([prompt(70)[:fed]]).expand(rows, -1), cache)
+        lists.add(id(runtime.steps._list))
+    assert runtime.steps.taken == 2 * 8
+    assert len(lists) == 1
     addresses = {id(tensor) for tensor in held}
     del cache, held
     gc.collect()

@@ -52,17 +52,19 @@ void rms_norm(const void *x, const float *weight, float eps, void *y, int64_t ro
 void layer_norm(const void *x, const float *weight, const float *bias, float eps, void *y, int64_t rows, int64_t size, int64_t period, int32_t type, int32_t threads);
 void activate(int32_t kind, const void *x, int64_t x_row, const void *up, int64_t up_row, void *y, int64_t rows, int64_t size, int32_t type, int32_t threads);
 
-/* -- many calls at once (steps.c) -- */
+/* -- many calls at once (steps.c): a pass over N rows of F tokens, of which the last `keep` have logits -- */
 enum { PRODUCTS, RMS_NORM, LAYER_NORM, ACTIVATE, SUM, COPY, TURN, ATTENTION };
+/* What a call does with each token, so that a list serves any N and F for which its buffers have room. */
 typedef struct {
-  int32_t kind, type, how; /* how: products, activation, late, interleaved */
+  int32_t kind, type, how, kept; /* how: products, activation, late, interleaved; kept: the last `keep` tokens of each row alone */
   float eps, factor;
-  int64_t rows, size, period, heads, fed, turned;
+  int64_t count, size, period, heads, turned; /* count: norms of a token */
   const void *x, *z, *w; /* z: up; what is added; cosines. w: weights, or an `Attention`; sines */
   const float *weight, *bias;
   void *y;
-  int64_t x_row, z_row, y_row, x_head, y_head, x_token, y_token;
+  int64_t x_token, z_token, y_token, x_head, y_head;
+  int64_t z_row, y_row; /* of angles; of a cache, or 0: rows lie one after the other */
 } Call;
-void run(const Call *calls, int32_t count, int32_t threads);
+void run(const Call *calls, int32_t count, int64_t rows, int64_t fed, int64_t keep, int32_t threads);
 
 #endif

@@ -11,17 +11,26 @@ IN void set(void *p, int64_t at, int type, float v) {
   else ((uint16_t *)p)[at] = type == BF16 ? to_bf16(v) : to_f16(v);
 }
 
+/* A call with the sizes of its pass */
+typedef struct {
+  const Call *call;
+  int64_t rows, fed, from, tokens; /* tokens [from, F) of each row; of all rows */
+} Sized;
+
 #define TOGETHER 16384 /* numbers of a piece */
 IN void sums(const Call *c, int64_t from, int64_t to, const int type) { /* y = x + z factor, each operation rounded to the type */
   const float factor = c->factor;
-  if (factor == 1.0f)
+  if (!c->x)
+    for (int64_t i = from; i < to; i++) set(c->y, i, type, get(c->z, i, type) * factor);
+  else if (factor == 1.0f)
     for (int64_t i = from; i < to; i++) set(c->y, i, type, get(c->x, i, type) + get(c->z, i, type));
   else
     for (int64_t i = from; i < to; i++) set(c->y, i, type, get(c->x, i, type) + rounded(get(c->z, i, type) * factor, type));
 }
 static void sum(void *p, int number) {
-  const Call *c = p;
-  const int64_t from = (int64_t)number * TOGETHER, to = from + TOGETHER < c->size ? from + TOGETHER : c->size;
+  const Sized *job = p;
+  const Call *c = job->call;
+  const int64_t size = job->tokens * c->size, from = (int64_t)number * TOGETHER, to = from + TOGETHER < size ? from + TOGETHER : size;
   if (c->type == F32) sums(c, from, to, F32);
   else if (c->type == BF16) sums(c, from, to, BF16);
   else sums(c, from, to, F16);
@@ -38,12 +47,13 @@ IN void turn(const Call *c, const void *x, void *y, int64_t angle, const int typ
   }
 }
 static void token(void *p, int number) { /* the heads of a token, from one place to another */
-  const Call *c = p;
-  const int64_t size = c->type == F32 ? 4 : 2, n = number / c->fed, f = number % c->fed, turned = c->kind == TURN ? c->turned : 0;
+  const Sized *job = p;
+  const Call *c = job->call;
+  const int64_t size = c->type == F32 ? 4 : 2, count = job->fed - job->from, n = number / count, f = number % count;
+  const int64_t turned = c->kind == TURN ? c->turned : 0, angle = n * c->z_row + f * turned, y_row = c->y_row ? c->y_row : count * c->y_token;
   for (int64_t h = 0; h < c->heads; h++) {
-    const char *x = (const char *)c->x + (n * c->x_row + h * c->x_head + f * c->x_token) * size;
-    char *y = (char *)c->y + (n * c->y_row + h * c->y_head + f * c->y_token) * size;
-    const int64_t angle = n * c->z_row + f * turned;
+    const char *x = (const char *)c->x + ((n * job->fed + job->from + f) * c->x_token + h * c->x_head) * size;
+    char *y = (char *)c->y + (n * y_row + f * c->y_token + h * c->y_head) * size;
     memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
     if (!turned) continue;
     if (c->type == F32) turn(c, x, y, angle, F32);
@@ -51,15 +61,24 @@ static void token(void *p, int number) { /* the heads of a token, from one place
     else turn(c, x, y, angle, F16);
   }
 }
+static void attend(const Attention *a, int64_t rows, int64_t fed, int32_t threads) {
+  Attention sized = *a;
+  sized.rows = rows, sized.fed = fed, sized.q_row = fed * a->q_token;
+  attention(&sized, threads);
+}
 
-void run(const Call *calls, int32_t count, int32_t threads) {
-  for (const Call *c = calls; c < calls + count; c++) switch (c->kind) {
-    case PRODUCTS: products(c->w, c->how, c->x, c->y, c->rows, c->type, threads); break;
-    case RMS_NORM: rms_norm(c->x, c->weight, c->eps, c->y, c->rows, c->size, c->type, c->how, threads); break;
-    case LAYER_NORM: layer_norm(c->x, c->weight, c->bias, c->eps, c->y, c->rows, c->size, c->period, c->type, threads); break;
-    case ACTIVATE: activate(c->how, c->x, c->x_row, c->z, c->z_row, c->y, c->rows, c->size, c->type, threads); break;
-    case SUM: pieces(sum, (void *)c, (int)((c->size + TOGETHER - 1) / TOGETHER), threads); break;
-    case ATTENTION: attention(c->w, threads); break;
-    default: pieces(token, (void *)c, (int)(c->rows * c->fed), c->rows * c->fed * c->heads * c->size < 1 << 15 ? 1 : threads); /* COPY, TURN */
+void run(const Call *calls, int32_t count, int64_t rows, int64_t fed, int64_t keep, int32_t threads) {
+  for (const Call *c = calls; c < calls + count; c++) {
+    const int64_t from = c->kept ? fed - keep : 0, tokens = rows * (fed - from), many = tokens * c->heads * c->size >= 1 << 15;
+    Sized job = {c, rows, fed, from, tokens};
+    switch (c->kind) {
+    case PRODUCTS: products(c->w, c->how, c->x, c->y, tokens, c->type, threads); break;
+    case RMS_NORM: rms_norm(c->x, c->weight, c->eps, c->y, tokens * c->count, c->size, c->type, c->how, threads); break;
+    case LAYER_NORM: layer_norm(c->x, c->weight, c->bias, c->eps, c->y, tokens * c->count, c->size, c->period, c->type, threads); break;
+    case ACTIVATE: activate(c->how, c->x, c->x_token, c->z, c->z_token, c->y, tokens, c->size, c->type, threads); break;
+    case SUM: pieces(sum, &job, (int)((tokens * c->size + TOGETHER - 1) / TOGETHER), threads); break;
+    case ATTENTION: attend(c->w, rows, fed, threads); break;
+    default: pieces(token, &job, (int)tokens, many ? threads : 1); /* COPY, TURN */
     }
+  }
 }
