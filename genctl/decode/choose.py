@@ -150,7 +150,7 @@ def _alone(state: LaneState) -> Chosen | Over:
     lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
     with shortages():
         model = state.own_scores()
-        if independent is None:
+        if independent is None and (strategy.reads_scores or not strategy.drafts):
             _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
     try:
         with shortages(torn=independent is None):
@@ -166,9 +166,7 @@ def _alone(state: LaneState) -> Chosen | Over:
                     [[best]] = fetch([[scored.best]])
                     _judge(best, lane.processors)
                 ended = tuple(state.ended)
-                scores = Scores(
-                    state.live, model.logits, scored.logits, model.logprobs, state.survivors, ended, model.layers
-                )
+                scores = Scores(state.live, model, scored.logits, state.survivors, ended)
                 if state.search is None:
                     state.search = strategy.search(scores, _context(state))
                     choice = next(state.search)

@@ -97,14 +97,12 @@ class LaneState:
 
     def unfed(self) -> Tensor:
         """The tokens that the model has not read, int64 [N, F]: the newest, unless a draft held it, and the draft."""
-        tokens = self.live.tokens
-        newest = tokens.narrow(1, tokens.shape[1] - 1, 1)
-        if self.draft is None:
-            return newest
-        flat = self.draft.flatten(0, 1)
-        if self.front is not None:
-            return flat
-        return torch.cat([newest.repeat_interleave(self.branches, 0), flat], 1)
+        draft = None if self.draft is None else self.draft.flatten(0, 1)
+        if draft is not None and self.front is not None:
+            return draft
+        newest = [node[0] for node in self.live.text.nodes if node is not None for _ in range(self.branches)]
+        fed = to_device(newest, self.model.device)[:, None]
+        return fed if draft is None else torch.cat([fed, draft], 1)
 
     def all_tokens(self) -> Tensor:
         """All tokens of each row and its draft, int64 [N, T+D]."""

@@ -24,10 +24,15 @@ PRICES: dict[str, Points] = {
     "int4": ((1, 1.0), (4, 1.36), (8, 2.05), (13, 2.8), (21, 4.2)),
     "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
     "gpu": ((1, 1.0), (21, 1.2)),
+    # weights that stay in the CPU's caches, of any type: each token is computed, and nothing is read from memory
+    "cached": ((1, 1.0), (2, 1.06), (3, 1.2), (6, 1.6), (8, 2.0), (13, 2.75), (21, 4.0)),
 }
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "int8": 1.0, "int4": 0.6}
-# What a layer and a pass take beside the products, as the bytes of weights that are read in that time.
+CACHED = 16e6  # bytes of weights that stay in the caches
+# As the bytes of weights that are read in that time, what a layer and a pass take beside the products,
 OVERHEAD = 1e6
+# and what is done for a draft beside the pass that checks it.
+DRAFT_OVERHEAD = 3e6
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class PassPrice:
 
         Without a cache every pass reads the whole text, and a few tokens more add nothing to that.
         """
-        return (self.of(1 + drafts) if cached else 1.0) + OVERHEAD / self.step
+        return (self.of(1 + drafts) if cached else 1.0) + DRAFT_OVERHEAD / self.step
 
 
 def price_of(config: Any, form: str) -> PassPrice:
@@ -65,8 +70,10 @@ def price_of(config: Any, form: str) -> PassPrice:
     weights = 12 * layers * hidden**2 + vocabulary * hidden
     experts = max(_size(text, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     chosen = max(_size(text, "num_experts_per_tok"), 1)
-    step = weights * BYTES.get(form, 4.0) + (layers + 1) * OVERHEAD
-    return PassPrice(form if form in PRICES else "torch", step, max(experts, chosen), chosen)
+    read = weights * BYTES.get(form, 4.0)
+    if form in BYTES and read < CACHED:
+        form = "cached"
+    return PassPrice(form if form in PRICES else "torch", read + (layers + 1) * OVERHEAD, max(experts, chosen), chosen)
 
 
 def _size(config: Any, name: str) -> int:

@@ -38,10 +38,10 @@ class ModelScores:
     def logprobs_of(self, rows: Tensor, tokens: Tensor) -> Tensor:
         """The log-probabilities of the first m places' tokens: int64 [C, m] after rows int64 [C] -> f32 [C, m]."""
         count, places, vocabulary = self.logits.shape
-        if places == 1 and "logprobs" not in vars(self) and on_host(tokens) and tokens.shape == (count, 1):
+        if "logprobs" not in vars(self) and on_host(tokens) and len(tokens) == count:
             if count == 1:
-                return log_softmax(self.logits[0]).gather(1, tokens)
-            if torch.equal(rows, counted(count, rows.device)):
+                return log_softmax(self.logits[0, : tokens.shape[1]]).gather(1, tokens.t()).t()
+            if places == tokens.shape[1] == 1 and torch.equal(rows, counted(count, rows.device)):
                 # a few rows at a time fit the CPU cache; the numbers are the same, and none is stored
                 few = max(ROWS, torch.get_num_threads())
                 parts = zip(torch.split(self.logits[:, 0], few), torch.split(tokens, few), strict=True)

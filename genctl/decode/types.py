@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
+    from genctl.decode.score import ModelScores
 
 # The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -92,13 +93,26 @@ class Scores:
     """The scores after each row (j = 0) and after each draft prefix (j = 1..D)."""
 
     rows: Rows
-    raw: Tensor  # f32 [N, D+1, V], the model's logits
+    model: ModelScores  # before the processors
     logits: Tensor  # f32 [N, D+1, V], after the processors, in the strategy's space
-    logprobs: Tensor  # f32 [N, D+1, V], the model's own log-probabilities, in nats
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
-    layers: tuple[Tensor, ...] | None = None  # hidden states of each layer, [N, D+1, H]
     left: Sequence[RowCandidates] | None = None  # N, the tokens of `logits` that filters left, if known
+
+    @property
+    def raw(self) -> Tensor:
+        """f32 [N, D+1, V], the model's logits."""
+        return self.model.logits
+
+    @property
+    def logprobs(self) -> Tensor:
+        """f32 [N, D+1, V], the model's own log-probabilities, in nats; computed on first use."""
+        return self.model.logprobs
+
+    @property
+    def layers(self) -> tuple[Tensor, ...] | None:
+        """Hidden states of each layer, [N, D+1, H]."""
+        return self.model.layers
 
     @property
     def hidden(self) -> Tensor | None:

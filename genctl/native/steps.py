@@ -202,7 +202,7 @@ class _List:
         self.calls: list[_Entry] = []
         self.held: list[Any] = []  # what calls point to
         self.spaces: dict[str, Tensor] = {}
-        self.turns: list[tuple[_Entry, bool]] = []  # and whether its layer has a window
+        self.turns: dict[bool, list[_Entry]] = {False: [], True: []}  # by whether their layers have a window
         self.places: list[_Place] = []
         self.sources: list[_Place] = []
         spec, weights = decoder.spec, decoder.weights
@@ -216,7 +216,7 @@ class _List:
         self.array = (_Entry * len(self.calls))(*self.calls)
         # from here on the calls are those of the array
         place = {id(call): self.array[index] for index, call in enumerate(self.calls)}
-        self.turns = [(place[id(call)], local) for call, local in self.turns]
+        self.turns = {local: [place[id(call)] for call in calls] for local, calls in self.turns.items()}
         for layer in self.places:
             layer.stores = tuple(place[id(call)] for call in layer.stores)
         self.last = self.array[-1]
@@ -232,12 +232,12 @@ class _List:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
         self.x[: rows * fed] = x.flatten(0, 1)
-        for call, local in self.turns:
-            angles = shared.local_angles if local else shared.angles
-            assert angles is not None
-            cos, sin = angles
-            call.z, call.w = cos.data_ptr(), sin.data_ptr()
-            call.z_row = 0 if len(cos) == 1 else cos.stride(0)
+        for calls, angles in ((self.turns[False], shared.angles), (self.turns[True], shared.local_angles)):
+            if angles is not None:
+                cos, sin = angles
+                where = cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos.stride(0)
+                for call in calls:
+                    call.z, call.w, call.z_row = where
         kept: list[Any] = []  # until the call has ended
         seen: dict[
             tuple[int, int, int | None], dict[str, Any]
@@ -306,7 +306,7 @@ class _List:
             ]
             for call in self.calls[-2:]:
                 call.turned, call.how = rotary.rope.size, rotary.rope.interleaved
-                self.turns.append((call, local))
+                self.turns[local].append(call)
             q, k = turned
         for part in (k, v):
             self._moved(_COPY, part, part)  # to the cache, which says where

@@ -16,8 +16,10 @@ from torch import Tensor
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Choice, Context, Scores, Search, Space
 from genctl.params import MOST_DRAFTED
+from genctl.sequences import shared_length
 from genctl.strategies.draft_length import Constant, DraftLength, Heuristic, Priced, Schedule
 from genctl.strategies.draft_models import Draft, Drafter
+from genctl.strategies.sample import best
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,14 @@ class Assisted:
     space: ClassVar[Space] = "logits"
     drafts: ClassVar[bool] = True
     independent: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
         return self.drafter.kind
+
+    @property
+    def reads_scores(self) -> bool:
+        return self.do_sample
 
     def search(self, scores: Scores, context: Context) -> Search:
         propose = self.drafter.begin(context, self.do_sample, self.assistant_confidence_threshold)
@@ -55,7 +60,7 @@ class Assisted:
         # drafts without a model cost next to nothing
         drafting_model: ModelRuntime | None = getattr(self.drafter, "forward", None)
         length, draft = self._length(context, drafting_model), Draft([])
-        text = scores.rows.tokens[0]  # int64 [T]
+        text = scores.rows.tokens[0].tolist()
         eos = frozenset(context.eos)
         guess: int | None = None  # the first token of a draft that costs nothing and was not tried
         while True:
@@ -65,8 +70,7 @@ class Assisted:
             elif guess is not None:
                 length.observe(1, int(guess == token))
             written = [*draft.tokens[:accepted], token]
-            new = row.new_tensor(written)
-            text = torch.cat([text, new])
+            text += written
             note = f"{accepted} of {len(draft.tokens)} drafts" if draft.tokens else ""
             # the pass that checks a draft also writes one further token
             room = context.max_new_tokens - scores.rows.written - len(written) - 1
@@ -79,8 +83,8 @@ class Assisted:
                     draft = propose(text, max(count, 1))
                 if not count and draft.tokens:
                     draft, guess = Draft([]), draft.tokens[0]
-            tried = row.new_tensor(draft.tokens)[None, None] if draft.tokens else None
-            scores = yield Choice(row, new[-1:], accepted=accepted, draft=tried, notes=[note])
+            tried = row.new_tensor([[draft.tokens]]) if draft.tokens else None
+            scores = yield Choice(row, row.new_tensor([token]), accepted=accepted, draft=tried, notes=[note])
 
     def _length(self, context: Context, drafting_model: ModelRuntime | None) -> DraftLength:
         """The numbers of drafted tokens of one lane. Drafts without a model have no price."""
@@ -100,9 +104,9 @@ class Assisted:
     def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
         """The number of accepted draft tokens, and the token after them. logits f32 [D+1, V], processed."""
         if not self.do_sample:
-            best = logits.argmax(-1).tolist()
-            accepted = next((i for i, token in enumerate(draft.tokens) if token != best[i]), len(draft.tokens))
-            return accepted, best[accepted]
+            chosen = best(logits).tolist()
+            accepted = shared_length(draft.tokens, chosen)
+            return accepted, chosen[accepted]
         target = logits.softmax(-1)  # p [D+1, V]
         uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
         for place, token in enumerate(draft.tokens):

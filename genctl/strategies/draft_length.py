@@ -97,24 +97,30 @@ class Priced:
     pause: int = PAUSE
     waited: int = 0
 
+    def __post_init__(self) -> None:
+        self.prices = [self.check(count) + count * self.draft for count in range(1, self.most + 1)]
+
     def next(self) -> int:
-        best = max(range(1, self.most + 1), key=self.gain)
-        if self.gain(best) > GAIN:
+        gains = self.gains()
+        best = max(gains)
+        if best > GAIN:
             self.pause, self.waited = PAUSE, 0
-            return best
+            return gains.index(best) + 1
         self.waited += 1
         if not self.draft or self.waited <= self.pause:
             return 0
         self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
         return 1
 
-    def gain(self, count: int) -> float:
-        """Expected tokens of a pass with `count` drafts, for the time of one token without."""
-        likely, tokens = self.first.value, 1.0
-        for _ in range(count):
+    def gains(self) -> list[float]:
+        """Expected tokens of a pass with 1, 2, … drafts, for the time of one token without."""
+        likely, later, tokens = self.first.value, self.later.value, 1.0
+        gains = []
+        for price in self.prices:
             tokens += likely
-            likely *= self.later.value
-        return tokens / (self.check(count) + count * self.draft)
+            likely *= later
+            gains.append(tokens / price)
+        return gains
 
     def observe(self, drafted: int, accepted: int) -> None:
         self.first.observe(min(accepted, 1), int(accepted == 0))

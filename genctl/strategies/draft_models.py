@@ -31,8 +31,8 @@ class Draft:
 class DraftWriter(Protocol):
     """Drafts for one lane."""
 
-    def __call__(self, row: Tensor, count: int) -> Draft:
-        """At most `count` (at least 1) tokens that may follow row int64 [T]. The row only grows between two calls."""
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
+        """At most `count` (at least 1) tokens that may follow `text`, which only grows between two calls."""
         ...
 
 
@@ -137,15 +137,15 @@ class ModelDraftWriter:
         self.length = len(follower.ids)  # of the row at the last call
         self.drafted: list[int] = []  # tokens of the last draft
 
-    def __call__(self, row: Tensor, count: int) -> Draft:
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
         follower, eos = self.follower, self.context.eos
-        agreed = shared_length(row[self.length :].tolist(), self.drafted)
-        follower.rewind(min(self.length + agreed, len(follower.ids), len(row) - 1))
-        logits = follower.read(row[len(follower.ids) :].tolist())
+        agreed = shared_length(text[self.length :], self.drafted)
+        follower.rewind(min(self.length + agreed, len(follower.ids), len(text) - 1))
+        logits = follower.read(text[len(follower.ids) :])
         tokens: list[int] = []
         distributions: list[Tensor] = []
         while True:
-            distribution = self._distribution(row, tokens, logits)
+            distribution = self._distribution(text, tokens, logits)
             if self.do_sample:
                 token = int(torch.multinomial(distribution, 1, generator=self.context.rng))
                 distributions.append(distribution)
@@ -156,18 +156,19 @@ class ModelDraftWriter:
             if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
                 break
             logits = follower.read([token])
-        self.length, self.drafted = len(row), tokens
+        self.length, self.drafted = len(text), tokens
         return Draft(tokens, torch.stack(distributions) if distributions else None)
 
-    def _distribution(self, row: Tensor, tokens: list[int], logits: Tensor) -> Tensor:
+    def _distribution(self, text: Sequence[int], tokens: list[int], logits: Tensor) -> Tensor:
         """f32 [V] over the target's vocabulary: tokens that the assistant lacks have probability 0."""
-        size = self.context.prefix.logits.shape[-1]
-        logits = logits[:size].to(row.device)
+        wanted = self.context.prefix.logits
+        size = wanted.shape[-1]
+        logits = logits[:size].to(wanted.device)
         if len(logits) < size:
             logits = torch.nn.functional.pad(logits, (0, size - len(logits)), value=-torch.inf)
         scores = logits[None]
         if self.context.processors:
-            history = torch.cat([row, row.new_tensor(tokens)])[None]
+            history = torch.tensor([[*text, *tokens]], device=wanted.device)
             for process in self.context.processors:
                 scores = process(history, scores)
         return scores[0].softmax(-1)
@@ -203,9 +204,9 @@ class LookupDraftWriter:
         self.indexed = 0  # n-grams that end before this place are indexed
         self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram of size i+1 -> its end
 
-    def __call__(self, row: Tensor, count: int) -> Draft:
-        self.text += row[self.taken :].tolist()
-        self.taken = len(row)
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
+        self.text += text[self.taken :]
+        self.taken = len(text)
         text, length = self.text, len(self.text)
         for end in range(self.indexed + 1, length):  # each has a following token
             for size, known in enumerate(self.first[:end], 1):

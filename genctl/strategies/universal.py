@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
@@ -57,9 +55,9 @@ class _TranslatingDraftWriter:
         self.seen = 0  # of the row, at the last call
         self.eos = frozenset(drafter.forward.eos)
 
-    def __call__(self, row: Tensor, count: int) -> Draft:
+    def __call__(self, text: Sequence[int], count: int) -> Draft:
         drafter, follower = self.drafter, self.follower
-        ids, same = self._translate(row)
+        ids, same = self._translate(text)
         if not ids:
             return Draft([])
         same += shared_length(follower.ids[same:], ids[same:])
@@ -76,11 +74,11 @@ class _TranslatingDraftWriter:
                 break
             if not ended:
                 logits = follower.read([token])
-        self.ids, self.seen = ids, len(row)
+        self.ids, self.seen = ids, len(text)
         recent = ids[max(0, len(ids) - drafter.assistant_lookbehind) :]
         encoded = _encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent + drafted))
         known = len(_encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent)))
-        before = row[max(0, len(row) - known - SLACK) :].tolist()
+        before = text[max(0, len(text) - known - SLACK) :]
         meeting = _meet(before, encoded, known)
         # the row's tokens stay, even if the text after them would be tokenised differently
         tokens = [] if meeting is None else encoded[meeting[1] + len(before) - meeting[0] :]
@@ -90,7 +88,7 @@ class _TranslatingDraftWriter:
         usable = next((place for place, token in enumerate(tokens) if token >= size), len(tokens))
         return Draft(tokens[: min(count, usable)])
 
-    def _translate(self, row: Tensor) -> tuple[list[int], int]:
+    def _translate(self, row: Sequence[int]) -> tuple[list[int], int]:
         """The row in the assistant's tokens, and how many of them are unchanged since the last call."""
         drafter = self.drafter
         start = max(0, self.seen - drafter.target_lookbehind)
@@ -103,8 +101,8 @@ class _TranslatingDraftWriter:
                 return self.ids[: same + meeting[0]] + fresh[meeting[1] :], same
         return self._encoded(row, special=True), 0
 
-    def _encoded(self, row: Tensor, *, special: bool = False) -> list[int]:
-        text = _text(self.drafter.target_tokenizer, row.tolist())
+    def _encoded(self, row: Sequence[int], *, special: bool = False) -> list[int]:
+        text = _text(self.drafter.target_tokenizer, row)
         return _encode(self.drafter.tokenizer, text, special=special)
 
 

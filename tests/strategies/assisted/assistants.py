@@ -44,8 +44,8 @@ class Scripted:
     def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         return self._draft
 
-    def _draft(self, row: Tensor, count: int) -> Draft:
-        at = len(row) - self.prompt_len
+    def _draft(self, text: Sequence[int], count: int) -> Draft:
+        at = len(text) - self.prompt_len
         return Draft(list(self.script[at : at + self.size]))
 
 

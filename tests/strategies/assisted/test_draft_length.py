@@ -42,12 +42,12 @@ def flat(price: float) -> Any:
 def test_with_one_rate_the_gain_is_that_of_leviathan(rate: float, count: int) -> None:
     length = Priced(10, lambda drafts: 1 + 0.1 * drafts, 0.05, Rate.guess(rate), Rate.guess(rate))
     expected = (1 - rate ** (count + 1)) / (1 - rate)
-    assert length.gain(count) == pytest.approx(expected / (1 + 0.1 * count + 0.05 * count))
+    assert length.gains()[count - 1] == pytest.approx(expected / (1 + 0.1 * count + 0.05 * count))
 
 
 def test_first_and_later_tokens_have_rates_of_their_own() -> None:
     length = Priced(10, flat(1.0), 0.0, Rate.guess(0.25), Rate.guess(0.5))
-    assert length.gain(3) == pytest.approx(1 + 0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
+    assert length.gains()[2] == pytest.approx(1 + 0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
     length.observe(4, 3)  # one first token right; two later ones right, one wrong
     assert length.first.value == pytest.approx((0.25 * 0.9 + 1) / 1.9)
     length.observe(4, 0)  # says nothing about later ones
@@ -196,10 +196,22 @@ def test_the_price_is_that_of_how_the_weights_are_held() -> None:
         settings = {"model": "builtin:stories", "device": "cpu", **settings}
         return Session.load(resolve([Layer("load", settings, {}, "user")]).runtime).forward.pass_price.form
 
-    compiled = library() is not None
-    assert form() == ("float32" if compiled else "torch")
-    assert form(quantize="int8") == ("int8" if compiled else "torch")
+    assert form() == ("cached" if library() is not None else "torch")
     assert form(pack=False) == "torch"
+    large = config(hidden_size=768, num_hidden_layers=12, vocab_size=50257)
+    assert [price_of(large, held).form for held in ("float32", "int8", "gpu")] == ["float32", "int8", "gpu"]
+
+
+def test_weights_that_stay_in_the_caches_save_nothing_when_several_tokens_read_them() -> None:
+    small = price_of(config(hidden_size=128, num_hidden_layers=4, vocab_size=1000), "float32")
+    assert small.of(6) > 1.3 * PassPrice("float32", small.step).of(6)
+    # what is done for a draft shows beside a short step
+    assert (
+        small.check(1) - small.of(2)
+        > 0.2
+        > 0.01
+        > PassPrice("float32", 500e6).check(1) - PassPrice("float32", 500e6).of(2)
+    )
 
 
 # -- in the loop -------------------------------------------------------------------------------------------------------

@@ -44,16 +44,16 @@ from tests.tiny import tiny, tokenizer
 def test_prompt_lookup_proposes_what_followed_the_newest_ngram(
     text: list[int], longest: int, count: int, expected: list[int]
 ) -> None:
-    assert LookupDraftWriter(longest, [], (9,))(torch.tensor(text), count).tokens == expected
+    assert LookupDraftWriter(longest, [], (9,))(text, count).tokens == expected
     # the same when the text came in pieces
     gradually = LookupDraftWriter(longest, [], (9,))
     for length in range(1, len(text) + 1):
-        drafted = gradually(torch.tensor(text[:length]), count).tokens
+        drafted = gradually(text[:length], count).tokens
     assert drafted == expected
 
 
 def test_prompt_lookup_looks_through_the_source_first() -> None:
-    assert LookupDraftWriter(2, [4, 5, 6, 7], ())(torch.tensor([0, 4, 5]), 2).tokens == [6, 7]
+    assert LookupDraftWriter(2, [4, 5, 6, 7], ())([0, 4, 5], 2).tokens == [6, 7]
 
 
 @pytest.mark.parametrize("arch", ["llama", "mistral", "gemma3", "t5"])
@@ -151,7 +151,7 @@ def test_drafts_of_another_tokenizer_arrive_as_the_models_own_tokens() -> None:
     propose = begun(universal(forward))
     length, accepted = 3, 0
     while length < len(ids) - 4:
-        drafted = propose(torch.tensor(ids[:length]), 12).tokens  # 12 letters are a few tokens
+        drafted = propose(ids[:length], 12).tokens  # 12 letters are a few tokens
         right = next((i for i, token in enumerate(drafted) if token != ids[length + i]), len(drafted))
         assert right >= len(drafted) - 1  # the last piece may be cut off in the middle of a token
         assert drafted
@@ -164,7 +164,7 @@ def test_drafts_of_another_tokenizer_arrive_as_the_models_own_tokens() -> None:
 def test_the_assistants_end_becomes_the_models_end() -> None:
     ids = tokenizer()(TEXT)["input_ids"]
     propose = begun(universal(Reciting(TEXT)), eos=(2,))
-    assert propose(torch.tensor(ids[:-2]), 40).tokens == [*ids[-2:], 2]
+    assert propose(ids[:-2], 40).tokens == [*ids[-2:], 2]
 
 
 def test_a_row_that_went_another_way_is_followed() -> None:
@@ -172,9 +172,9 @@ def test_a_row_that_went_another_way_is_followed() -> None:
     other = [*said, *tokenizer()("a log and a dog")["input_ids"]]
     forward = Reciting(TEXT)
     propose = begun(universal(forward))
-    propose(torch.tensor(said), 12)
+    propose(said, 12)
     forward.fed.clear()
-    propose(torch.tensor(other), 12)
+    propose(other, 12)
     assert forward.fed[0] == "the cat sat on a log and a dog"
 
 
