@@ -5,6 +5,13 @@
 #include "products.h"
 
 #define STRIP 64 /* outputs whose weights stay in the second cache while all rows pass */
+/* Rows of the first tile of a strip, which waits for memory: with 16 registers it takes one output and more rows than the
+   others, R by C, which find the strip in the second cache. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define TALL 6
+#else
+#define TALL R
+#endif
 
 typedef struct {
   const Weight *w;

@@ -16,6 +16,11 @@
 #define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the first cache; more: tiles */
 #define COLUMNS 4096 /* the most of these sums in a row */
 #define SUMMED 512   /* outputs of a piece where parts are added up */
+#if defined(__AVX512F__)
+#define INPUTS 8     /* whose weights are in registers while the few rows pass */
+#else
+#define INPUTS 4
+#endif
 #define BLOCK 64     /* inputs whose weights stay in the caches while the tiles of all rows pass */
 
 /* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
@@ -30,7 +35,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
   const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2);
   const char *w = (const char *)job->w->w + o * stride;
   const float *x = job->x + row * in;
-  F s[R][C], v[C];
+  F s[TALL][C], v[C];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
   int64_t k = 0;
   for (; k + 16 <= in; k += 16) {
@@ -67,18 +72,28 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     for (; o < end; o++) \
       for (int q = 0; q < (r); q++) call(row + q, o, 1, 1); \
   }
+#define SOME(call, count, most, c) \
+  switch (count) { \
+  case 5: ROWS(call, 5 < most ? 5 : most, c) break; \
+  case 4: ROWS(call, 4 < most ? 4 : most, c) break; \
+  case 3: ROWS(call, 3 < most ? 3 : most, c) break; \
+  case 2: ROWS(call, 2 < most ? 2 : most, c) break; \
+  case 1: ROWS(call, 1, 1) break; \
+  }
 #define STRIPS(call) \
   for (int64_t begin = from; begin < to; begin += STRIP) { \
     const int64_t end = begin + STRIP < to ? begin + STRIP : to, rows = job->rows; \
     int64_t row = 0; \
-    for (; row + R <= rows; row += R) ROWS(call, R, C) \
-    switch (rows - row) { \
-    case 5: ROWS(call, 5 < R ? 5 : R, C) break; \
-    case 4: ROWS(call, 4 < R ? 4 : R, C) break; \
-    case 3: ROWS(call, 3 < R ? 3 : R, C) break; \
-    case 2: ROWS(call, 2 < R ? 2 : R, C) break; \
-    case 1: ROWS(call, 1, 1) break; \
+    if (R < TALL && rows < TALL) { \
+      SOME(call, rows, TALL, 1) \
+      continue; \
     } \
+    if (R < TALL) { \
+      ROWS(call, TALL, 1) \
+      row = TALL; \
+    } \
+    for (; row + R <= rows; row += R) ROWS(call, R, C) \
+    SOME(call, rows - row, R, C) \
   }
 /* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
    memory sees one stream and not four. */
@@ -131,7 +146,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c) 
   const int64_t in = job->w->in, width = job->width, stride = in;
   const char *w = (const char *)job->w->w + o * in;
   const int8_t *x = job->codes + row * width;
-  I s[R][C];
+  I s[TALL][C];
   B v[C];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = iall(0);
   int64_t k = 0;
@@ -196,13 +211,13 @@ IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
   const uint16_t *scale = job->w->range + o * 2 * groups, *zero = scale + groups;
   const int8_t *x = job->codes + row * width;
   const float *x_scale = job->largest + row * 2 * pad;
-  F z[R];
+  F z[TALL];
   UNROLL for (int i = 0; i < r; i++) s[i] = z[i] = all(0);
   for (int64_t g = 0; g < groups; g += 16) {
     const int n = groups - g < 16 ? (int)(groups - g) : 16;
     F sc = n == 16 ? ldb(scale + g) : loadn(scale, g, BF16, n), ze = n == 16 ? ldb(zero + g) : loadn(zero, g, BF16, n);
     ze = fma16(all(-8.0f), sc, ze);
-    Pairs both[R];
+    Pairs both[TALL];
     UNROLL for (int i = 0; i < r; i++) {
       both[i] = pairs(mul(sc, ld(x_scale + i * 2 * pad + g)));
       z[i] = fma16(ze, ld(x_scale + i * 2 * pad + pad + g), z[i]);
@@ -222,7 +237,7 @@ IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
   UNROLL for (int i = 0; i < r; i++) s[i] = add(s[i], z[i]);
 }
 IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
-  F s[R];
+  F s[TALL];
   sum4(job, row, o, r, s);
   UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(s[i]));
 }
@@ -271,7 +286,7 @@ IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int
   for (; k + deep <= stop; k += deep) {
     const char *w = (const char *)job->w->w + (k * out + o) * size;
     for (int64_t c = 0; c < n; c += 16) {
-      F v[8];
+      F v[INPUTS];
       const int some = n - c < 16 ? (int)(n - c) : 16;
       UNROLL for (int d = 0; d < deep; d++) {
         __builtin_prefetch(w + (deep + d) * out * size + c * size, 0, 2);
@@ -289,9 +304,9 @@ IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int
 }
 static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums, int64_t step) {
   const int64_t k = part * job->length, in = job->w->in, stop = k + job->length < in ? k + job->length : in;
-  const int64_t whole_stop = k + (stop - k) / 8 * 8;
+  const int64_t whole_stop = k + (stop - k) / INPUTS * INPUTS;
   for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
-#define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, 8), along(job, type, whole_stop, stop, o, n, sums, step, 1)
+#define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, INPUTS), along(job, type, whole_stop, stop, o, n, sums, step, 1)
   switch (job->w->type) {
   case F32: ALONG(F32); break;
   default: ALONG(F16);
