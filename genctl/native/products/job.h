@@ -5,12 +5,14 @@
 #include "products.h"
 
 #define STRIP 64 /* outputs whose weights stay in the second cache while all rows pass */
-/* Rows of the first tile of a strip, which waits for memory: with 16 registers it takes one output and more rows than the
-   others, R by C, which find the strip in the second cache. */
+/* Rows and outputs of a tile. With 16 registers, which hold 8 numbers each, one output and many rows: W is read from memory
+   for all of them at once, and no sum is moved out of its register. */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define TALL 6
+#define OUTPUTS 1
 #else
 #define TALL R
+#define OUTPUTS C
 #endif
 
 typedef struct {

@@ -8,7 +8,7 @@
      8 bits: sums of integers are exact.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
      Blocks (blocks.c): lane l is an output.
-   A tile of R rows by C outputs keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
+   A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "job.h"
 
 #define PARTS 8
@@ -72,28 +72,18 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     for (; o < end; o++) \
       for (int q = 0; q < (r); q++) call(row + q, o, 1, 1); \
   }
-#define SOME(call, count, most, c) \
-  switch (count) { \
-  case 5: ROWS(call, 5 < most ? 5 : most, c) break; \
-  case 4: ROWS(call, 4 < most ? 4 : most, c) break; \
-  case 3: ROWS(call, 3 < most ? 3 : most, c) break; \
-  case 2: ROWS(call, 2 < most ? 2 : most, c) break; \
-  case 1: ROWS(call, 1, 1) break; \
-  }
 #define STRIPS(call) \
   for (int64_t begin = from; begin < to; begin += STRIP) { \
     const int64_t end = begin + STRIP < to ? begin + STRIP : to, rows = job->rows; \
     int64_t row = 0; \
-    if (R < TALL && rows < TALL) { \
-      SOME(call, rows, TALL, 1) \
-      continue; \
+    for (; row + TALL <= rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
+    switch (rows - row) { \
+    case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
+    case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
+    case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
+    case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
+    case 1: ROWS(call, 1, 1) break; \
     } \
-    if (R < TALL) { \
-      ROWS(call, TALL, 1) \
-      row = TALL; \
-    } \
-    for (; row + R <= rows; row += R) ROWS(call, R, C) \
-    SOME(call, rows - row, R, C) \
   }
 /* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
    memory sees one stream and not four. */
@@ -338,16 +328,17 @@ typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
   float *copy, *sums, *total;
 } Across;
-IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+/* r rows by columns 16 [begin, end), of 16 C */
+IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
   const float *x = job->x + row * in;
-  F s[R][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++)
+  F s[TALL][C], v[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
     s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   float *copy = a->copy;
   for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C) {
-    UNROLL for (int j = 0; j < C; j++) {
+    UNROLL for (int j = begin; j < end; j++) {
       if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(w + BLOCK * out * size + j * 16 * size, 0, 2);
       if (tile) v[j] = ld(copy + 16 * j);
       else {
@@ -357,10 +348,10 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
     }
     UNROLL for (int i = 0; i < r; i++) {
       F u = all(x[i * in + k]);
-      UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+      UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
     const int64_t at = ((row + i) * C + j) * 16;
     if (a->stop < a->part_stop) {
       st(a->sums + at, s[i][j]);
@@ -371,18 +362,26 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
     else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, t);
   }
 }
+IN void rows_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+  if (R == TALL) {
+    tile_across(job, a, type, row, r, 0, C, tile);
+    return;
+  }
+  tile_across(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
+  tile_across(job, a, type, row, r, C / 2, C, tile);
+}
 IN void block_across(const Job *job, const Across *a, const int type) {
   const int64_t rows = job->rows;
   int64_t row = R;
-  tile_across(job, a, type, 0, R, 0);
-  if (rows >= 2 * R) tile_across(job, a, type, R, R, 1), row = 2 * R;
-  for (; row + R <= rows; row += R) tile_across(job, a, type, row, R, 2);
+  tile_across(job, a, type, 0, R, 0, C, 0);
+  if (rows >= row + TALL) rows_across(job, a, type, row, TALL, 1), row += TALL;
+  for (; row + TALL <= rows; row += TALL) rows_across(job, a, type, row, TALL, 2);
   switch (rows - row) {
-  case 5: tile_across(job, a, type, row, 5 < R ? 5 : R, 1); break;
-  case 4: tile_across(job, a, type, row, 4 < R ? 4 : R, 1); break;
-  case 3: tile_across(job, a, type, row, 3 < R ? 3 : R, 1); break;
-  case 2: tile_across(job, a, type, row, 2 < R ? 2 : R, 1); break;
-  case 1: tile_across(job, a, type, row, 1, 1); break;
+  case 5: rows_across(job, a, type, row, 5 < TALL ? 5 : TALL, 1); break;
+  case 4: rows_across(job, a, type, row, 4 < TALL ? 4 : TALL, 1); break;
+  case 3: rows_across(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
+  case 2: rows_across(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
+  case 1: rows_across(job, a, type, row, 1, 1); break;
   }
 }
 static void many_across(void *p, int number) {
