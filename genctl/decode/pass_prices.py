@@ -1,9 +1,9 @@
 """What a pass costs: over several tokens of one row, and beside the pass of another model.
 
 A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
-table that was measured once (docs/performance.md), with AVX-512 and with AVX2, not the times of this run: with it the
-number of drafted tokens (`strategies.draft_length`), which records state, is the same in every run and on every machine.
-The prices lie between those of the two, so that drafts that hardly pay are left out with either.
+table that was measured once, with AVX-512 and with AVX2 (docs/performance.md), not the times of this run: with it the
+number of drafted tokens (`strategies.draft_length`), which records state, is the same in every run and on every
+machine. The prices lie between those of the two, so that drafts that hardly pay are left out with either.
 """
 
 from __future__ import annotations
