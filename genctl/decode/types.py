@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
-    from genctl.decode.score import ModelScores
 
 # The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -88,12 +87,25 @@ class Rows:
         return self.text.length - self.prompt_len
 
 
+class RawScores(Protocol):
+    """What a model says after each row, before the processors (`score.ModelScores`)."""
+
+    @property
+    def logits(self) -> Tensor: ...
+
+    @property
+    def logprobs(self) -> Tensor: ...
+
+    @property
+    def layers(self) -> tuple[Tensor, ...] | None: ...
+
+
 @dataclass
 class Scores:
     """The scores after each row (j = 0) and after each draft prefix (j = 1..D)."""
 
     rows: Rows
-    model: ModelScores  # before the processors
+    model: RawScores  # before the processors
     logits: Tensor  # f32 [N, D+1, V], after the processors, in the strategy's space
     survivors: list[int]  # R indices into the candidates of the last Choice
     ended: Sequence[FinishedRow] = ()
