@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,14 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 CLOSE = 1e-5  # nats, or this part of a sum
+
+
+@pytest.fixture(autouse=True, scope="module")
+def undescribed_machine() -> Iterator[None]:
+    """lm_eval describes the machine beside its results. No test reads that, and it starts pip and others each time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -255,8 +265,12 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
 def test_an_error_on_the_command_line_is_one_line_and_a_hint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from lm_eval.tasks import TaskManager
+
     from genctl.lm_eval.__main__ import main
 
+    # thousands of tasks of lm_eval, which are read before the model: not those
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
     given = ["--model_args", "pretrained=builtin:stories,quantise=int8", "--tasks", "own_choices"]
     monkeypatch.setattr(sys, "argv", ["genctl.lm_eval", "--model", "genctl", *given, "--include_path", str(folder)])
     assert main() == 2

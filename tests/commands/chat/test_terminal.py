@@ -33,7 +33,7 @@ def test_a_chat_stays_on_the_screen_and_is_saved(width: int, own_state: Path) ->
         assert said[0].startswith(" named Rowan")
         assert all(len(line) <= width for line in talk.lines)
         shown = "".join(said).replace(" ", "")  # a narrow terminal breaks the line anywhere
-        assert re.search(r"20tokens·\d+tok/s·read9of9tokens·?cutatmax_new_tokens", shown)
+        assert re.search(r"20tokens·[\d,]+tok/s·read9of9tokens·?cutatmax_new_tokens", shown)
         more = talk.say("He met a bear")
         assert "20 tokens · " in " ".join(more)
         tree = talk.say("/tree")
