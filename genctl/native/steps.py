@@ -131,9 +131,9 @@ class Steps:
         return calls
 
 
-def _is_read(layer: object) -> bool:
+def _is_read(layer: GrowingLayer) -> bool:
     """Whether a layer of cross-attention holds the source's keys and values."""
-    return isinstance(layer, GrowingLayer) and layer.extends and layer.is_initialized
+    return layer.extends and layer.is_initialized
 
 
 def _nothing() -> None:
