@@ -5,90 +5,104 @@
 #include "bfloat16.h"
 #include "job.h"
 
-#define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
-#define COLUMNS 4096 /* the most of these sums in a row */
-#define SUMMED 512   /* outputs of a piece where parts are added up */
+#ifdef __AVX512F__
+#define FEW 6     /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
+#define GROUP R   /* rows whose sums are in registers */
+#else
+#define FEW 16
+#define GROUP 2
+#endif
+#define SUMS 8192 /* the most sums of a piece */
 #define WIDE (16 * C)
 
 /* -- few rows: a chain of 16 inputs along some columns; of 32 columns the sums of the second ones of pairs lie first ------- */
 
 /* Sixteen rows of a weight are read side by side; more would be more streams than memory follows. So the sums of the first chain
    wait in `chains` for those of the second one. */
-IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *chains, float *sums, int64_t step, const int rows, const int last) {
-  const int64_t out = job->w->out, wide = (n + 31) & ~(int64_t)31;
+IN void group_along(const Job *job, int64_t k, const int there, int64_t o, const int some, float *chains, float *sums, int64_t row, const int rows, const int last) {
+  const int64_t out = job->w->out, step = job->block + 32;
+  const float *x = job->x + row * job->width + k;
+  F s[2][GROUP]; /* halves of pairs, rows */
+  UNROLL for (int i = 0; i < rows; i++) s[0][i] = s[1][i] = all(0);
+  DEEP for (int d = 0; d < 16; d++) {
+    if (d >= there) break;
+    const uint16_t *w = (const uint16_t *)job->w->w + (k + d) * out + o;
+    if (!row) __builtin_prefetch(w + 16 * out, 0, 2);
+    const B v = some == 32 ? ldc(w) : ldcn(w, 2 * some);
+    UNROLL for (int i = 0; i < rows; i++) {
+      const F u = all(x[i * job->width + d]);
+      s[0][i] = fma16(u, second(v), s[0][i]);
+      s[1][i] = fma16(u, first(v), s[1][i]);
+    }
+  }
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++) {
+    float *to = sums + (row + i) * step + 16 * half, *chain = chains + (row + i) * step + 16 * half;
+    if (last) st(to, add(ld(to), add(ld(chain), s[half][i])));
+    else st(chain, s[half][i]);
+  }
+}
+IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *chains, float *sums, const int rest, const int last) {
   for (int64_t c = 0; c < n; c += 32) {
     const int some = n - c < 32 ? (int)(n - c) : 32;
-    F s[2][FEW]; /* halves of pairs, rows */
-    UNROLL for (int i = 0; i < rows; i++) s[0][i] = s[1][i] = all(0);
-    DEEP for (int d = 0; d < 16; d++) {
-      if (d >= there) break;
-      const uint16_t *w = (const uint16_t *)job->w->w + (k + d) * out + o + c;
-      __builtin_prefetch(w + 16 * out, 0, 2);
-      const B v = some == 32 ? ldc(w) : ldcn(w, 2 * some);
-      UNROLL for (int i = 0; i < rows; i++) {
-        const F u = all(job->x[i * job->width + k + d]);
-        s[0][i] = fma16(u, second(v), s[0][i]);
-        s[1][i] = fma16(u, first(v), s[1][i]);
-      }
-    }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++) {
-      float *to = sums + i * step + c + 16 * half, *chain = chains + i * wide + c + 16 * half;
-      if (last) st(to, add(ld(to), add(ld(chain), s[half][i])));
-      else st(chain, s[half][i]);
-    }
+    int64_t row = 0;
+    for (; row + GROUP <= job->rows; row += GROUP) group_along(job, k, there, o + c, some, chains + c, sums + c, row, GROUP, last);
+    if (rest) group_along(job, k, there, o + c, some, chains + c, sums + c, row, rest, last);
   }
 }
-IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, int64_t step, const int rows) {
-  float *chains = scratch(4, sizeof(float) * COLUMNS * FEW);
-  for (int i = 0; i < rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 31) & ~(int64_t)31));
+IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, const int rest) {
+  float *chains = scratch(4, sizeof(float) * (size_t)(job->rows * (job->block + 32)));
+  memset(sums, 0, sizeof(float) * (size_t)(job->rows * (job->block + 32)));
   for (; k + 32 <= stop; k += 32) {
-    along(job, k, 16, o, n, chains, sums, step, rows, 0);
-    along(job, k + 16, 16, o, n, chains, sums, step, rows, 1);
+    along(job, k, 16, o, n, chains, sums, rest, 0);
+    along(job, k + 16, 16, o, n, chains, sums, rest, 1);
   }
   if (k == stop) return;
-  const int rest = (int)(stop - k);
-  along(job, k, rest < 16 ? rest : 16, o, n, chains, sums, step, rows, 0);
-  along(job, k + 16, rest < 16 ? 0 : rest - 16, o, n, chains, sums, step, rows, 1);
+  const int there = (int)(stop - k);
+  along(job, k, there < 16 ? there : 16, o, n, chains, sums, rest, 0);
+  along(job, k + 16, there < 16 ? 0 : there - 16, o, n, chains, sums, rest, 1);
 }
-static void few_rows(void *p, int number) { /* -> parts [P, N, O rounded up to 32] */
+/* Sums [blocks of outputs, P, N, outputs of a block + 32]: so that rows do not lie in the same sets of a cache */
+static float *sums_of(const Job *job, int64_t block, int64_t part) {
+  return job->parts + (block * job->count + part) * job->rows * (job->block + 32);
+}
+static void few_rows(void *p, int number) {
   const Job *job = p;
-  const int64_t out = job->w->out, in = job->w->in, blocks = (out + job->block - 1) / job->block, o = number % blocks * job->block;
-  const int64_t n = out - o < job->block ? out - o : job->block, step = (out + 31) & ~(int64_t)31;
+  const int64_t out = job->w->out, in = job->w->in, blocks = (out + job->block - 1) / job->block, block = number % blocks;
+  const int64_t o = block * job->block, n = out - o < job->block ? out - o : job->block;
   const int64_t part = number / blocks, k = part * job->length, stop = k + job->length < in ? k + job->length : in;
-  float *sums = job->parts + part * job->rows * step + o;
+  float *sums = sums_of(job, block, part);
   const Mode mode = tiny_is_zero();
-  switch (job->rows) {
-  case 1: part_of(job, k, stop, o, n, sums, step, 1); break;
-  case 2: part_of(job, k, stop, o, n, sums, step, 2); break;
-  case 3: part_of(job, k, stop, o, n, sums, step, 3); break;
-  case 4: part_of(job, k, stop, o, n, sums, step, 4); break;
-  case 5: part_of(job, k, stop, o, n, sums, step, 5); break;
-  default: part_of(job, k, stop, o, n, sums, step, 6);
+  switch (job->rows % GROUP) {
+  case 1: part_of(job, k, stop, o, n, sums, 1); break;
+  case 2: part_of(job, k, stop, o, n, sums, 2); break;
+  case 3: part_of(job, k, stop, o, n, sums, 3 % GROUP); break;
+  case 4: part_of(job, k, stop, o, n, sums, 4 % GROUP); break;
+  case 5: part_of(job, k, stop, o, n, sums, 5 % GROUP); break;
+  default: part_of(job, k, stop, o, n, sums, 0);
   }
   as_before(mode);
 }
-static void sum_parts(void *p, int number) {
+static void sum_parts(void *p, int block) {
   const Job *job = p;
-  const int64_t out = job->w->out, step = (out + 31) & ~(int64_t)31, from = (int64_t)number * SUMMED;
-  const int64_t to = from + SUMMED < out ? from + SUMMED : out;
+  const int64_t from = block * job->block, rest = job->w->out - from, n = rest < job->block ? rest : job->block;
   const Mode mode = tiny_is_zero();
   for (int64_t i = 0; i < job->rows; i++)
-    for (int64_t o = from; o < to; o += 32) {
+    for (int64_t o = 0; o < n; o += 32) {
       float sums[32], v[32];
       for (int half = 0; half < 2; half++) {
-        const float *at = job->parts + i * step + o + 16 * half;
-        F s = ld(at);
-        for (int part = 1; part < job->count; part++) s = add(s, ld(at + part * job->rows * step));
+        const int64_t at = i * (job->block + 32) + o + 16 * half;
+        F s = ld(sums_of(job, block, 0) + at);
+        for (int part = 1; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + at));
         st(sums + 16 * half, s);
       }
       for (int l = 0; l < 16; l++) v[2 * l] = sums[16 + l], v[2 * l + 1] = sums[l];
-      put16(job, i, o, to - o, ld(v));
-      if (to - o > 16) put16(job, i, o + 16, to - o - 16, ld(v + 16));
+      put16(job, i, from + o, n - o, ld(v));
+      if (n - o > 16) put16(job, i, from + o + 16, n - o - 16, ld(v + 16));
     }
   as_before(mode);
 }
 
-/* -- many rows: R rows by WIDE columns in registers ------------------------------------------------------------------------ */
+/* -- many rows: GROUP rows by WIDE columns in registers ------------------------------------------------------------------------ */
 
 #define DEPTH 64 /* inputs whose weights stay in the first cache while the tiles of all rows pass */
 typedef struct {
@@ -126,7 +140,7 @@ IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind 
   }
 }
 /* One chain: 16 inputs */
-IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[R][C], const int r, const int form) {
+IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[GROUP][C], const int r, const int form) {
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
   if (form == PAIRED) {
 #ifdef __AVX512BF16__
@@ -154,8 +168,8 @@ IN void tile(const Job *job, const Across *a, int64_t row, const int r, const in
   const char *at = a->copy;
   const int64_t size = LINE * (form == PAIRED ? 8 : 16);
   for (int64_t k = a->k; k < a->stop; k += 32, at += 2 * size) {
-    F s[R][C];
-    float kept[R][C][16];
+    F s[GROUP][C];
+    float kept[GROUP][C][16];
     chain(job, at, row, k, s, r, form);
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(kept[i][j], s[i][j]);
     chain(job, at + size, row, k + 16, s, r, form);
@@ -169,12 +183,12 @@ IN void tile(const Job *job, const Across *a, int64_t row, const int r, const in
 IN void rows_of(const Job *job, const Across *a, const int form) {
   const int64_t rows = job->rows;
   int64_t row = 0;
-  for (; row + R <= rows; row += R) tile(job, a, row, R, form);
+  for (; row + GROUP <= rows; row += GROUP) tile(job, a, row, GROUP, form);
   switch (rows - row) {
-  case 5: tile(job, a, row, 5 < R ? 5 : R, form); break;
-  case 4: tile(job, a, row, 4 < R ? 4 : R, form); break;
-  case 3: tile(job, a, row, 3 < R ? 3 : R, form); break;
-  case 2: tile(job, a, row, 2 < R ? 2 : R, form); break;
+  case 5: tile(job, a, row, 5 < GROUP ? 5 : GROUP, form); break;
+  case 4: tile(job, a, row, 4 < GROUP ? 4 : GROUP, form); break;
+  case 3: tile(job, a, row, 3 < GROUP ? 3 : GROUP, form); break;
+  case 2: tile(job, a, row, 2 < GROUP ? 2 : GROUP, form); break;
   case 1: tile(job, a, row, 1, form); break;
   }
 }
@@ -277,11 +291,11 @@ void across_bf16(Job *job) {
     pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
     return;
   }
-  const int64_t step = (out + 31) & ~(int64_t)31, shares = (threads + job->count - 1) / job->count; /* whole rows, where parts are enough for the threads */
-  const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64;
-  job->block = share < COLUMNS ? share : COLUMNS;
+  const int64_t shares = (threads + job->count - 1) / job->count; /* whole rows, where parts are enough for the threads */
+  const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
+  job->block = share < most ? share : most;
   const int64_t blocks = (out + job->block - 1) / job->block;
-  job->parts = scratch(1, sizeof(float) * (size_t)(job->count * rows * step));
+  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * (job->block + 32)));
   pieces(few_rows, job, (int)(job->count * blocks), threads);
-  pieces(sum_parts, job, (int)((out + SUMMED - 1) / SUMMED), rows * out > 1 << 14 ? threads : 1);
+  pieces(sum_parts, job, (int)blocks, rows * out > 1 << 14 ? threads : 1);
 }

@@ -13,15 +13,15 @@
 
 #define PARTS 8
 /* Where the inputs lie outermost: */
-#define FEW 6        /* rows up to which whole rows of a weight are read, and sums lie in the first cache; more: tiles */
-#define COLUMNS 4096 /* the most of these sums in a row */
-#define SUMMED 512   /* outputs of a piece where parts are added up */
+#define FEW 10    /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
+#define SUMS 8192 /* the most of these sums of a piece */
 #if defined(__AVX512F__)
-#define INPUTS 8     /* whose weights are in registers while the few rows pass */
+#define INPUTS 8  /* whose weights are in registers while the few rows pass */
 #else
 #define INPUTS 4
 #endif
-#define BLOCK 64     /* inputs whose weights stay in the caches while the tiles of all rows pass */
+#define BLOCK 32  /* inputs whose weights stay in the caches while the tiles of all rows pass; each may lie in another page */
+#define BROAD 256 /* the most strips of a piece, times rows: sums stay in the second cache */
 
 /* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
    cache, so that memory sees one stream and not one for each output. */
@@ -302,30 +302,34 @@ static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums,
   default: ALONG(F16);
   }
 }
-static void few_across(void *p, int number) { /* -> parts [P, N, O rounded up to 16] */
-  const Job *job = p;
-  const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, o = number % blocks * job->block;
-  const int64_t n = out - o < job->block ? out - o : job->block, step = (out + 15) & ~(int64_t)15;
-  const int part = (int)(number / blocks);
-  part_of(job, part, o, n, job->parts + part * job->rows * step + o, step);
+/* Sums [blocks of outputs, P, N, outputs of a block + 16]: so that rows do not lie in the same sets of a cache */
+static float *sums_of(const Job *job, int64_t block, int part) {
+  return job->parts + (block * job->count + part) * job->rows * (job->block + 16);
 }
-static void sum_parts(void *p, int number) {
+static void few_across(void *p, int number) {
   const Job *job = p;
-  const int64_t out = job->w->out, step = (out + 15) & ~(int64_t)15, from = (int64_t)number * SUMMED;
-  const int64_t to = from + SUMMED < out ? from + SUMMED : out;
+  const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
+  const int part = (int)(number / blocks);
+  part_of(job, part, o, out - o < job->block ? out - o : job->block, sums_of(job, block, part), job->block + 16);
+}
+static void sum_parts(void *p, int block) {
+  const Job *job = p;
+  const int64_t from = block * job->block, rest = job->w->out - from, n = rest < job->block ? rest : job->block;
   for (int64_t i = 0; i < job->rows; i++)
-    for (int64_t o = from; o < to; o += 16) {
+    for (int64_t o = 0; o < n; o += 16) {
       F s = all(0);
-      for (int part = 0; part < job->count; part++) s = add(s, ld(job->parts + (part * job->rows + i) * step + o));
-      put16(job, i, o, to - o, s);
+      for (int part = 0; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + i * (job->block + 16) + o));
+      put16(job, i, from + o, n - o, s);
     }
 }
-/* Many rows: R rows by C times 16 columns in registers, for a block of a part's inputs. Sums wait in `sums` [N, 16 C] between
-   the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be another page and
-   all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. The first two tiles ask for the next
-   block, half of it each, so that memory is not idle while the others compute. */
+/* Many rows: R rows by C times 16 columns in registers, a strip of columns, for a block of a part's inputs. Sums wait in `sums`
+   [N, 16 C] between the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be
+   another page and all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. The first two tiles
+   ask for the next block, half of it each, so that memory is not idle while the others compute: all strips of a piece in turn ask
+   along its rows, so that a page is looked up once. */
 typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
+  int64_t strip, strips;               /* of the piece */
   float *copy, *sums, *total;
 } Across;
 /* r rows by columns 16 [begin, end), of 16 C */
@@ -337,15 +341,19 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
     s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   float *copy = a->copy;
+  const int64_t asked = a->strip * (a->stop - a->k); /* by the strips before */
+  int64_t next = asked % a->strips;
+  const char *ahead = w + ((BLOCK + asked / a->strips) * out - a->strip * 16 * C) * size;
   for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C) {
     UNROLL for (int j = begin; j < end; j++) {
-      if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(w + BLOCK * out * size + j * 16 * size, 0, 2);
+      if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(ahead + (next * C + j) * 16 * size, 0, 2);
       if (tile) v[j] = ld(copy + 16 * j);
       else {
         v[j] = wide >= 16 * j + 16 ? load(w, 16 * j, type) : wide > 16 * j ? loadn(w, 16 * j, type, (int)(wide - 16 * j)) : all(0);
         st(copy + 16 * j, v[j]);
       }
     }
+    if (tile < 2 && ++next == a->strips) next = 0, ahead += out * size;
     UNROLL for (int i = 0; i < r; i++) {
       F u = all(x[i * in + k]);
       UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
@@ -386,18 +394,21 @@ IN void block_across(const Job *job, const Across *a, const int type) {
 }
 static void many_across(void *p, int number) {
   const Job *job = p;
-  const int64_t in = job->w->in, each = 16 * C * job->rows;
-  Across a = {.o = (int64_t)number * C * 16};
-  a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each));
-  a.sums = a.copy + BLOCK * 16 * C;
-  a.total = a.sums + each;
+  const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
+  Across a = {.strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
+  a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
   for (a.part = 0; a.part < in; a.part = a.part_stop) {
     a.part_stop = a.part + job->length < in ? a.part + job->length : in;
     for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
       a.stop = a.k + BLOCK < a.part_stop ? a.k + BLOCK : a.part_stop;
-      switch (job->w->type) {
-      case F32: block_across(job, &a, F32); break;
-      default: block_across(job, &a, F16);
+      for (a.strip = 0; a.strip < a.strips; a.strip++) {
+        a.o = from + a.strip * 16 * C;
+        a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
+        a.total = a.sums + each;
+        switch (job->w->type) {
+        case F32: block_across(job, &a, F32); break;
+        default: block_across(job, &a, F16);
+        }
       }
     }
   }
@@ -494,16 +505,18 @@ static void across(Job *job) {
   job->length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
   job->count = (int)((w->in + job->length - 1) / job->length);
   if (rows > FEW) {
-    pieces(many_across, job, (int)((w->out + 16 * C - 1) / (16 * C)), job->threads);
+    const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
+    job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
+    pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
-  const int64_t step = (w->out + 15) & ~(int64_t)15, shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
-  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64;
-  job->block = share < COLUMNS ? share : COLUMNS;
+  const int64_t shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
+  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
+  job->block = share < most ? share : most;
   const int64_t blocks = (w->out + job->block - 1) / job->block;
-  job->parts = scratch(1, sizeof(float) * (size_t)(job->count * rows * step));
+  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * (job->block + 16)));
   pieces(few_across, job, (int)(job->count * blocks), job->threads);
-  pieces(sum_parts, job, (int)((w->out + SUMMED - 1) / SUMMED), rows * w->out > 1 << 14 ? job->threads : 1);
+  pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
 }
 /* A piece is 128 KB of the weight, and strips; with one row, which no cache serves, 512 KB, and as many for each thread. */
 static void cut(Job *job) {
