@@ -18,7 +18,7 @@ Points = Sequence[tuple[int, float]]
 # How the weights are held -> (tokens in a pass, its price in steps of one token). Between two points prices are linear,
 # beyond the last they rise with the number of tokens.
 PRICES: dict[str, Points] = {
-    "float32": ((1, 1.0), (6, 1.25), (7, 1.7), (12, 2.0), (13, 2.15), (21, 2.7)),  # products take 6 rows at a time
+    "float32": ((1, 1.0), (6, 1.25), (7, 1.5), (10, 1.8), (13, 2.15), (21, 2.75)),  # tiles have 6 rows
     "bfloat16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
     "float16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
     "int8": ((1, 1.0), (2, 1.15), (6, 1.5), (8, 1.8), (13, 2.5), (21, 3.4)),
