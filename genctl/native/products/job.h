@@ -27,6 +27,7 @@ typedef struct {
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;
+  const float *packed; /* x in the order in which tiles of [I, O] read it */
   int64_t length, block; /* inputs of a part; outputs of a piece */
   int pieces;
 } Job;

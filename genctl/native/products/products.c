@@ -20,8 +20,12 @@
 #else
 #define INPUTS 4
 #endif
-#define BLOCK 32  /* inputs whose weights stay in the caches while the tiles of all rows pass; each may lie in another page */
-#define BROAD 256 /* the most strips of a piece, times rows: sums stay in the second cache */
+#define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
+/* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
+   are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
+#define BLOCK 128
+#define SHALLOW 32
+#define DEEP_ROWS 17
 
 /* What is read next: 2 KB ahead where one output streams; in a tile the fourth tile ahead, line after line into the second
    cache, so that memory sees one stream and not one for each output. */
@@ -329,22 +333,22 @@ static void sum_parts(void *p, int block) {
    along its rows, so that a page is looked up once. */
 typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
-  int64_t strip, strips;               /* of the piece */
+  int64_t strip, strips, depth;        /* of the piece; of a block */
   float *copy, *sums, *total;
 } Across;
 /* r rows by columns 16 [begin, end), of 16 C */
 IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
-  const float *x = job->x + row * in;
+  const float *x = job->packed + row * in + a->k * r;
   F s[TALL][C], v[C];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
     s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   float *copy = a->copy;
   const int64_t asked = a->strip * (a->stop - a->k); /* by the strips before */
   int64_t next = asked % a->strips;
-  const char *ahead = w + ((BLOCK + asked / a->strips) * out - a->strip * 16 * C) * size;
-  for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C) {
+  const char *ahead = w + ((a->depth + asked / a->strips) * out - a->strip * 16 * C) * size;
+  for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C, x += r) {
     UNROLL for (int j = begin; j < end; j++) {
       if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(ahead + (next * C + j) * 16 * size, 0, 2);
       if (tile) v[j] = ld(copy + 16 * j);
@@ -355,7 +359,7 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
     }
     if (tile < 2 && ++next == a->strips) next = 0, ahead += out * size;
     UNROLL for (int i = 0; i < r; i++) {
-      F u = all(x[i * in + k]);
+      F u = all(x[i]);
       UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
@@ -392,15 +396,33 @@ IN void block_across(const Job *job, const Across *a, const int type) {
   case 1: rows_across(job, a, type, row, 1, 1); break;
   }
 }
+/* x as the tiles read it: number after number of a tile's rows, the rows of the first tile first */
+IN void pack_rows(const float *x, float *to, int64_t in, const int r) {
+  for (int64_t k = 0; k < in; k++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i * in + k];
+}
+static void pack(void *p, int tile) {
+  const Job *job = p;
+  const int64_t in = job->w->in, row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
+  const float *x = job->x + row * in;
+  float *to = (float *)job->packed + row * in;
+  switch (rest < TALL ? rest : TALL) {
+  case 1: pack_rows(x, to, in, 1); break;
+  case 2: pack_rows(x, to, in, 2); break;
+  case 3: pack_rows(x, to, in, 3); break;
+  case 4: pack_rows(x, to, in, 4); break;
+  case 5: pack_rows(x, to, in, 5); break;
+  default: pack_rows(x, to, in, 6);
+  }
+}
 static void many_across(void *p, int number) {
   const Job *job = p;
   const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
-  Across a = {.strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
+  Across a = {.depth = job->rows < DEEP_ROWS ? SHALLOW : BLOCK, .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
   a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
   for (a.part = 0; a.part < in; a.part = a.part_stop) {
     a.part_stop = a.part + job->length < in ? a.part + job->length : in;
     for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
-      a.stop = a.k + BLOCK < a.part_stop ? a.k + BLOCK : a.part_stop;
+      a.stop = a.k + a.depth < a.part_stop ? a.k + a.depth : a.part_stop;
       for (a.strip = 0; a.strip < a.strips; a.strip++) {
         a.o = from + a.strip * 16 * C;
         a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
@@ -507,6 +529,8 @@ static void across(Job *job) {
   if (rows > FEW) {
     const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
+    job->packed = scratch(1, sizeof(float) * (size_t)(rows * w->in));
+    pieces(pack, job, 1 + (int)((rows - R + TALL - 1) / TALL), job->threads);
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
