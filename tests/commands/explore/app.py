@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from unittest.mock import patch
 
 from textual.pilot import Pilot
 
@@ -45,20 +46,29 @@ class Shown:
             await self.pilot.pause(0)
         await self.pilot.pause()
 
+    async def send(self, *keys: str) -> None:
+        """As a terminal sends keys: Textual's pilot waits twice after each of them until the CPU is idle."""
+        with patch("textual.app.wait_for_idle", _at_once):
+            await self.pilot.press(*keys)
+
     async def press(self, *keys: str) -> None:
         for key in keys:
-            await self.pilot.press(key)
+            await self.send(key)
             await self.settled()
 
     async def type(self, text: str) -> None:
         """Write into the line or the editor that is open."""
         names = {" ": "space", "=": "equals_sign", ".": "full_stop", ",": "comma", "_": "underscore"}
-        await self.pilot.press(*(names.get(character, character) for character in text))
+        await self.send(*(names.get(character, character) for character in text))
         await self.settled()
 
     async def answer(self, text: str) -> None:
         await self.type(text)
         await self.press("enter")
+
+
+async def _at_once(*_: float) -> None:
+    await asyncio.sleep(0.001)
 
 
 def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140, 40), **options: Any) -> ExploreApp:

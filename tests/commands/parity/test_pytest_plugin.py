@@ -16,6 +16,8 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 PLUGIN = "genctl.commands.parity.pytest_plugin"
+# plugins that no test here needs, and whose imports take longer than most of them
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
 GOLDEN = """
 def test_golden(genctl_golden):
     assert genctl_golden("stories", "{side}", ["Once upon a time"], max_new_tokens=6)
@@ -24,7 +26,7 @@ def test_golden(genctl_golden):
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
     loaded = [] if any(one.value == PLUGIN for one in entry_points()) else ["-p", PLUGIN]
-    return pytester.run(*python(), "-m", "pytest", *loaded, "-p", "no:cacheprovider", *words)
+    return pytester.run(*python(), "-m", "pytest", *loaded, *WITHOUT, "-p", "no:cacheprovider", *words)
 
 
 def entry_points() -> list[importlib.metadata.EntryPoint]:
