@@ -375,7 +375,7 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
   }
 }
 IN void rows_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
-  if (R == TALL) {
+  if (R == TALL || r <= R) {
     tile_across(job, a, type, row, r, 0, C, tile);
     return;
   }
