@@ -117,7 +117,7 @@ def test_products_are_those_of_float64(compiled: Library, size: tuple[int, int],
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800)], ids=str)
+@pytest.mark.parametrize("size", [(5, 3), (130, 96), (513, 800), (1700, 64)], ids=str)  # one block of outputs and many
 @pytest.mark.usefixtures("threads")
 def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:

@@ -8,7 +8,7 @@
 #ifdef __AVX512F__
 #define FEW 6     /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
 #define GROUP R   /* rows whose sums are in registers */
-#else
+#else /* fewer registers, and no instruction that makes tiles faster */
 #define FEW 16
 #define GROUP 2
 #endif
@@ -20,7 +20,7 @@
 /* Sixteen rows of a weight are read side by side; more would be more streams than memory follows. So the sums of the first chain
    wait in `chains` for those of the second one. */
 IN void group_along(const Job *job, int64_t k, const int there, int64_t o, const int some, float *chains, float *sums, int64_t row, const int rows, const int last) {
-  const int64_t out = job->w->out, step = job->block + 32;
+  const int64_t out = job->w->out, step = SUMS_ROW(job);
   const float *x = job->x + row * job->width + k;
   F s[2][GROUP]; /* halves of pairs, rows */
   UNROLL for (int i = 0; i < rows; i++) s[0][i] = s[1][i] = all(0);
@@ -50,8 +50,9 @@ IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, 
   }
 }
 IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, const int rest) {
-  float *chains = scratch(4, sizeof(float) * (size_t)(job->rows * (job->block + 32)));
-  memset(sums, 0, sizeof(float) * (size_t)(job->rows * (job->block + 32)));
+  const size_t size = sizeof(float) * (size_t)(job->rows * SUMS_ROW(job));
+  float *chains = scratch(4, size);
+  memset(sums, 0, size);
   for (; k + 32 <= stop; k += 32) {
     along(job, k, 16, o, n, chains, sums, rest, 0);
     along(job, k + 16, 16, o, n, chains, sums, rest, 1);
@@ -60,10 +61,6 @@ IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, f
   const int there = (int)(stop - k);
   along(job, k, there < 16 ? there : 16, o, n, chains, sums, rest, 0);
   along(job, k + 16, there < 16 ? 0 : there - 16, o, n, chains, sums, rest, 1);
-}
-/* Sums [blocks of outputs, P, N, outputs of a block + 32]: so that rows do not lie in the same sets of a cache */
-static float *sums_of(const Job *job, int64_t block, int64_t part) {
-  return job->parts + (block * job->count + part) * job->rows * (job->block + 32);
 }
 static void few_rows(void *p, int number) {
   const Job *job = p;
@@ -90,7 +87,7 @@ static void sum_parts(void *p, int block) {
     for (int64_t o = 0; o < n; o += 32) {
       float sums[32], v[32];
       for (int half = 0; half < 2; half++) {
-        const int64_t at = i * (job->block + 32) + o + 16 * half;
+        const int64_t at = i * SUMS_ROW(job) + o + 16 * half;
         F s = ld(sums_of(job, block, 0) + at);
         for (int part = 1; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + at));
         st(sums + 16 * half, s);
@@ -295,7 +292,7 @@ void across_bf16(Job *job) {
   const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
   job->block = share < most ? share : most;
   const int64_t blocks = (out + job->block - 1) / job->block;
-  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * (job->block + 32)));
+  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
   pieces(few_rows, job, (int)(job->count * blocks), threads);
   pieces(sum_parts, job, (int)blocks, rows * out > 1 << 14 ? threads : 1);
 }

@@ -26,7 +26,7 @@ typedef struct {
   int type, threads, count, form; /* form: of x, in bfloat16.c */
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
-  float *parts;
+  float *parts;        /* of few rows: see `sums_of` */
   const float *packed; /* x in the order in which tiles of [I, O] read it */
   int64_t length, block; /* inputs of a part; outputs of a piece */
   int pieces;
@@ -54,6 +54,13 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   }
   st(h, v);
   for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
+}
+
+/* Few rows of [I, O]: sums [blocks of outputs, P, N, SUMS_ROW]. The numbers between the rows of a block keep them from lying in
+   the same sets of a cache. */
+#define SUMS_ROW(job) ((job)->block + 32)
+IN float *sums_of(const Job *j, int64_t block, int64_t part) {
+  return j->parts + (block * j->count + part) * j->rows * SUMS_ROW(j);
 }
 
 /* x in 8 bits, with a scale for each 32 numbers (products.c) */

@@ -306,15 +306,11 @@ static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums,
   default: ALONG(F16);
   }
 }
-/* Sums [blocks of outputs, P, N, outputs of a block + 16]: so that rows do not lie in the same sets of a cache */
-static float *sums_of(const Job *job, int64_t block, int part) {
-  return job->parts + (block * job->count + part) * job->rows * (job->block + 16);
-}
 static void few_across(void *p, int number) {
   const Job *job = p;
   const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
   const int part = (int)(number / blocks);
-  part_of(job, part, o, out - o < job->block ? out - o : job->block, sums_of(job, block, part), job->block + 16);
+  part_of(job, part, o, out - o < job->block ? out - o : job->block, sums_of(job, block, part), SUMS_ROW(job));
 }
 static void sum_parts(void *p, int block) {
   const Job *job = p;
@@ -322,7 +318,7 @@ static void sum_parts(void *p, int block) {
   for (int64_t i = 0; i < job->rows; i++)
     for (int64_t o = 0; o < n; o += 16) {
       F s = all(0);
-      for (int part = 0; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + i * (job->block + 16) + o));
+      for (int part = 0; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + i * SUMS_ROW(job) + o));
       put16(job, i, from + o, n - o, s);
     }
 }
@@ -394,24 +390,6 @@ IN void block_across(const Job *job, const Across *a, const int type) {
   case 3: rows_across(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
   case 2: rows_across(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
   case 1: rows_across(job, a, type, row, 1, 1); break;
-  }
-}
-/* x as the tiles read it: number after number of a tile's rows, the rows of the first tile first */
-IN void pack_rows(const float *x, float *to, int64_t in, const int r) {
-  for (int64_t k = 0; k < in; k++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i * in + k];
-}
-static void pack(void *p, int tile) {
-  const Job *job = p;
-  const int64_t in = job->w->in, row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
-  const float *x = job->x + row * in;
-  float *to = (float *)job->packed + row * in;
-  switch (rest < TALL ? rest : TALL) {
-  case 1: pack_rows(x, to, in, 1); break;
-  case 2: pack_rows(x, to, in, 2); break;
-  case 3: pack_rows(x, to, in, 3); break;
-  case 4: pack_rows(x, to, in, 4); break;
-  case 5: pack_rows(x, to, in, 5); break;
-  default: pack_rows(x, to, in, 6);
   }
 }
 static void many_across(void *p, int number) {
@@ -500,6 +478,24 @@ void code4(void *p, int row) {
   }
 }
 
+/* x as the tiles of [I, O] read it: number after number of a tile's rows, the rows of the first tile first */
+IN void pack_rows(const float *x, float *to, int64_t in, const int r) {
+  for (int64_t k = 0; k < in; k++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i * in + k];
+}
+static void pack(void *p, int tile) {
+  const Job *job = p;
+  const int64_t in = job->w->in, row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
+  const float *x = job->x + row * in;
+  float *to = (float *)job->packed + row * in;
+  switch (rest < TALL ? rest : TALL) {
+  case 1: pack_rows(x, to, in, 1); break;
+  case 2: pack_rows(x, to, in, 2); break;
+  case 3: pack_rows(x, to, in, 3); break;
+  case 4: pack_rows(x, to, in, 4); break;
+  case 5: pack_rows(x, to, in, 5); break;
+  default: pack_rows(x, to, in, 6);
+  }
+}
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {
   const Weight *w = job->w;
@@ -520,6 +516,10 @@ static void prepare(Job *job) {
     job->x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
     pieces(widen, job, (int)rows, ready);
   }
+  if (w->form == ACROSS && w->type != BF16 && rows > FEW) {
+    job->packed = scratch(1, sizeof(float) * (size_t)(rows * w->in));
+    pieces(pack, job, 1 + (int)((rows - R + TALL - 1) / TALL), ready);
+  }
 }
 static void across(Job *job) {
   const Weight *w = job->w;
@@ -529,8 +529,6 @@ static void across(Job *job) {
   if (rows > FEW) {
     const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
-    job->packed = scratch(1, sizeof(float) * (size_t)(rows * w->in));
-    pieces(pack, job, 1 + (int)((rows - R + TALL - 1) / TALL), job->threads);
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
@@ -538,7 +536,7 @@ static void across(Job *job) {
   const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
   job->block = share < most ? share : most;
   const int64_t blocks = (w->out + job->block - 1) / job->block;
-  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * (job->block + 16)));
+  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
   pieces(few_across, job, (int)(job->count * blocks), job->threads);
   pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
 }
@@ -570,7 +568,7 @@ void products(const Weight *const *w, int32_t count, const void *x, void *y, int
     first += w[n]->out;
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);
-    else jobs[n].x = jobs->x, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
+    else jobs[n].x = jobs->x, jobs[n].packed = jobs->packed, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
     if (w[n]->form == ACROSS && w[n]->type == BF16) across_bf16(jobs + n);
     else if (w[n]->form == ACROSS) across(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
