@@ -100,6 +100,21 @@ def test_a_row_is_measured_for_genctl_and_generate_and_their_tokens_are_equal(ke
     assert {"median", "min", "max"} == set(entry["sides"][sides.GENERATE]["ratio"])
 
 
+@pytest.mark.parametrize("key", ["greedy-Q8_0", "qwen-rows5-Q4_0"])
+def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> None:
+    pytest.importorskip("gguf")
+    chosen = case(key)
+    (form,) = sides.forms(sides.GENCTL, chosen.dtype)
+    assert sides.forms(sides.LLAMA, chosen.dtype) == (form,)
+    checkpoints.make(chosen.size, "transformers", stock)
+    setup = Setup({form: checkpoints.make(chosen.size, form, stock)}, chosen.dtype)
+    ran = sides.make(sides.GENCTL, setup).run(chosen.work)
+    assert [len(tokens) for tokens in ran.tokens] == [ask.new for ask in chosen.work.asks]
+    share = chosen.share(ran, 1e9)
+    assert share is not None
+    assert share > 0
+
+
 @pytest.mark.parametrize("key", ["lookup-float32", "early-exit"])
 def test_drafts_are_measured_beside_greedy_search_without_them(key: str, stock: Path) -> None:
     (measured,) = measuring.run([case(key)], opener(stock), rounds=1)

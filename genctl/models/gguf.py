@@ -57,6 +57,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
             hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
         )
     config = guarded(lambda: _config(path), f"the metadata of {name} cannot be used")
+    if not has_tokenizer:  # transformers counts the tokens, and takes its class's default where there are none
+        config["vocab_size"] = header.metadata.get(f"{header.architecture}.vocab_size", config.get("vocab_size"))
     weights = WeightFiles((path,), header.tensors)
     check.check_numbers(config, source=name)
     check.check_size(config, weights, source=name)
@@ -140,9 +142,10 @@ def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
 
 
 def native_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with names of config.json: transformers keeps llama.cpp's name for the width of GPT-2's MLP."""
-    names = {"feed_forward_length": "n_inner"}
-    return {names.get(name, name): value for name, value in config.items()}
+    """The config with names of config.json: transformers has others for GPT-2's positions and its inner width."""
+    names = {"feed_forward_length": "n_inner", "n_ctx": "n_positions"}
+    renamed = {new: config[name] for name, new in names.items() if name in config}
+    return {name: value for name, value in config.items() if name not in names} | renamed
 
 
 def native_rope_factors(path: Path) -> tuple[float, ...]:

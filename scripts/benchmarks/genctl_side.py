@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from . import gguf_files
 from .work import Ran, Setup, Unavailable, Work, checked
 
 
@@ -20,8 +21,13 @@ class Genctl:
         from genctl.engines.local.session import Session
 
         torch.set_num_threads(setup.threads)
-        settings: dict[str, Any] = {"model": str(setup.folder("transformers")), "device": setup.device}
+        settings: dict[str, Any] = {"device": setup.device}
         settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
+        if setup.dtype in gguf_files.TYPES:
+            settings["model"] = str(setup.folder(gguf_files.form(setup.dtype)) / "model.gguf")
+            settings["quantize"] = "gguf"
+        else:
+            settings["model"] = str(setup.folder("transformers"))
         if setup.dtype in ("int8", "int4"):
             settings["quantize"] = setup.dtype
         self.layer = Layer("load", settings, {}, "user")

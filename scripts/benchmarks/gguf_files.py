@@ -40,6 +40,12 @@ _QWEN2 = {
     "mlp.down_proj": "ffn_down",
 }
 NAMES = {"gpt2": _GPT2, "qwen2": _QWEN2}
+TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4"}  # types of rows in which every side reads the same GGUF file
+
+
+def form(dtype: str) -> str:
+    """The form of a checkpoint that llama.cpp reads for a type."""
+    return TYPES.get(dtype, "gguf" if dtype == "float32" else f"gguf-{dtype}")
 
 
 def write(size: Size, source: Path, place: Path, form: str) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from .checkpoints import Size
 from .work import Work
 
-# bytes for a number of a layer's matrix; 4 bits have a scale and a zero of 16 bits for each 32 numbers
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
-HEAD = {**BYTES, "int4": 1.0}
-CACHE = {"float32": 4.0, "bfloat16": 2.0, "int8": 4.0, "int4": 4.0}  # quantised weights keep a float32 cache
+# bytes for a number of a layer's matrix; 4 bits have a scale and a zero of 16 bits for each 32 numbers, the blocks of a
+# GGUF file a scale
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32, "Q8_0": 1 + 2 / 32, "Q4_0": 0.5 + 2 / 32}
+HEAD = {**BYTES, "int4": 1.0, "Q4_0": 1 + 2 / 32}
+CACHE = {dtype: 2.0 if dtype == "bfloat16" else 4.0 for dtype in BYTES}  # quantised weights keep a float32 cache
 
 
 def matrices(size: Size) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class Stock:
             folder = None if ours else self.form(case.size, "transformers")
             return commands.Command(name, folder, self.device, beside=case.beside)
         dtype = case.dtype_of(name)
-        forms = [sides.gguf_form(dtype)] if name == sides.LLAMA else sides.SIDES[name][1]
+        forms = sides.forms(name, dtype)
         if name == sides.LLAMA and case.size.encoder_decoder:
             raise Unavailable("the checkpoint is not written in llama.cpp's form")
         folders = {form: self.form(case.size, form) for form in forms}

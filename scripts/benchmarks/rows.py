@@ -136,6 +136,21 @@ def _decoding(plan: Plan, prefix: str, name: str, size: Size, new: int) -> Itera
         )  # fmt: skip
 
 
+def gguf(plan: Plan) -> Iterator[Case]:
+    """The same GGUF file for genctl and llama.cpp, in the numbers that it holds."""
+    for prefix, name, size, new in (
+        ("", "GPT-2 small", plan.causal, plan.lengths.new),
+        ("qwen-", "Qwen2.5-0.5B", plan.large, plan.lengths.new_large),
+    ):
+        for count, dtype in ((1, "Q8_0"), (1, "Q4_0"), (5, "Q8_0"), (5, "Q4_0")):
+            key, words = (f"rows{count}", f"{count} rows") if count > 1 else ("greedy", "greedy")
+            work = plan.rows(count, plan.lengths.short, new, size=size)
+            yield Case(
+                f"{prefix}{key}-{dtype}", f"{name} size, {words}, a GGUF file of {dtype}", size, work, dtype,
+                (GENCTL, LLAMA), equal=None, limited=True,
+            )  # fmt: skip
+
+
 def sampling(plan: Plan) -> Iterator[Case]:
     """One row, sampled from the most probable tokens."""
     knobs = {"do_sample": True, "top_k": 0, "top_p": 0.9, "seed": 1}
@@ -260,7 +275,7 @@ TARGETS: dict[str, dict[str, float]] = {
     "mixed": {GENERATE: 3.8},
     "compare": {GENERATE: 5.0},
 }
-KINDS = (decoding, sampling, reading, beams, drafts, mixed, compare, processes)
+KINDS = (decoding, gguf, sampling, reading, beams, drafts, mixed, compare, processes)
 
 
 def cases(plan: Plan, only: Sequence[str] = ()) -> list[Case]:

@@ -32,9 +32,11 @@ SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def gguf_form(dtype: str) -> str:
-    """The form of a checkpoint that llama.cpp reads for a type."""
-    return "gguf" if dtype == "float32" else f"gguf-{dtype}"
+def forms(name: str, dtype: str) -> tuple[str, ...]:
+    """The forms of a checkpoint that a side reads for a type."""
+    if name == LLAMA or (name in (GENCTL, UNDRAFTED) and dtype in gguf_files.TYPES):
+        return (gguf_files.form(dtype),)
+    return SIDES[name][1]
 
 
 def missing() -> list[str]:

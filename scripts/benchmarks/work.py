@@ -17,7 +17,7 @@ class Setup:
     """A checkpoint as a side loads it."""
 
     folders: Mapping[str, Path]  # form ("transformers", "ctranslate2", "gguf", …) -> where it lies
-    dtype: str = "float32"  # float32, bfloat16, int8 or int4
+    dtype: str = "float32"  # bfloat16, int8, int4, or the type of a GGUF file: Q8_0, Q4_0
     device: str = "cpu"
     threads: int = 1
     encoder_decoder: bool = False

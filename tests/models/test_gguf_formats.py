@@ -66,6 +66,21 @@ def test_logits_are_those_of_transformers_on_the_unpacked_file(arch: str, tmp_pa
 
 
 @pytest.mark.usefixtures("exact_inputs")
+def test_sizes_come_from_the_file_where_it_has_no_tokens_to_count(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from scripts.benchmarks import checkpoints
+
+    size = checkpoints.gpt2("small", 300, 64, n_layer=2, n_head=4, n_embd=64)
+    folder = checkpoints.make(size, "transformers", tmp_path)
+    with torch.no_grad():
+        wanted = AutoModelForCausalLM.from_pretrained(folder)(IDS).logits
+    found = native_logits(checkpoints.make(size, "gguf", tmp_path) / "model.gguf")
+    assert found.shape == wanted.shape
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.usefixtures("exact_inputs")
 def test_factors_of_the_rotary_frequencies_are_read(tmp_path: Path) -> None:
     def factors(values: list[float]) -> Callable[[Any], object]:
         return lambda writer: writer.add_tensor("rope_freqs.weight", torch.tensor(values).numpy())
