@@ -292,6 +292,15 @@ def test_what_needs_no_model_imports_no_torch(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_options_are_read_without_pydantic() -> None:
+    arguments = ["run", "-m", "./nowhere", "-n", "3", "--format", "jsonl", "--no-do-sample", "--batch-size", "2", "Once"]
+    code = (
+        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+        "assert status == 3, status; sys.exit('pydantic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False).returncode == 0
+
+
 def test_importing_the_package_costs_nothing() -> None:
     code = "import sys, genctl; genctl.__version__; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -77,6 +78,17 @@ def _quietly() -> Iterator[None]:
         raise ClosedPipe from None
 
 
+@cache
+def _command(name: str) -> Any:
+    """A command by its name, made once: the root asks for it more than once."""
+    module, _, variable = COMMANDS[name][0].partition(":")
+    target = getattr(import_module(module), variable)
+    is_group = isinstance(target, typer.Typer)
+    command = typer.main.get_command(target) if is_group else target.build(EPILOG, COMMANDS[name][1])
+    command.name = name
+    return command
+
+
 class Root(CommandGroup):
     """The root command. It knows its commands by name; only the one that is run is imported."""
 
@@ -86,17 +98,7 @@ class Root(CommandGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a name, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
-        target = getattr(import_module(module), name)
-        command = (
-            typer.main.get_command(target)
-            if isinstance(target, typer.Typer)
-            else target.build(EPILOG, COMMANDS[cmd_name][1])
-        )
-        command.name = cmd_name
-        return command
+        return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Read the command line; help and the version are written here."""

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from genctl.cli.typed import Reader
 from genctl.errors import UsageError, nearest
 from genctl.params import Generation, Runtime, knobs
 
@@ -20,6 +21,7 @@ GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 TRUE, FALSE = ("true", "yes", "on"), ("false", "no", "off")
 ORDER = "genctl.order"  # key of a context: the names of its options as they stand on the command line, each occurrence
+_BARE = "genctl.bare"  # key of a context: the group that is being read and has no options
 WIDE = 70  # from this width on, the column of flags may be wider
 
 
@@ -32,14 +34,27 @@ class TableCommand(TyperCommand):
 
     examples: Sequence[str] = ()
     brief: Mapping[str, Sequence[str]] = {}
+    readers: Mapping[str, Reader] = {}  # of options whose values Typer need not read
+    defaults: Mapping[str, Any] = {}  # of all options
     whole = False  # show the long help
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the command line. Raises UsageError for `--flag false`, whose second word would become a prompt."""
         refuse_boolean_words(args, self.get_params(ctx))
-        order = self.make_parser(ctx).parse_args(list(args))[2]
+        rest: list[str]
+        found, rest, order = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[ORDER] = tuple(str(parameter.name) for parameter in order)
-        rest: list[str] = super().parse_args(ctx, args)
+        if rest or ctx.resilient_parsing or any(parameter.is_eager for parameter in order):
+            return list(super().parse_args(ctx, args))
+        ctx.params.update(self.defaults)
+        for parameter in dict.fromkeys([*order, *(one for one in self.params if one.required)]):
+            typed, reader = found.get(parameter.name), self.readers.get(str(parameter.name))
+            value = None if typed is None or reader is None else reader(typed)
+            if value is not None:
+                ctx.params[parameter.name] = value
+            elif typed is not None or parameter.required:
+                parameter.handle_parse_result(ctx, found, rest)
+        ctx.args = rest
         return rest
 
     @property
@@ -90,6 +105,20 @@ class TableCommand(TyperCommand):
 
 class CommandGroup(TyperGroup):
     """A group that answers an unknown command with the nearest one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command; where there are none, Typer is not asked to."""
+        ctx.meta[_BARE] = self if args and not args[0].startswith("-") else None
+        try:
+            rest: list[str] = super().parse_args(ctx, args)
+        finally:
+            del ctx.meta[_BARE]
+        return rest
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options of the group."""
+        found: list[Any] = [] if ctx.meta.get(_BARE) is self else super().get_params(ctx)
+        return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands, each with the first paragraph of its help."""
@@ -177,7 +206,10 @@ def help_all(ctx: typer.Context, wanted: bool) -> None:
     if wanted:
         command: Any = ctx.command
         command.whole = True
-        typer.echo(command.get_help(ctx))
+        try:
+            typer.echo(command.get_help(ctx))
+        finally:
+            command.whole = False
         raise typer.Exit
 
 

@@ -21,6 +21,7 @@ import typer.main
 
 from genctl import params
 from genctl.cli.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
+from genctl.cli.typed import Mixed, readers
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import Exit, UsageError
 
@@ -197,10 +198,6 @@ def flag_of(name: str) -> str:
 # -- flags of knobs ----------------------------------------------------------------------------------------------------
 
 
-class Mixed(str):
-    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
-
-
 def _plain_type(hint: Any) -> Any:
     """The type of a knob as a flag takes it. Bounds are checked later, with all layers; so are mixed types, as TOML."""
     if get_origin(hint) is Annotated:
@@ -295,10 +292,10 @@ class Command:
         def callback(ctx: typer.Context, help_all: bool = False, **given: Any) -> int:
             return self._run(ctx, given)
 
+        own = [*_parameters(self.options), *_knob_parameters(self.knobs, self.without)]
         parameters = [
             inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context),
-            *_parameters(self.options),
-            *_knob_parameters(self.knobs, self.without),
+            *own,
             *([_HELP_ALL] if self.brief else []),
         ]
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -309,6 +306,8 @@ class Command:
         command = typer.main.get_command(app)
         assert isinstance(command, TableCommand)
         command.examples, command.brief = self.examples, self.brief
+        command.readers = readers(own)
+        command.defaults = {one.name: one.default for one in own if one.default is not inspect.Parameter.empty}
         return command
 
     def parsed(self, given: Mapping[str, Any]) -> CommandOptions:
