@@ -13,8 +13,14 @@
 
 #define PARTS 8
 /* Where the inputs lie outermost: */
-#define FEW 10    /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
-#define SUMS 8192 /* the most of these sums of a piece */
+/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. Where registers hold few numbers,
+   tiles gain little over this. SUMS: the most sums of a piece. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define FEW 20
+#else
+#define FEW 10
+#endif
+#define SUMS(rows) ((rows) > 8 ? 4096 : 8192)
 #if defined(__AVX512F__)
 #define INPUTS 8  /* whose weights are in registers while the few rows pass */
 #else
@@ -533,7 +539,7 @@ static void across(Job *job) {
     return;
   }
   const int64_t shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
-  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
+  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS(rows) / rows / 64 * 64;
   job->block = share < most ? share : most;
   const int64_t blocks = (w->out + job->block - 1) / job->block;
   job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
