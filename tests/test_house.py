@@ -293,7 +293,7 @@ def test_what_needs_no_model_imports_no_torch(arguments: list[str]) -> None:
 
 
 def test_options_are_read_without_pydantic() -> None:
-    arguments = ["run", "-m", "./nowhere", "-n", "3", "--format", "jsonl", "--no-do-sample", "--batch-size", "2", "Once"]
+    arguments = ["run", "-m", "./nowhere", "--format", "jsonl", "--no-do-sample", "--batch-size", "2", "Once"]
     code = (
         "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
         "assert status == 3, status; sys.exit('pydantic' in sys.modules)"
