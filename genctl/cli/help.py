@@ -6,14 +6,13 @@ import inspect
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from genctl.cli.typed import Reader
 from genctl.errors import UsageError, nearest
 from genctl.params import Generation, Runtime, knobs
 
@@ -34,7 +33,7 @@ class TableCommand(TyperCommand):
 
     examples: Sequence[str] = ()
     brief: Mapping[str, Sequence[str]] = {}
-    readers: Mapping[str, Reader] = {}  # of options whose values Typer need not read
+    readers: Mapping[str, Callable[[Any], Any]] = {}  # of options whose values Typer need not read
     defaults: Mapping[str, Any] = {}  # of all options
     whole = False  # show the long help
 

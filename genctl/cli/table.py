@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ import typer.main
 
 from genctl import params
 from genctl.cli.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
-from genctl.cli.typed import Mixed, readers
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import Exit, UsageError
 
@@ -195,6 +195,46 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+# -- values that are what was typed, or nearly -------------------------------------------------------------------------
+
+# Typer makes a Pydantic adapter for each option of a command, given or not, and imports Pydantic for the first one: a
+# tenth of the time in which a run starts. A reader makes the value of what the parser found, or None where Typer has to
+# read or refuse it.
+Reader = Callable[[Any], Any]
+
+
+class Mixed(str):
+    """The value of a flag as it is typed: TOML (`true`, 3, `["a"]`), or bare text."""
+
+
+def _readers(parameters: Iterable[inspect.Parameter]) -> dict[str, Reader]:
+    """How the values of parameters are read; those of other types are not in it."""
+    found = {parameter.name: _reader(get_args(parameter.annotation)[0]) for parameter in parameters}
+    return {name: reader for name, reader in found.items() if reader is not None}
+
+
+def _reader(hint: Any) -> Reader | None:
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(choice for choice in get_args(hint) if choice is not type(None))
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        return lambda value: value if value in choices else None
+    return _READERS.get(hint)
+
+
+def _whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value) else None
+
+
+_READERS: Mapping[Any, Reader] = {
+    str: lambda value: value if isinstance(value, str) else None,
+    Mixed: lambda value: Mixed(value) if isinstance(value, str) else None,
+    bool: lambda value: value if isinstance(value, bool) else None,
+    list[str]: lambda value: list(value) if isinstance(value, (list, tuple)) else None,
+    int: _whole,
+}
+
+
 # -- flags of knobs ----------------------------------------------------------------------------------------------------
 
 
@@ -306,7 +346,7 @@ class Command:
         command = typer.main.get_command(app)
         assert isinstance(command, TableCommand)
         command.examples, command.brief = self.examples, self.brief
-        command.readers = readers(own)
+        command.readers = _readers(own)
         command.defaults = {one.name: one.default for one in own if one.default is not inspect.Parameter.empty}
         return command
 
