@@ -63,6 +63,9 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
   return j->parts + (block * j->count + part) * j->rows * SUMS_ROW(j);
 }
 
+/* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
+void lay_out_across(Job *job, int threads);
+void across(Job *job);
 /* x in 8 bits, with a scale for each 32 numbers (products.c) */
 void code4(void *job, int row);
 /* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */

@@ -1,0 +1,213 @@
+/* y = x W + bias for float32 and float16 weights [I, O] as they lie.
+
+   The inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn. */
+#include "job.h"
+
+#define PARTS 8
+/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. Where registers hold few numbers,
+   tiles gain little over this. SUMS: the most sums of a piece. */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define FEW 20
+#else
+#define FEW 10
+#endif
+#define SUMS(rows) ((rows) > 8 ? 4096 : 8192)
+#if defined(__AVX512F__)
+#define INPUTS 8  /* whose weights are in registers while the few rows pass */
+#else
+#define INPUTS 4
+#endif
+#define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
+/* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
+   are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
+#define BLOCK 128
+#define SHALLOW 32
+#if defined(__AVX512F__)
+#define DEEP_ROWS 97
+#else
+#define DEEP_ROWS 17
+#endif
+
+/* A part of the inputs for some columns and few rows, whose sums lie in the first cache: W is read along its rows. */
+IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int64_t o, int64_t n, float *sums, const int64_t step, const int deep) {
+  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
+  for (; k + deep <= stop; k += deep) {
+    const char *w = (const char *)job->w->w + (k * out + o) * size;
+    for (int64_t c = 0; c < n; c += 16) {
+      F v[INPUTS];
+      const int some = n - c < 16 ? (int)(n - c) : 16;
+      UNROLL for (int d = 0; d < deep; d++) {
+        __builtin_prefetch(w + (deep + d) * out * size + c * size, 0, 2);
+        v[d] = some == 16 ? load(w + d * out * size, c, type) : loadn(w + d * out * size, c, type, some);
+      }
+      for (int64_t i = 0; i < job->rows; i++) {
+        float *to = sums + i * step + c;
+        const float *x = job->x + i * in + k;
+        F s = ld(to);
+        UNROLL for (int d = 0; d < deep; d++) s = fma16(all(x[d]), v[d], s);
+        st(to, s);
+      }
+    }
+  }
+}
+static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums, int64_t step) {
+  const int64_t k = part * job->length, in = job->w->in, stop = k + job->length < in ? k + job->length : in;
+  const int64_t whole_stop = k + (stop - k) / INPUTS * INPUTS;
+  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
+#define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, INPUTS), along(job, type, whole_stop, stop, o, n, sums, step, 1)
+  switch (job->w->type) {
+  case F32: ALONG(F32); break;
+  default: ALONG(F16);
+  }
+}
+static void few_across(void *p, int number) {
+  const Job *job = p;
+  const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
+  const int part = (int)(number / blocks);
+  part_of(job, part, o, out - o < job->block ? out - o : job->block, sums_of(job, block, part), SUMS_ROW(job));
+}
+static void sum_parts(void *p, int block) {
+  const Job *job = p;
+  const int64_t from = block * job->block, rest = job->w->out - from, n = rest < job->block ? rest : job->block;
+  for (int64_t i = 0; i < job->rows; i++)
+    for (int64_t o = 0; o < n; o += 16) {
+      F s = all(0);
+      for (int part = 0; part < job->count; part++) s = add(s, ld(sums_of(job, block, part) + i * SUMS_ROW(job) + o));
+      put16(job, i, from + o, n - o, s);
+    }
+}
+/* Many rows: R rows by C times 16 columns in registers, a strip of columns, for a block of a part's inputs. Sums wait in `sums`
+   [N, 16 C] between the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be
+   another page and all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. The first two tiles
+   ask for the next block, half of it each, so that memory is not idle while the others compute: all strips of a piece in turn ask
+   along its rows, so that a page is looked up once. */
+typedef struct {
+  int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
+  int64_t strip, strips, depth;        /* of the piece; of a block */
+  float *copy, *sums, *total;
+} Across;
+/* r rows by columns 16 [begin, end), of 16 C */
+IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
+  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
+  const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
+  const float *x = job->packed + row * in + a->k * r;
+  F s[TALL][C], v[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
+    s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
+  float *copy = a->copy;
+  const int64_t asked = a->strip * (a->stop - a->k); /* by the strips before */
+  int64_t next = asked % a->strips;
+  const char *ahead = w + ((a->depth + asked / a->strips) * out - a->strip * 16 * C) * size;
+  for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C, x += r) {
+    UNROLL for (int j = begin; j < end; j++) {
+      if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(ahead + (next * C + j) * 16 * size, 0, 2);
+      if (tile) v[j] = ld(copy + 16 * j);
+      else {
+        v[j] = wide >= 16 * j + 16 ? load(w, 16 * j, type) : wide > 16 * j ? loadn(w, 16 * j, type, (int)(wide - 16 * j)) : all(0);
+        st(copy + 16 * j, v[j]);
+      }
+    }
+    if (tile < 2 && ++next == a->strips) next = 0, ahead += out * size;
+    UNROLL for (int i = 0; i < r; i++) {
+      F u = all(x[i]);
+      UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
+    const int64_t at = ((row + i) * C + j) * 16;
+    if (a->stop < a->part_stop) {
+      st(a->sums + at, s[i][j]);
+      continue;
+    }
+    const F t = add(a->part ? ld(a->total + at) : all(0), s[i][j]);
+    if (a->stop < in) st(a->total + at, t);
+    else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, t);
+  }
+}
+IN void rows_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+  if (R == TALL || r <= R) {
+    tile_across(job, a, type, row, r, 0, C, tile);
+    return;
+  }
+  tile_across(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
+  tile_across(job, a, type, row, r, C / 2, C, tile);
+}
+IN void block_across(const Job *job, const Across *a, const int type) {
+  const int64_t rows = job->rows;
+  int64_t row = R;
+  tile_across(job, a, type, 0, R, 0, C, 0);
+  if (rows >= row + TALL) rows_across(job, a, type, row, TALL, 1), row += TALL;
+  for (; row + TALL <= rows; row += TALL) rows_across(job, a, type, row, TALL, 2);
+  switch (rows - row) {
+  case 5: rows_across(job, a, type, row, 5 < TALL ? 5 : TALL, 1); break;
+  case 4: rows_across(job, a, type, row, 4 < TALL ? 4 : TALL, 1); break;
+  case 3: rows_across(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
+  case 2: rows_across(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
+  case 1: rows_across(job, a, type, row, 1, 1); break;
+  }
+}
+static void many_across(void *p, int number) {
+  const Job *job = p;
+  const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
+  Across a = {.depth = job->rows < DEEP_ROWS ? SHALLOW : BLOCK, .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
+  a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
+  for (a.part = 0; a.part < in; a.part = a.part_stop) {
+    a.part_stop = a.part + job->length < in ? a.part + job->length : in;
+    for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
+      a.stop = a.k + a.depth < a.part_stop ? a.k + a.depth : a.part_stop;
+      for (a.strip = 0; a.strip < a.strips; a.strip++) {
+        a.o = from + a.strip * 16 * C;
+        a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
+        a.total = a.sums + each;
+        switch (job->w->type) {
+        case F32: block_across(job, &a, F32); break;
+        default: block_across(job, &a, F16);
+        }
+      }
+    }
+  }
+}
+
+/* x as the tiles of [I, O] read it: number after number of a tile's rows, the rows of the first tile first */
+IN void pack_rows(const float *x, float *to, int64_t in, const int r) {
+  for (int64_t k = 0; k < in; k++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i * in + k];
+}
+static void pack(void *p, int tile) {
+  const Job *job = p;
+  const int64_t in = job->w->in, row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
+  const float *x = job->x + row * in;
+  float *to = (float *)job->packed + row * in;
+  switch (rest < TALL ? rest : TALL) {
+  case 1: pack_rows(x, to, in, 1); break;
+  case 2: pack_rows(x, to, in, 2); break;
+  case 3: pack_rows(x, to, in, 3); break;
+  case 4: pack_rows(x, to, in, 4); break;
+  case 5: pack_rows(x, to, in, 5); break;
+  default: pack_rows(x, to, in, 6);
+  }
+}
+void lay_out_across(Job *job, int threads) {
+  if (job->rows <= FEW) return;
+  job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->w->in));
+  pieces(pack, job, 1 + (int)((job->rows - R + TALL - 1) / TALL), threads);
+}
+
+void across(Job *job) {
+  const Weight *w = job->w;
+  const int64_t rows = job->rows;
+  job->length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
+  job->count = (int)((w->in + job->length - 1) / job->length);
+  if (rows > FEW) {
+    const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
+    job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
+    pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
+    return;
+  }
+  const int64_t shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
+  const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS(rows) / rows / 64 * 64;
+  job->block = share < most ? share : most;
+  const int64_t blocks = (w->out + job->block - 1) / job->block;
+  job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
+  pieces(few_across, job, (int)(job->count * blocks), job->threads);
+  pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
+}
