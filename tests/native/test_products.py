@@ -133,16 +133,16 @@ def test_a_row_has_the_same_bits_in_any_company(compiled: Library, size: tuple[i
         assert torch.equal(product(x.flip(0)), wanted.flip(0))
 
 
-@pytest.mark.parametrize("form", FORMS[:6], ids=str)
+@pytest.mark.parametrize("form", FORMS[:8], ids=str)
 @pytest.mark.usefixtures("threads")
 def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> None:
     """Tiles behind the second, blocks within a part of the inputs, and pieces of fewer columns than there are."""
-    product, x = made(compiled, (300, 800), form, True), inputs(40, 800, form[0])
+    product, x = made(compiled, (300, 800), form, True), inputs(100, 800, form[0])
     torch.set_num_threads(1)
     wanted = torch.cat([product(row) for row in x.split(1)])
     for count in (1, 9):
         torch.set_num_threads(count)
-        for rows in (5, 18, 23, 40):
+        for rows in (5, 18, 23, 40, 66, 100):
             assert torch.equal(product(x[:rows]), wanted[:rows])
 
 

@@ -212,15 +212,8 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
     else all_outputs(job, row, from, to, w, 1);
   }
 }
-typedef struct { /* as ldtilecfg reads it */
-  uint8_t palette, start, reserved[14];
-  uint16_t bytes[16];
-  uint8_t lines[16];
-} Shapes;
 void outputs_amx(const Job *job, int64_t from, int64_t to) {
-  Shapes shapes = {.palette = 1};
-  for (int n = 0; n < 8; n++) shapes.bytes[n] = 64, shapes.lines[n] = 16;
-  _tile_loadconfig(&shapes); /* leaves zeros in the tiles */
+  use_tiles();
   if (job->rows <= 16 && !is_across(job)) few_rows(job, from, to, 1);
   else if (job->rows <= 32 && !is_across(job)) few_rows(job, from, to, 2);
   else many_rows(job, from, to);

@@ -5,11 +5,20 @@
 #include "bfloat16.h"
 #include "job.h"
 
-#ifdef __AVX512F__
-#define FEW 6     /* rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles */
-#define GROUP R   /* rows whose sums are in registers */
-#else /* fewer registers, and no instruction that makes tiles faster */
+/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. GROUP: rows whose sums are in
+   registers. */
+#if defined(__AMX_BF16__)
+#define FEW 12
+#elif defined(__AVX512BF16__) /* 9 to 12 rows not measured */
+#define FEW 8
+#elif defined(__AVX512F__)
+#define FEW 20
+#else
 #define FEW 16
+#endif
+#ifdef __AVX512F__
+#define GROUP R
+#else /* fewer registers */
 #define GROUP 2
 #endif
 #define SUMS 8192 /* the most sums of a piece */

@@ -28,8 +28,8 @@ FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s
 VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str, str]]] = {
     "x86_64": {
         "amx": (
-            ("-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
-            "x86_64_v4+avx512vnni+amx_tile+amx_bf16",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+            "x86_64_v4+avx512vnni+amx_tile+amx_bf16+amx_int8",
             "tdpbf16ps %tmm0, %tmm1, %tmm2",
         ),
         "avx512bf16": (

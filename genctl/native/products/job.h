@@ -80,9 +80,34 @@ void plain_bf16(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
 #define PARTS_BF16 2
 void across_bf16(Job *job);
+/* What is asked for while tiles compute. The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the
+   next strip, line after line into the second cache: memory sees one stream, and is not idle while later rows compute with
+   weights that are there. */
+typedef struct {
+  const char *at; /* what a tile asks for, and how many lines for each line of its C outputs */
+  int lines;
+} Next;
+IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes) {
+  const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
+  return (Next){strip + bytes * first / C, pass < shares ? (int)(C * (pass + 1) / shares - first) : 0};
+}
 #ifdef __AMX_BF16__
-#define AMX_ROWS 6 /* from so many rows on */
+/* bfloat16 (amx.c) and 8 bits (amx_codes.c), from so many rows on: x as the tiles read it, and outputs [from, to) of all rows */
+#define AMX_ROWS 6
+#define AMX_CODES 7
 void prepare_amx(Job *job);
-void outputs_amx(const Job *job, int64_t from, int64_t to); /* of all rows */
+void outputs_amx(const Job *job, int64_t from, int64_t to);
+void prepare_amx_codes(Job *job, int threads);
+void outputs_amx_codes(const Job *job, int64_t from, int64_t to);
+IN void use_tiles(void) { /* eight, of 16 lines of 64 bytes; leaves zeros in them */
+  const struct { /* as ldtilecfg reads it */
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t lines[16];
+  } shapes = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, 16}};
+  _tile_loadconfig(&shapes);
+}
+#else
+#define AMX_CODES INT64_MAX
 #endif
 #endif

@@ -75,6 +75,8 @@ IN I imax(I a, I b) { return _mm512_max_epi32(a, b); }
 IN I up23(I a) { return _mm512_slli_epi32(a, 23); }
 IN I half(I a) { return _mm512_srai_epi32(a, 1); }
 IN void ist(int32_t *p, I a) { _mm512_storeu_si512(p, a); }
+IN void stb(int8_t *p, I a) { _mm_storeu_si128((void *)p, _mm512_cvtepi32_epi8(a)); } /* numbers of 8 bits */
+IN int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 IN F wide_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 IN F ldb(const uint16_t *p) { return wide_bf16(_mm256_loadu_si256((const void *)p)); }
 IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
@@ -126,6 +128,16 @@ IBOTH(iadd, _mm256_add_epi32) IBOTH(isub, _mm256_sub_epi32) IBOTH(iand, _mm256_a
 IN I up23(I v) { return EACH(I, _mm256_slli_epi32(v.a, 23), _mm256_slli_epi32(v.b, 23)); }
 IN I half(I v) { return EACH(I, _mm256_srai_epi32(v.a, 1), _mm256_srai_epi32(v.b, 1)); }
 IN void ist(int32_t *p, I v) { _mm256_storeu_si256((void *)p, v.a); _mm256_storeu_si256((void *)(p + 8), v.b); }
+IN void stb(int8_t *p, I v) {
+  const __m256i h = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xd8);
+  _mm_storeu_si128((void *)p, _mm_packs_epi16(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+}
+IN int32_t largest(I v) {
+  const __m256i h = _mm256_max_epi32(v.a, v.b);
+  __m128i q = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_max_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
 IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
 IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
 IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
@@ -195,6 +207,11 @@ IN I imax(I a, I b) { FOUR a.v[q] = vmaxq_s32(a.v[q], b.v[q]); return a; }
 IN I up23(I a) { FOUR a.v[q] = vshlq_n_s32(a.v[q], 23); return a; }
 IN I half(I a) { FOUR a.v[q] = vshrq_n_s32(a.v[q], 1); return a; }
 IN void ist(int32_t *p, I a) { FOUR vst1q_s32(p + 4 * q, a.v[q]); }
+IN void stb(int8_t *p, I a) {
+  const int16x8_t low = vmovn_high_s32(vmovn_s32(a.v[0]), a.v[1]), high = vmovn_high_s32(vmovn_s32(a.v[2]), a.v[3]);
+  vst1q_s8(p, vmovn_high_s16(vmovn_s16(low), high));
+}
+IN int32_t largest(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3]))); }
 IN F ldb(const uint16_t *p) { F r; FOUR r.v[q] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)); return r; }
 IN F ldh(const uint16_t *p) { F r; FOUR r.v[q] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q))); return r; }
 typedef struct { float v[16]; } Pairs;
@@ -269,6 +286,8 @@ IN I imax(I a, I b) { SIXTEEN a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return
 IN I up23(I a) { SIXTEEN a.v[l] = (int32_t)((uint32_t)a.v[l] << 23); return a; }
 IN I half(I a) { SIXTEEN a.v[l] >>= 1; return a; }
 IN void ist(int32_t *p, I a) { memcpy(p, &a, 64); }
+IN void stb(int8_t *p, I a) { SIXTEEN p[l] = (int8_t)a.v[l]; }
+IN int32_t largest(I a) { int32_t m = a.v[0]; SIXTEEN m = a.v[l] > m ? a.v[l] : m; return m; }
 IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
 IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
 typedef struct { float v[16]; } Pairs;

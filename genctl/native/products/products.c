@@ -4,23 +4,13 @@
    others, with one thread and with many, and in float32 sums on every instruction set.
      [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
      [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
-     8 bits: sums of integers are exact.
+     8 bits: sums of integers are exact. With AMX see amx_codes.c.
      4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
      Blocks (blocks.c): lane l is an output.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "job.h"
 
-/* What is read next. Where one output streams, 2 KB ahead. Else the tiles of all rows pass over a strip of outputs, and each pass
-   asks for a share of the next strip, line after line into the second cache: memory sees one stream, and is not idle while
-   later rows compute with weights that are there. */
-typedef struct {
-  const char *at; /* what a tile asks for, and how many lines for each line of its C outputs */
-  int lines;
-} Next;
-IN Next share_of(const char *strip, int64_t bytes, int pass, int64_t passes) {
-  const int shares = passes < C ? (int)passes : C, first = C * pass / shares;
-  return (Next){strip + bytes * first / C, pass < shares ? C * (pass + 1) / shares - first : 0};
-}
+/* What is read next: 2 KB ahead where one output streams, else a share of the next strip. */
 #define ASK(line, j, c) \
   if ((c) == 1) __builtin_prefetch(w + (line) * 64 + 2048, 0, 3); \
   else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
@@ -198,6 +188,12 @@ static void one8(const Job *job, int64_t from, int64_t to) {
   for (; o < to; o++) tile8(job, 0, o, 1, 1, (Next){0});
 }
 static void codes8(const Job *job, int64_t from, int64_t to) {
+#ifdef __AMX_BF16__
+  if (job->rows >= AMX_CODES) {
+    outputs_amx_codes(job, from, to);
+    return;
+  }
+#endif
   if (job->rows == 1) one8(job, from, to);
   else STRIPS(TILE8, job->w->in)
 }
@@ -284,12 +280,6 @@ static F row_part(const Job *job, int64_t row, int64_t k) {
   const int64_t in = job->w->in, n = in - k;
   return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
 }
-static int32_t most(I v) {
-  int32_t h[16], m = 0;
-  ist(h, v);
-  for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;
-  return m;
-}
 static void widen(void *p, int number) {
   const Job *job = p;
   float *x = (float *)job->x + number * job->w->in;
@@ -301,26 +291,24 @@ static void widen(void *p, int number) {
   }
 }
 /* Codes of numbers [k, stop) by their largest one, which is NaN where one is not finite; returns the sum of codes. */
-static int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
+IN int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
   I top = iall(0), sum = iall(0);
   for (int64_t at = k; at < stop; at += 16) top = imax(top, bits(absolute(row_part(job, row, at))));
-  const int32_t m = most(top);
-  float largest;
-  memcpy(&largest, &m, 4);
+  const int32_t m = largest(top);
+  float greatest;
+  memcpy(&greatest, &m, 4);
   if (m >= 0x7f800000) {
     memset(to, 0, (size_t)(stop - k));
     *most_of_all = NAN;
     return 0;
   }
-  *most_of_all = largest;
-  const F inverse = all(127.0f / largest);
-  const int nothing = largest == 0 || 127.0f / largest > 3e38f; /* 0, or too small to be scaled up: no code at all */
+  *most_of_all = greatest;
+  const F inverse = all(127.0f / greatest);
+  const int nothing = greatest == 0 || 127.0f / greatest > 3e38f; /* 0, or too small to be scaled up: no code at all */
   for (int64_t at = k; at < stop; at += 16) {
     I q = nothing ? iall(0) : whole(mul(row_part(job, row, at), inverse));
-    int32_t c[16];
-    ist(c, q);
     sum = iadd(sum, q);
-    for (int l = 0; l < 16; l++) to[at - k + l] = (int8_t)c[l];
+    stb(to + at - k, q);
   }
   int32_t s[4];
   itree4(sum, iall(0), iall(0), iall(0), s);
@@ -354,6 +342,9 @@ static void prepare(Job *job) {
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
     job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
     pieces(w->form == CODES8 ? code8 : w->form == CODES4 ? code4 : code_blocks, job, (int)rows, ready);
+#ifdef __AMX_BF16__
+    if (w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
+#endif
   } else if (w->type == BF16) {
     if (w->form == PLAIN) prepare_bf16(job); /* else across_bf16 does */
   } else if (job->type == F32) {
@@ -368,10 +359,11 @@ static void prepare(Job *job) {
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */
 static void cut(Job *job) {
   const Weight *w = job->w;
-  const int eight = w->form == CODES8 || w->form == BLOCKS8, together = w->form >= BLOCKS8 ? 16 : 4;
+  const int eight = w->form == CODES8 || w->form == BLOCKS8, tiled = w->form == CODES8 && job->rows >= AMX_CODES;
+  const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  if (job->rows == 1 || (OUTPUTS > 1 && job->rows > TALL && w->form < CODES4)) {
+  if (job->rows == 1 || tiled || (OUTPUTS > 1 && job->rows > TALL && w->form < CODES4)) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);
     block = ((w->out + count - 1) / count + together - 1) / together * together;
