@@ -18,11 +18,11 @@ Points = Sequence[tuple[int, float]]
 # How the weights are held -> (tokens in a pass, its price in steps of one token). Between two points prices are linear,
 # beyond the last they rise with the number of tokens.
 PRICES: dict[str, Points] = {
-    "float32": ((1, 1.0), (6, 1.25), (7, 1.5), (10, 1.8), (13, 2.15), (21, 2.75)),  # tiles have 6 rows
-    "bfloat16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
-    "float16": ((1, 1.0), (5, 1.24), (6, 1.4), (7, 2.1), (12, 2.3), (13, 2.45), (21, 3.1)),
+    "float32": ((1, 1.0), (6, 1.25), (8, 1.45), (10, 1.6), (13, 1.85), (21, 2.4)),
+    "bfloat16": ((1, 1.0), (2, 1.05), (6, 1.45), (8, 1.65), (12, 2.0), (13, 2.2), (21, 2.8)),
+    "float16": ((1, 1.0), (2, 1.08), (6, 1.55), (8, 1.8), (13, 2.25), (21, 2.9)),
     "int8": ((1, 1.0), (2, 1.15), (6, 1.5), (8, 1.8), (13, 2.5), (21, 3.4)),
-    "int4": ((1, 1.0), (4, 1.36), (8, 2.05), (13, 2.8), (21, 4.2)),
+    "int4": ((1, 1.0), (4, 1.45), (8, 2.25), (13, 3.2), (21, 4.7)),
     "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
     "gpu": ((1, 1.0), (21, 1.2)),
     # weights that stay in the CPU's caches, of any type: each token is computed, and nothing is read from memory
