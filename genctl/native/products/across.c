@@ -4,19 +4,25 @@
 #include "job.h"
 
 #define PARTS 8
-/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. Where registers hold few numbers,
-   tiles gain little over this. SUMS: the most sums of a piece. */
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define FEW 20
+/* FEW: rows up to which whole rows of a weight are read; more: tiles. SUMS: of all rows, that stay in the cache while the inputs
+   of a part pass; ROOM: that a thread adds up from part to part, in the second cache. */
+#if defined(__AVX512F__) || defined(__AVX2__)
+#define FEW 32
 #else
 #define FEW 10
 #endif
-#define SUMS(rows) ((rows) > 8 ? 4096 : 8192)
 #if defined(__AVX512F__)
-#define INPUTS 8  /* whose weights are in registers while the few rows pass */
+#define SUMS(rows) 32768
+#define ROOM 65536
+#define INPUTS 8  /* whose weights are in registers while the few rows pass, of so many vectors of columns */
+#define VECTORS 2
 #else
+#define SUMS(rows) ((rows) > 8 ? 4096 : 8192)
+#define ROOM 32768
 #define INPUTS 4
+#define VECTORS 1
 #endif
+#define LEAST 128 /* columns of a thread: with fewer, threads have parts of the inputs */
 #define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
 /* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
    are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
@@ -33,19 +39,23 @@ IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
   for (; k + deep <= stop; k += deep) {
     const char *w = (const char *)job->w->w + (k * out + o) * size;
-    for (int64_t c = 0; c < n; c += 16) {
-      F v[INPUTS];
-      const int some = n - c < 16 ? (int)(n - c) : 16;
-      UNROLL for (int d = 0; d < deep; d++) {
-        __builtin_prefetch(w + (deep + d) * out * size + c * size, 0, 2);
-        v[d] = some == 16 ? load(w + d * out * size, c, type) : loadn(w + d * out * size, c, type, some);
+    for (int64_t c = 0; c < n; c += 16 * VECTORS) {
+      F v[INPUTS][VECTORS];
+      UNROLL for (int d = 0; d < deep; d++) UNROLL for (int j = 0; j < VECTORS; j++) {
+        const int64_t at = c + 16 * j, some = n - at;
+        if (type == F32 || !(j & 1)) __builtin_prefetch(w + (deep + d) * out * size + at * size, 0, 2);
+        v[d][j] = some >= 16 ? load(w + d * out * size, at, type) : some > 0 ? loadn(w + d * out * size, at, type, (int)some) : all(0);
       }
       for (int64_t i = 0; i < job->rows; i++) {
         float *to = sums + i * step + c;
         const float *x = job->x + i * in + k;
-        F s = ld(to);
-        UNROLL for (int d = 0; d < deep; d++) s = fma16(all(x[d]), v[d], s);
-        st(to, s);
+        F s[VECTORS];
+        UNROLL for (int j = 0; j < VECTORS; j++) s[j] = ld(to + 16 * j);
+        UNROLL for (int d = 0; d < deep; d++) {
+          const F u = all(x[d]);
+          UNROLL for (int j = 0; j < VECTORS; j++) s[j] = fma16(u, v[d][j], s[j]);
+        }
+        UNROLL for (int j = 0; j < VECTORS; j++) st(to + 16 * j, s[j]);
       }
     }
   }
@@ -53,13 +63,34 @@ IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int
 static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums, int64_t step) {
   const int64_t k = part * job->length, in = job->w->in, stop = k + job->length < in ? k + job->length : in;
   const int64_t whole_stop = k + (stop - k) / INPUTS * INPUTS;
-  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
+  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 16 * VECTORS - 1) & ~(int64_t)(16 * VECTORS - 1)));
 #define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, INPUTS), along(job, type, whole_stop, stop, o, n, sums, step, 1)
   switch (job->w->type) {
   case F32: ALONG(F32); break;
   default: ALONG(F16);
   }
 }
+/* All parts of some columns: one block of them after another, whose sums are added to those of the parts before. */
+static void few_columns(void *p, int number) {
+  const Job *job = p;
+  const int64_t from = number * job->block, rest = job->w->out - from, columns = rest < job->block ? rest : job->block;
+  const int64_t rows = job->rows, most = SUMS(rows) / rows / 64 * 64, width = most < job->block ? most : job->block;
+  const int64_t step = width + 32, total_step = SUMS_ROW(job);
+  float *sums = scratch(4, sizeof(float) * (size_t)(rows * (step + total_step))), *total = sums + rows * step;
+  for (int part = 0; part < job->count; part++)
+    for (int64_t first = 0; first < columns; first += width) {
+      const int64_t n = columns - first < width ? columns - first : width;
+      part_of(job, part, from + first, n, sums, step);
+      for (int64_t i = 0; i < rows; i++)
+        for (int64_t o = 0; o < n; o += 16) {
+          float *to = total + i * total_step + first + o;
+          const F s = add(part ? ld(to) : all(0), ld(sums + i * step + o));
+          if (part + 1 < job->count) st(to, s);
+          else put16(job, i, from + first + o, n - o, s);
+        }
+    }
+}
+/* Some columns of one part */
 static void few_across(void *p, int number) {
   const Job *job = p;
   const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
@@ -201,6 +232,13 @@ void across(Job *job) {
     const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
+    return;
+  }
+  const int64_t strips = (w->out + 63) / 64, each = (strips + job->threads - 1) / job->threads;
+  if (rows > 2 && each * 64 >= LEAST) { /* one or two rows: parts, for whichever thread is free */
+    const int64_t most = ROOM / rows / 64, cuts = (each + most - 1) / most;
+    job->block = (each + cuts - 1) / cuts * 64;
+    pieces(few_columns, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
   const int64_t shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
