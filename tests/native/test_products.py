@@ -146,6 +146,22 @@ def test_many_rows_and_threads_keep_the_bits(compiled: Library, form: Form) -> N
             assert torch.equal(product(x[:rows]), wanted[:rows])
 
 
+@pytest.mark.parametrize(
+    ("form", "width", "rows"), [(FORMS[0], 2100, 127), (FORMS[4], 2100, 127), (FORMS[6], 3000, 720)]
+)
+@pytest.mark.usefixtures("threads")
+def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
+    """Inputs are taken in blocks, strips are wide, and a tile of rows is the last of a group or not."""
+    product, x = made(compiled, (70, width), form, True), inputs(rows, width, form[0])
+    torch.set_num_threads(1)
+    some = [*range(70), *range(rows - 10, rows)]
+    wanted = torch.cat([product(x[row : row + 1]) for row in some])
+    for count, many in ((1, rows), (2, rows), (1, 12)):
+        torch.set_num_threads(count)
+        known = [place for place, row in enumerate(some) if row < many]
+        assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:

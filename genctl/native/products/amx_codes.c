@@ -4,7 +4,7 @@
    inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is turned when it
    is written. */
 #ifdef __AMX_BF16__
-#include "job.h"
+#include "tiles.h"
 
 #define TILE 1024 /* bytes */
 
@@ -99,18 +99,21 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
 }
 void outputs_amx_codes(const Job *job, int64_t from, int64_t to) {
   use_tiles();
-  const int64_t in = job->w->in, passes = (job->rows + 31) / 32;
-  for (int64_t o = from; o < to; o += 32) {
-    const char *next = (const char *)job->w->w + (o + 32 < to ? o + 32 : from + job->threads * job->block) * in;
-    for (int pass = 0; pass < passes; pass++) {
-      const int64_t row = 32 * (int64_t)pass;
-      const Next share = share_of(next, 32 * in, pass, passes);
-      const int tall = row + 16 < job->rows, wide = o + 16 < to;
-      if (tall && wide) multiply(job, row, o, to, share, 2, 2);
-      else if (tall) multiply(job, row, o, to, share, 2, 1);
-      else if (wide) multiply(job, row, o, to, share, 1, 2);
-      else multiply(job, row, o, to, share, 1, 1);
-    }
+  /* where x is larger than the second cache, a panel of it serves more outputs */
+  const int64_t in = job->w->in, passes = (job->rows + 31) / 32, width = job->rows * job->width > 1 << 21 ? 256 : 32;
+  for (int64_t begin = from, end; begin < to; begin = end) {
+    end = begin + width < to ? begin + width : to;
+    const char *strip = (const char *)job->w->w + (end < to ? end : from + job->threads * job->block) * in;
+    for (int64_t pass = 0; pass < passes; pass++)
+      for (int64_t o = begin; o < end; o += 32) {
+        const Next next = share_of(strip + (o - begin) * in, 32 * in, pass, passes);
+        const int64_t row = 32 * pass;
+        const int tall = row + 16 < job->rows, wide = o + 16 < end;
+        if (tall && wide) multiply(job, row, o, end, next, 2, 2);
+        else if (tall) multiply(job, row, o, end, next, 2, 1);
+        else if (wide) multiply(job, row, o, end, next, 1, 2);
+        else multiply(job, row, o, end, next, 1, 1);
+      }
   }
   _tile_release();
 }

@@ -39,6 +39,15 @@ IN void put(const Job *j, int64_t row, int64_t o, float v) {
   if (j->type == F32) ((float *)j->y)[at] = v;
   else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
 }
+IN void put4(const Job *j, int64_t row, int64_t o, const float *v) { /* four outputs side by side */
+  if (j->type != F32) {
+    for (int l = 0; l < 4; l++) put(j, row, o + l, v[l]);
+    return;
+  }
+  float *to = (float *)j->y + row * j->y_row + j->first + o;
+  if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
+  else memcpy(to, v, 16);
+}
 IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   if (n >= 16 && j->type == F32) {
     if (j->w->bias) v = add(v, ld(j->w->bias + o));
@@ -56,6 +65,11 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
 }
 
+IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */
+  const int64_t in = job->w->in, n = in - k;
+  return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
+}
+
 /* Few rows of [I, O]: sums [blocks of outputs, P, N, SUMS_ROW]. The numbers between the rows of a block keep them from lying in
    the same sets of a cache. */
 #define SUMS_ROW(job) ((job)->block + 32)
@@ -66,8 +80,11 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
 /* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
 void lay_out_across(Job *job, int threads);
 void across(Job *job);
-/* x in 8 bits, with a scale for each 32 numbers (products.c) */
+/* Codes (codes.c): a row of x with one scale, or one for each 32 numbers; and outputs [from, to) of all rows */
+void code8(void *job, int row);
 void code4(void *job, int row);
+void codes8(const Job *job, int64_t from, int64_t to);
+void codes4(const Job *job, int64_t from, int64_t to);
 /* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
 void code_blocks(void *job, int row);
 void blocks8(const Job *job, int64_t from, int64_t to);
@@ -80,17 +97,6 @@ void plain_bf16(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
 #define PARTS_BF16 2
 void across_bf16(Job *job);
-/* What is asked for while tiles compute. The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the
-   next strip, line after line into the second cache: memory sees one stream, and is not idle while later rows compute with
-   weights that are there. */
-typedef struct {
-  const char *at; /* what a tile asks for, and how many lines for each line of its C outputs */
-  int lines;
-} Next;
-IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes) {
-  const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
-  return (Next){strip + bytes * first / C, pass < shares ? (int)(C * (pass + 1) / shares - first) : 0};
-}
 #ifdef __AMX_BF16__
 /* bfloat16 (amx.c) and 8 bits (amx_codes.c), from so many rows on: x as the tiles read it, and outputs [from, to) of all rows */
 #define AMX_ROWS 6

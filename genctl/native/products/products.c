@@ -4,27 +4,22 @@
    others, with one thread and with many, and in float32 sums on every instruction set.
      [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
      [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
-     8 bits: sums of integers are exact. With AMX see amx_codes.c.
-     4 bits: of each group of 32, lane l adds up four exact products at a time; then as above.
-     Blocks (blocks.c): lane l is an output.
+     Codes of 8 and 4 bits: see codes.c. Blocks (blocks.c): lane l is an output.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
-#include "job.h"
-
-/* What is read next: 2 KB ahead where one output streams, else a share of the next strip. */
-#define ASK(line, j, c) \
-  if ((c) == 1) __builtin_prefetch(w + (line) * 64 + 2048, 0, 3); \
-  else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
+#include "tiles.h"
 
 /* -- [O, I] -------------------------------------------------------------------------------------------------------- */
 
-IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, const Next next) {
-  const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2);
-  const char *w = (const char *)job->w->w + o * stride;
-  const float *x = job->x + row * in;
+/* Inputs [from, stop) of r rows by c outputs: added to `sums` [STRIP, 16] of each row, and summed up if they are the last. */
+IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, const Next next, int64_t from, int64_t stop, float *sums) {
+  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = in * size, step = STRIP * 16;
+  const char *w = (const char *)job->w->w + o * stride + from * size;
+  const float *x = job->x + row * in + from;
   F s[TALL][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
+  const int64_t n = stop - from;
   int64_t k = 0;
-  for (; k + 16 <= in; k += 16) {
+  for (; k + 16 <= n; k += 16) {
     UNROLL for (int j = 0; j < c; j++) {
       if (type == F32 || !(k & 16)) {
         ASK(type == F32 ? k / 16 : k / 32, j, c);
@@ -36,10 +31,14 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
       UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
-  if (k < in) {
-    UNROLL for (int j = 0; j < c; j++) v[j] = loadn(w + j * stride, k, type, (int)(in - k));
+  if (stop < in) {
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) st(sums + i * step + 16 * j, s[i][j]);
+    return;
+  }
+  if (k < n) {
+    UNROLL for (int j = 0; j < c; j++) v[j] = loadn(w + j * stride, k, type, (int)(n - k));
     UNROLL for (int i = 0; i < r; i++) {
-      F u = ldn(x + i * in + k, (int)(in - k));
+      F u = ldn(x + i * in + k, (int)(n - k));
       UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
@@ -47,44 +46,11 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     if (c == 4) {
       float y[4];
       tree4(s[i][0], s[i][1 % C], s[i][2 % C], s[i][3 % C], y);
-      UNROLL for (int j = 0; j < 4; j++) put(job, row + i, o + j, y[j]);
+      put4(job, row + i, o, y);
     } else UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j, tree(s[i][j]));
   }
 }
 
-/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows pass. `after`: what this thread reads
-   after these outputs. */
-#define ROWS(call, r, c) \
-  { \
-    Next next = share_of(strip, (end - begin) * stride, pass++, passes); \
-    int64_t o = begin; \
-    for (; o + (c) <= end; o += (c), next.at += next.lines * stride) call(row, o, r, c, next); \
-    for (; o < end; o++) \
-      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, next); \
-  }
-#define STRIPS(call, a_stride) \
-  { \
-    const int64_t rows = job->rows, passes = (rows + TALL - 1) / TALL, stride = a_stride, width = strip_of(passes, stride); \
-    const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
-    for (int64_t begin = from; begin < to; begin += width) { \
-      const int64_t end = begin + width < to ? begin + width : to; \
-      const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
-      int64_t row = 0; \
-      int pass = 0; \
-      for (; row + TALL <= rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
-      switch (rows - row) { \
-      case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
-      case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
-      case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
-      case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
-      case 1: ROWS(call, 1, OUTPUTS) break; \
-      } \
-    } \
-  }
-IN int64_t strip_of(int64_t passes, int64_t stride) {
-  const int64_t some = 131072 / (stride ? stride : 1) / C * C;
-  return OUTPUTS == 1 ? STRIP : passes == 1 ? 4 * C : some > STRIP ? STRIP : some < C ? C : some;
-}
 /* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
    memory sees one stream and not four. */
 IN void one(const Job *job, const int type, int64_t from, int64_t to) {
@@ -111,148 +77,64 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
     }
     float y[4];
     tree4(s[0], s[1], s[2], s[3], y);
-    UNROLL for (int j = 0; j < 4; j++) put(job, 0, o + j, y[j]);
+    put4(job, 0, o, y);
   }
-  for (; o < to; o++) tile(job, type, 0, o, 1, 1, (Next){0});
+  for (; o < to; o++) tile(job, type, 0, o, 1, 1, (Next){0}, 0, in, 0);
 }
-#define F32_TILE(row, o, r, c, next) tile(job, F32, row, o, r, c, next)
-#define F16_TILE(row, o, r, c, next) tile(job, F16, row, o, r, c, next)
+#define F32_TILE(row, o, r, c, next) tile(job, F32, row, o, r, c, next, 0, job->w->in, 0)
+#define F16_TILE(row, o, r, c, next) tile(job, F16, row, o, r, c, next, 0, job->w->in, 0)
+/* Where x is larger than the second cache a strip is wide, so that x is seldom read, and inputs are taken in blocks: those of a
+   tile of rows stay in the first cache while the outputs of a strip pass, and sums of GROUP tiles wait in the second. */
+#define DEPTH 1024
+#define GROUP (10 * TALL)
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LARGE 1 << 14 /* numbers of x: a tile has one output, and would read x from the second cache for each */
+#else
+#define LARGE 1 << 18
+#endif
+IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
+  const int64_t stride = (stop - k) * (type == F32 ? 4 : 2);
+  int64_t o = begin;
+  for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += next.lines * stride) tile(job, type, row, o, r, OUTPUTS, next, k, stop, sums);
+  for (; o < end; o++, sums += 16) tile(job, type, row, o, r, 1, next, k, stop, sums);
+}
+IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
+  const int64_t in = job->w->in, rows = job->rows, size = type == F32 ? 4 : 2;
+  float *sums = scratch(4, sizeof(float) * 16 * GROUP * STRIP);
+  for (int64_t begin = from, end; begin < to; begin = end) {
+    end = begin + STRIP < to ? begin + STRIP : to;
+    for (int64_t first = 0; first < rows; first += GROUP) {
+      const int64_t behind = first + GROUP < rows ? first + GROUP : rows, passes = (behind - first + TALL - 1) / TALL;
+      for (int64_t k = 0, stop; k < in; k = stop) {
+        stop = k + DEPTH < in ? k + DEPTH : in;
+        const char *ahead = (const char *)job->w->w + (end * in + (end - begin) * k) * size;
+        int pass = 0;
+        for (int64_t row = first; row < behind; row += TALL, pass++) {
+          const Next next = first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
+          float *at = sums + (row - first) * STRIP * 16;
+          switch (behind - row < TALL ? behind - row : TALL) {
+          case 1: outputs_of(job, type, row, begin, end, 1, next, k, stop, at); break;
+          case 2: outputs_of(job, type, row, begin, end, 2, next, k, stop, at); break;
+          case 3: outputs_of(job, type, row, begin, end, 3 < TALL ? 3 : TALL, next, k, stop, at); break;
+          case 4: outputs_of(job, type, row, begin, end, 4 < TALL ? 4 : TALL, next, k, stop, at); break;
+          case 5: outputs_of(job, type, row, begin, end, 5 < TALL ? 5 : TALL, next, k, stop, at); break;
+          default: outputs_of(job, type, row, begin, end, TALL, next, k, stop, at);
+          }
+        }
+      }
+    }
+  }
+}
+IN int is_deep(const Job *job) { return job->w->in > DEPTH && job->rows > TALL && job->rows * job->w->in > LARGE; }
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F32, from, to);
+  else if (is_deep(job)) deep(job, F32, from, to);
   else STRIPS(F32_TILE, job->w->in * 4)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F16, from, to);
+  else if (is_deep(job)) deep(job, F16, from, to);
   else STRIPS(F16_TILE, job->w->in * 2)
-}
-
-/* -- 8 bits -------------------------------------------------------------------------------------------------------- */
-
-IN void put8(const Job *job, int64_t row, int64_t o, int32_t sum) {
-  const float v = (float)(sum - SHIFT * job->total[row]) * job->w->scale[o]; /* the scale has the 1 / 127 of the row in it */
-  put(job, row, o, v * job->largest[row]);
-}
-IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, const Next next) {
-  const int64_t in = job->w->in, width = job->width, stride = in;
-  const char *w = (const char *)job->w->w + o * in;
-  const int8_t *x = job->codes + row * width;
-  I s[TALL][C];
-  B v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = iall(0);
-  int64_t k = 0;
-  for (; k + 64 <= in; k += 64) {
-    UNROLL for (int j = 0; j < c; j++) {
-      ASK(k / 64, j, c);
-      v[j] = shifted(ldc(w + j * in + k));
-    }
-    UNROLL for (int i = 0; i < r; i++) {
-      B u = ldc(x + i * width + k);
-      UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
-    }
-  }
-  if (k < in) {
-    UNROLL for (int j = 0; j < c; j++) v[j] = shifted(ldcn(w + j * in + k, (int)(in - k)));
-    UNROLL for (int i = 0; i < r; i++) {
-      B u = ldc(x + i * width + k);
-      UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
-    }
-  }
-  UNROLL for (int i = 0; i < r; i++) {
-    int32_t y[4];
-    itree4(s[i][0], s[i][1 % c], s[i][2 % c], s[i][3 % c], y);
-    UNROLL for (int j = 0; j < c; j++) put8(job, row + i, o + j, y[j]);
-  }
-}
-#define TILE8(row, o, r, c, next) tile8(job, row, o, r, c, next)
-/* One row: W is read from begin to end; the lanes of four outputs are added up together. */
-static void one8(const Job *job, int64_t from, int64_t to) {
-  const int64_t in = job->w->in;
-  const int8_t *x = job->codes;
-  int64_t o = from;
-  for (; o + 4 <= to; o += 4) {
-    const char *w = (const char *)job->w->w + o * in;
-    I s[4];
-    UNROLL for (int j = 0; j < 4; j++, w += in) {
-      s[j] = iall(0);
-      int64_t k = 0;
-      for (; k + 64 <= in; k += 64) {
-        __builtin_prefetch(w + k + 12288, 0, 2);
-        s[j] = dots(s[j], shifted(ldc(w + k)), ldc(x + k));
-      }
-      if (k < in) s[j] = dots(s[j], shifted(ldcn(w + k, (int)(in - k))), ldc(x + k));
-    }
-    int32_t y[4];
-    itree4(s[0], s[1], s[2], s[3], y);
-    UNROLL for (int j = 0; j < 4; j++) put8(job, 0, o + j, y[j]);
-  }
-  for (; o < to; o++) tile8(job, 0, o, 1, 1, (Next){0});
-}
-static void codes8(const Job *job, int64_t from, int64_t to) {
-#ifdef __AMX_BF16__
-  if (job->rows >= AMX_CODES) {
-    outputs_amx_codes(job, from, to);
-    return;
-  }
-#endif
-  if (job->rows == 1) one8(job, from, to);
-  else STRIPS(TILE8, job->w->in)
-}
-
-/* -- 4 bits -------------------------------------------------------------------------------------------------------- */
-
-/* The sum of one output for r rows. Scales of 16 groups are made at once; two groups, 64 numbers, are one step. */
-IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
-  const int64_t width = job->width, groups = width / 32, pad = (groups + 15) & ~(int64_t)15;
-  const uint8_t *w = (const uint8_t *)job->w->w + o * width / 2;
-  const uint16_t *scale = job->w->range + o * 2 * groups, *zero = scale + groups;
-  const int8_t *x = job->codes + row * width;
-  const float *x_scale = job->largest + row * 2 * pad;
-  F z[TALL];
-  UNROLL for (int i = 0; i < r; i++) s[i] = z[i] = all(0);
-  for (int64_t g = 0; g < groups; g += 16) {
-    const int n = groups - g < 16 ? (int)(groups - g) : 16;
-    F sc = n == 16 ? ldb(scale + g) : loadn(scale, g, BF16, n), ze = n == 16 ? ldb(zero + g) : loadn(zero, g, BF16, n);
-    ze = fma16(all(-8.0f), sc, ze);
-    Pairs both[TALL];
-    UNROLL for (int i = 0; i < r; i++) {
-      both[i] = pairs(mul(sc, ld(x_scale + i * 2 * pad + g)));
-      z[i] = fma16(ze, ld(x_scale + i * 2 * pad + pad + g), z[i]);
-    }
-#define STEP4(p) { \
-      const uint8_t *at = w + (g + (p)) * 16; \
-      __builtin_prefetch(at + 2048, 0, 3); \
-      B codes = nibbles(at); \
-      UNROLL for (int i = 0; i < r; i++) s[i] = fma16(real(dotu(iall(0), codes, ldc(x + i * width + (g + (p)) * 32))), pair(both + i, p), s[i]); \
-    }
-    if (n == 16) {
-      DEEP for (int p = 0; p < 16; p += 2) STEP4(p)
-    } else {
-      for (int p = 0; p < n; p += 2) STEP4(p)
-    }
-  }
-  UNROLL for (int i = 0; i < r; i++) s[i] = add(s[i], z[i]);
-}
-IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
-  F s[TALL];
-  sum4(job, row, o, r, s);
-  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(s[i]));
-}
-/* One row: the lanes of four outputs are added up together. */
-static void one4(const Job *job, int64_t from, int64_t to) {
-  int64_t o = from;
-  for (; o + 4 <= to; o += 4) {
-    F s[4];
-    float y[4];
-    for (int j = 0; j < 4; j++) sum4(job, 0, o + j, 1, s + j);
-    tree4(s[0], s[1], s[2], s[3], y);
-    UNROLL for (int j = 0; j < 4; j++) put(job, 0, o + j, y[j]);
-  }
-  for (; o < to; o++) tile4(job, 0, o, 1);
-}
-#define TILE4(row, o, r, c, next) for (int output = 0; output < (c); output++) tile4(job, row, (o) + output, r)
-static void codes4(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1) one4(job, from, to);
-  else STRIPS(TILE4, job->width / 2)
 }
 
 static void outputs(void *p, int number) {
@@ -276,10 +158,6 @@ static void outputs(void *p, int number) {
 
 /* -- rows in the form that a product reads -------------------------------------------------------------------------- */
 
-static F row_part(const Job *job, int64_t row, int64_t k) {
-  const int64_t in = job->w->in, n = in - k;
-  return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
-}
 static void widen(void *p, int number) {
   const Job *job = p;
   float *x = (float *)job->x + number * job->w->in;
@@ -290,46 +168,6 @@ static void widen(void *p, int number) {
     else stn(x + k, v, (int)n);
   }
 }
-/* Codes of numbers [k, stop) by their largest one, which is NaN where one is not finite; returns the sum of codes. */
-IN int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
-  I top = iall(0), sum = iall(0);
-  for (int64_t at = k; at < stop; at += 16) top = imax(top, bits(absolute(row_part(job, row, at))));
-  const int32_t m = largest(top);
-  float greatest;
-  memcpy(&greatest, &m, 4);
-  if (m >= 0x7f800000) {
-    memset(to, 0, (size_t)(stop - k));
-    *most_of_all = NAN;
-    return 0;
-  }
-  *most_of_all = greatest;
-  const F inverse = all(127.0f / greatest);
-  const int nothing = greatest == 0 || 127.0f / greatest > 3e38f; /* 0, or too small to be scaled up: no code at all */
-  for (int64_t at = k; at < stop; at += 16) {
-    I q = nothing ? iall(0) : whole(mul(row_part(job, row, at), inverse));
-    sum = iadd(sum, q);
-    stb(to + at - k, q);
-  }
-  int32_t s[4];
-  itree4(sum, iall(0), iall(0), iall(0), s);
-  return s[0];
-}
-static void code8(void *p, int row) {
-  const Job *job = p;
-  ((int32_t *)job->total)[row] = coded(job, row, 0, job->width, (float *)job->largest + row, (int8_t *)job->codes + row * job->width);
-}
-void code4(void *p, int row) {
-  const Job *job = p;
-  const int64_t groups = job->width / 32, pad = (groups + 15) & ~(int64_t)15;
-  float *scale = (float *)job->largest + row * 2 * pad, *sums = scale + pad;
-  memset(scale, 0, sizeof(float) * 2 * (size_t)pad);
-  for (int64_t g = 0; g < groups; g++) {
-    const int32_t sum = coded(job, row, 32 * g, 32 * g + 32, scale + g, (int8_t *)job->codes + row * job->width + 32 * g);
-    scale[g] /= 127.0f;
-    sums[g] = (float)sum * scale[g];
-  }
-}
-
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {
   const Weight *w = job->w;

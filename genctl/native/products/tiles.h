@@ -1,0 +1,55 @@
+/* Strips of outputs, over which the tiles of all rows pass. */
+#ifndef TILES_H
+#define TILES_H
+#include "job.h"
+
+/* What is asked for while tiles compute. The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the
+   next strip, line after line into the second cache: memory sees one stream, and is not idle while later rows compute with
+   weights that are there. */
+typedef struct {
+  const char *at; /* what a tile asks for, and how many lines for each line of its C outputs */
+  int lines;
+} Next;
+IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes) {
+  const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
+  return (Next){strip + bytes * first / C, pass < shares ? (int)(C * (pass + 1) / shares - first) : 0};
+}
+/* What is read next: 2 KB ahead where one output streams, else a share of the next strip. */
+#define ASK(line, j, c) \
+  if ((c) == 1) __builtin_prefetch(w + (line) * 64 + 2048, 0, 3); \
+  else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
+
+/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows pass. `after`: what this thread reads
+   after these outputs. */
+#define ROWS(call, r, c) \
+  { \
+    Next next = share_of(strip, (end - begin) * stride, pass++, passes); \
+    int64_t o = begin; \
+    for (; o + (c) <= end; o += (c), next.at += next.lines * stride) call(row, o, r, c, next); \
+    for (; o < end; o++) \
+      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, next); \
+  }
+#define STRIPS(call, a_stride) \
+  { \
+    const int64_t rows = job->rows, passes = (rows + TALL - 1) / TALL, stride = a_stride, width = strip_of(rows * a_stride > 1 << 20, passes, stride); \
+    const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
+    for (int64_t begin = from; begin < to; begin += width) { \
+      const int64_t end = begin + width < to ? begin + width : to; \
+      const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
+      int64_t row = 0; \
+      int pass = 0; \
+      for (; row + TALL <= rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
+      switch (rows - row) { \
+      case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
+      case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
+      case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
+      case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
+      case 1: ROWS(call, 1, OUTPUTS) break; \
+      } \
+    } \
+  }
+IN int64_t strip_of(const int large, int64_t passes, int64_t stride) {
+  const int64_t some = 131072 / (stride ? stride : 1) / C * C;
+  return OUTPUTS == 1 || large ? STRIP : passes == 1 ? 4 * C : some > STRIP ? STRIP : some < C ? C : some;
+}
+#endif
