@@ -78,6 +78,23 @@ IN void score4(const Query *a, int64_t j, const int64_t size, const int type, co
   tree4(s0, s1, s2, s3, y);
   for (int i = 0; i < 4; i++) a[i].scores[j] = y[i] * scaling;
 }
+IN void score16(const Query *a, int64_t j, const int64_t size, const int type, const float scaling) { /* four queries, four columns */
+  const char *const *k = a->seen->k + j;
+  F s[16]; /* columns, queries */
+  UNROLL for (int i = 0; i < 16; i++) s[i] = all(0);
+  for (int64_t d = 0; d < size; d += 16) {
+    const int n = size - d < 16 ? (int)(size - d) : 16;
+    F u[4];
+    UNROLL for (int c = 0; c < 4; c++) u[c] = n == 16 ? load(k[c], d, type) : loadn(k[c], d, type, n);
+    UNROLL for (int i = 0; i < 4; i++) {
+      const F q = n == 16 ? ld(a[i].q + d) : ldn(a[i].q + d, n);
+      UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(q, u[c], s[4 * c + i]);
+    }
+  }
+  float y[16];
+  tree16(s, y);
+  for (int i = 0; i < 4; i++) for (int c = 0; c < 4; c++) a[i].scores[j + c] = y[4 * i + c] * scaling;
+}
 
 /* y += p v over columns [from, to), of `n` queries that read the same columns */
 IN void mix(const Query *a, const int n, int64_t from, int64_t to, const int64_t size, const int type) {
@@ -145,7 +162,7 @@ static float exponentials(float *scores, int64_t from, int64_t to) {
   return tree(sum);
 }
 
-static void see(const Attention *a, int64_t row, int64_t head, Seen *seen) {
+static void see(const Attention *a, int64_t row, int64_t head, int64_t end, Seen *seen) { /* columns before `end` */
   const int64_t size = a->type == F32 ? 4 : 2, source = row / a->each;
   /* keys and values of few queries come from memory, in pieces too short for the CPU to foresee them */
   const int64_t asked = a->fed > FEW ? 0 : ASKED;
@@ -154,7 +171,7 @@ static void see(const Attention *a, int64_t row, int64_t head, Seen *seen) {
   for (int part = 0; part < 2; part++) {
     const char *k = (const char *)a->k[part] + (source * a->k_row[part] + head * a->k_head[part]) * size;
     const char *v = (const char *)a->v[part] + (source * a->v_row[part] + head * a->v_head[part]) * size;
-    for (int64_t c = 0; c < a->columns[part]; c++, column++) {
+    for (int64_t c = 0; c < a->columns[part] && column < end; c++, column++) {
       if (a->mask && !a->mask[row * a->mask_row + column]) continue;
       seen->k[seen->count] = k + c * a->k_column[part] * size;
       seen->v[seen->count] = v + c * a->v_column[part] * size;
@@ -189,7 +206,10 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
     to = same;
   }
   if (n < QUERIES || to <= from) from = to = 0;
-  for (int64_t j = from; j < to; j++) score4(q, j, size, type, a->scaling);
+  int64_t j = from;
+  if (WIDE == 4) /* where registers hold that many sums */
+    for (; j + 4 <= to; j += 4) score16(q, j, size, type, a->scaling);
+  for (; j < to; j++) score4(q, j, size, type, a->scaling);
   for (int i = 0; i < n; i++) {
     const int64_t ends[2][2] = {{q[i].from, to > from ? from : q[i].to}, {to > from ? to : q[i].to, q[i].to}};
     for (int end = 0; end < 2; end++) {
@@ -244,7 +264,10 @@ static void block(void *p, int number) {
     one->scores = (float *)memory + i * (room + 2 * numbers);
     one->q = one->scores + room;
     one->y = one->q + numbers;
-    if (i == 0 || one->row != q[i - 1].row) see(a, one->row, head, seen + rows++);
+    if (i == 0 || one->row != q[i - 1].row) { /* what the last query of this row sees */
+      const int64_t behind = (one->row + 1) * a->fed * group, last = (first + n < behind ? first + n : behind) - 1;
+      see(a, one->row, head, a->causal ? total - a->fed + last / group % a->fed + 1 : total, seen + rows++);
+    }
     one->seen = seen + rows - 1;
     const int64_t end = a->causal ? total - a->fed + one->token + 1 : total, begin = a->window && end > a->window ? end - a->window : 0;
     one->from = begin ? first_not_below(one->seen, begin) : 0;

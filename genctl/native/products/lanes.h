@@ -337,6 +337,16 @@ IN void itree4(I a, I b, I c, I d, int32_t *y) {
   __m128i pq = _mm_hadd_epi32(iquarter(a), iquarter(b)), rs = _mm_hadd_epi32(iquarter(c), iquarter(d));
   _mm_storeu_si128((void *)y, _mm_hadd_epi32(pq, rs));
 }
+#ifdef __AVX512F__
+/* The trees of 16 at once, of number 4 j + i to y[4 i + j]: each step adds up the lanes of two vectors in one. */
+IN void tree16(const F *v, float *y) {
+  F p[8], q[4];
+  UNROLL for (int i = 0; i < 8; i++) p[i] = add(_mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0x44), _mm512_shuffle_f32x4(v[2 * i], v[2 * i + 1], 0xee));
+  UNROLL for (int i = 0; i < 4; i++) q[i] = add(_mm512_shuffle_f32x4(p[2 * i], p[2 * i + 1], 0x88), _mm512_shuffle_f32x4(p[2 * i], p[2 * i + 1], 0xdd));
+  UNROLL for (int i = 0; i < 2; i++) p[i] = add(_mm512_shuffle_ps(q[2 * i], q[2 * i + 1], 0x44), _mm512_shuffle_ps(q[2 * i], q[2 * i + 1], 0xee));
+  st(y, add(_mm512_shuffle_ps(p[0], p[1], 0x88), _mm512_shuffle_ps(p[0], p[1], 0xdd)));
+}
+#endif
 #else
 IN float tree(F v) {
   float h[16];
@@ -353,6 +363,9 @@ IN int32_t itree(I v) {
   return sum;
 }
 IN void itree4(I a, I b, I c, I d, int32_t *y) { y[0] = itree(a); y[1] = itree(b); y[2] = itree(c); y[3] = itree(d); }
+#endif
+#ifndef __AVX512F__
+IN void tree16(const F *v, float *y) { UNROLL for (int i = 0; i < 4; i++) tree4(v[i], v[4 + i], v[8 + i], v[12 + i], y + 4 * i); }
 #endif
 
 /* 16 stored numbers, or the first n of them and zeros, as float32 */

@@ -42,7 +42,15 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
       UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) {
+  int i = 0;
+  if (c == 4 && r >= 4) {
+    F v[16];
+    float y[16];
+    UNROLL for (int j = 0; j < 4; j++) UNROLL for (int l = 0; l < 4; l++) v[4 * j + l] = s[l % TALL][j % C];
+    tree16(v, y);
+    UNROLL for (; i < 4; i++) put4(job, row + i, o, y + 4 * i);
+  }
+  UNROLL for (; i < r; i++) {
     if (c == 4) {
       float y[4];
       tree4(s[i][0], s[i][1 % C], s[i][2 % C], s[i][3 % C], y);
