@@ -239,8 +239,7 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
   }
 }
 
-static void block(void *p, int number) {
-  const Attention *a = p;
+static void block(const Attention *a, int64_t number) {
   const int64_t group = a->heads / a->kv_heads, queries = a->rows * a->fed * group, blocks = (queries + QUERIES - 1) / QUERIES;
   const int64_t head = number / blocks, first = number % blocks * QUERIES, total = a->columns[0] + a->columns[1];
   const int n = queries - first < QUERIES ? (int)(queries - first) : QUERIES;
@@ -283,9 +282,20 @@ static void block(void *p, int number) {
   }
 }
 
+typedef struct {
+  const Attention *a;
+  int64_t count, each; /* blocks; of them, of a piece */
+} Blocks;
+static void some_blocks(void *p, int number) {
+  const Blocks *b = p;
+  const int64_t first = number * b->each, behind = first + b->each < b->count ? first + b->each : b->count;
+  for (int64_t n = first; n < behind; n++) block(b->a, n);
+}
 void attention(const Attention *a, int32_t threads) {
   if (a->rows * a->fed == 0) return;
   const int64_t queries = a->rows * a->fed * (a->heads / a->kv_heads), blocks = (queries + QUERIES - 1) / QUERIES;
   const int64_t work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
-  pieces(block, (void *)a, (int)(a->kv_heads * blocks), work < 1 << 14 ? 1 : threads);
+  /* few queries: those that share a prompt read its keys and values one after the other, and from the cache */
+  Blocks all_blocks = {a, a->kv_heads * blocks, queries <= 32 && a->kv_heads >= 2 * threads ? blocks : 1};
+  pieces(some_blocks, &all_blocks, (int)((all_blocks.count + all_blocks.each - 1) / all_blocks.each), work < 1 << 14 ? 1 : threads);
 }
