@@ -213,6 +213,7 @@ static void cut(Job *job) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);
     block = ((w->out + count - 1) / count + together - 1) / together * together;
+    if (w->form == PLAIN && job->rows * w->in > 1 << 18) block = (block + STRIP - 1) / STRIP * STRIP; /* x is read less often */
   }
   const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
   job->block = block < share ? block : share < together ? together : share;

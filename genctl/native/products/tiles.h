@@ -19,8 +19,8 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
   if ((c) == 1) __builtin_prefetch(w + (line) * 64 + 2048, 0, 3); \
   else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
 
-/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows pass. `after`: what this thread reads
-   after these outputs. */
+/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows pass; where x is larger than that, of
+   some rows after others. `after`: what this thread reads after these outputs. */
 #define ROWS(call, r, c) \
   { \
     Next next = share_of(strip, (end - begin) * stride, pass++, passes); \
@@ -31,24 +31,28 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
   }
 #define STRIPS(call, a_stride) \
   { \
-    const int64_t rows = job->rows, passes = (rows + TALL - 1) / TALL, stride = a_stride, width = strip_of(rows * a_stride > 1 << 20, passes, stride); \
+    const int64_t stride = a_stride, large = job->rows * stride > 1 << 20, most = large ? 16 * TALL : job->rows; \
     const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
-    for (int64_t begin = from; begin < to; begin += width) { \
-      const int64_t end = begin + width < to ? begin + width : to; \
-      const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
-      int64_t row = 0; \
-      int pass = 0; \
-      for (; row + TALL <= rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
-      switch (rows - row) { \
-      case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
-      case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
-      case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
-      case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
-      case 1: ROWS(call, 1, OUTPUTS) break; \
+    for (int64_t first = 0, rows; first < job->rows; first += rows) { \
+      rows = first + most < job->rows ? most : job->rows - first; \
+      const int64_t passes = (rows + TALL - 1) / TALL, width = strip_of(large, passes, stride); \
+      for (int64_t begin = from; begin < to; begin += width) { \
+        const int64_t end = begin + width < to ? begin + width : to; \
+        const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
+        int64_t row = first; \
+        int pass = 0; \
+        for (; row + TALL <= first + rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
+        switch (first + rows - row) { \
+        case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
+        case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
+        case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
+        case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
+        case 1: ROWS(call, 1, OUTPUTS) break; \
+        } \
       } \
     } \
   }
-IN int64_t strip_of(const int large, int64_t passes, int64_t stride) {
+IN int64_t strip_of(int64_t large, int64_t passes, int64_t stride) {
   const int64_t some = 131072 / (stride ? stride : 1) / C * C;
   return OUTPUTS == 1 || large ? STRIP : passes == 1 ? 4 * C : some > STRIP ? STRIP : some < C ? C : some;
 }
