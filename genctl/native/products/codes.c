@@ -16,7 +16,7 @@ IN void put8(const Job *job, int64_t row, int64_t o, const int32_t *sums, const 
   else for (int j = 0; j < c; j++) put(job, row, o + j, v[j]);
 }
 IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, const Next next) {
-  const int64_t in = job->w->in, width = job->width, stride = in;
+  const int64_t in = job->w->in, width = job->width;
   const char *w = (const char *)job->w->w + o * in;
   const int8_t *x = job->codes + row * width;
   I s[TALL][C];
