@@ -96,9 +96,9 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
 #define DEPTH 1024
 #define GROUP (10 * TALL)
 #if defined(__AVX2__) && !defined(__AVX512F__)
-#define LARGE 1 << 14 /* numbers of x: a tile has one output, and would read x from the second cache for each */
+#define LARGE (1 << 14) /* numbers of x: a tile has one output, and would read x from the second cache for each */
 #else
-#define LARGE 1 << 18
+#define LARGE (1 << 18)
 #endif
 IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
   const int64_t stride = (stop - k) * (type == F32 ? 4 : 2);
