@@ -24,6 +24,8 @@
 #endif
 #define LEAST 128 /* columns of a thread: with fewer, threads have parts of the inputs */
 #define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
+#define EVEN 192 /* rows from which on each tile asks for its share of the next block; with fewer the first two tiles do */
+#define AHEAD 768 /* numbers of x between what is computed and what is asked for: those of the next tile */
 /* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
    are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
 #define BLOCK 128
@@ -109,36 +111,51 @@ static void sum_parts(void *p, int block) {
 }
 /* Many rows: R rows by C times 16 columns in registers, a strip of columns, for a block of a part's inputs. Sums wait in `sums`
    [N, 16 C] between the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be
-   another page and all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. The first two tiles
-   ask for the next block, half of it each, so that memory is not idle while the others compute: all strips of a piece in turn ask
-   along its rows, so that a page is looked up once. */
+   another page and all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. Tiles
+   ask for the next block, so that memory is not idle while they compute: all strips of a piece in turn ask along its rows, so that
+   a page is looked up once. */
 typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
   int64_t strip, strips, depth;        /* of the piece; of a block */
   float *copy, *sums, *total;
 } Across;
+IN int64_t stop_of(const Job *job, int64_t k, int64_t part_stop) { /* of the block that begins with input k */
+  const int64_t stop = k + (job->rows < DEEP_ROWS ? SHALLOW : BLOCK);
+  return stop < part_stop ? stop : part_stop;
+}
+IN void ask_evenly(const Job *job, const Across *a, const int64_t size, int64_t row, int64_t r) { /* these rows' share of the lines */
+  const int64_t out = job->w->out, each = C * size / 4, lines = (a->stop - a->k) * each, from = a->strip * (a->stop - a->k);
+  const char *next = (const char *)job->w->w + ((a->k + a->depth) * out + a->o - a->strip * 16 * C) * size;
+  for (int64_t line = lines * row / job->rows; line < lines * (row + r) / job->rows; line++) {
+    const int64_t at = from + line / each;
+    __builtin_prefetch(next + (at / a->strips * out + at % a->strips * 16 * C) * size + line % each * 64, 0, 2);
+  }
+}
 /* r rows by columns 16 [begin, end), of 16 C */
 IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
-  const float *x = job->packed + row * in + a->k * r;
+  const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
   F s[TALL][C], v[C];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
     s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   float *copy = a->copy;
   const int64_t asked = a->strip * (a->stop - a->k); /* by the strips before */
+  const int early = tile < 2 && job->rows < EVEN;
   int64_t next = asked % a->strips;
   const char *ahead = w + ((a->depth + asked / a->strips) * out - a->strip * 16 * C) * size;
+  if (begin == 0 && job->rows >= EVEN) ask_evenly(job, a, size, row, r);
   for (int64_t k = a->k; k < a->stop; k++, w += out * size, copy += 16 * C, x += r) {
     UNROLL for (int j = begin; j < end; j++) {
-      if (tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(ahead + (next * C + j) * 16 * size, 0, 2);
+      if (early && tile == j * 2 / C && (type == F32 || !(j & 1))) __builtin_prefetch(ahead + (next * C + j) * 16 * size, 0, 2);
       if (tile) v[j] = ld(copy + 16 * j);
       else {
         v[j] = wide >= 16 * j + 16 ? load(w, 16 * j, type) : wide > 16 * j ? loadn(w, 16 * j, type, (int)(wide - 16 * j)) : all(0);
         st(copy + 16 * j, v[j]);
       }
     }
-    if (tile < 2 && ++next == a->strips) next = 0, ahead += out * size;
+    __builtin_prefetch(x + AHEAD, 0, 3);
+    if (early && ++next == a->strips) next = 0, ahead += out * size;
     UNROLL for (int i = 0; i < r; i++) {
       F u = all(x[i]);
       UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
@@ -180,12 +197,12 @@ IN void block_across(const Job *job, const Across *a, const int type) {
 static void many_across(void *p, int number) {
   const Job *job = p;
   const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
-  Across a = {.depth = job->rows < DEEP_ROWS ? SHALLOW : BLOCK, .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
+  Across a = {.depth = stop_of(job, 0, job->length), .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
   a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
   for (a.part = 0; a.part < in; a.part = a.part_stop) {
     a.part_stop = a.part + job->length < in ? a.part + job->length : in;
     for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
-      a.stop = a.k + a.depth < a.part_stop ? a.k + a.depth : a.part_stop;
+      a.stop = stop_of(job, a.k, a.part_stop);
       for (a.strip = 0; a.strip < a.strips; a.strip++) {
         a.o = from + a.strip * 16 * C;
         a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
@@ -199,26 +216,32 @@ static void many_across(void *p, int number) {
   }
 }
 
-/* x as the tiles of [I, O] read it: number after number of a tile's rows, the rows of the first tile first */
-IN void pack_rows(const float *x, float *to, int64_t in, const int r) {
-  for (int64_t k = 0; k < in; k++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i * in + k];
+/* x as the tiles of [I, O] read it, one line after another: of a block of inputs all rows, number after number of a tile's rows */
+IN void pack_rows(const Job *job, int64_t row, const int r) {
+  const int64_t in = job->w->in;
+  for (int64_t k = 0, stop, part_stop = job->length; k < in; k = stop, part_stop += k < part_stop ? 0 : job->length) {
+    const float *x = job->x + row * in + k;
+    stop = stop_of(job, k, part_stop < in ? part_stop : in);
+    float *to = (float *)job->packed + k * job->rows + row * (stop - k);
+    for (int64_t i = 0; i < stop - k; i++) UNROLL for (int l = 0; l < r; l++) *to++ = x[l * in + i];
+  }
 }
 static void pack(void *p, int tile) {
   const Job *job = p;
-  const int64_t in = job->w->in, row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
-  const float *x = job->x + row * in;
-  float *to = (float *)job->packed + row * in;
+  const int64_t row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
   switch (rest < TALL ? rest : TALL) {
-  case 1: pack_rows(x, to, in, 1); break;
-  case 2: pack_rows(x, to, in, 2); break;
-  case 3: pack_rows(x, to, in, 3); break;
-  case 4: pack_rows(x, to, in, 4); break;
-  case 5: pack_rows(x, to, in, 5); break;
-  default: pack_rows(x, to, in, 6);
+  case 1: pack_rows(job, row, 1); break;
+  case 2: pack_rows(job, row, 2); break;
+  case 3: pack_rows(job, row, 3); break;
+  case 4: pack_rows(job, row, 4); break;
+  case 5: pack_rows(job, row, 5); break;
+  default: pack_rows(job, row, 6);
   }
 }
+IN int64_t length_of(const Weight *w) { return ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7; } /* of a part */
 void lay_out_across(Job *job, int threads) {
   if (job->rows <= FEW) return;
+  job->length = length_of(job->w);
   job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->w->in));
   pieces(pack, job, 1 + (int)((job->rows - R + TALL - 1) / TALL), threads);
 }
@@ -226,10 +249,10 @@ void lay_out_across(Job *job, int threads) {
 void across(Job *job) {
   const Weight *w = job->w;
   const int64_t rows = job->rows;
-  job->length = ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7;
+  job->length = length_of(w);
   job->count = (int)((w->in + job->length - 1) / job->length);
   if (rows > FEW) {
-    const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
+  const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
