@@ -44,10 +44,25 @@ static void pack_row(void *p, int row) {
     for (int m = 0; m < 8 && !is_across(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
   }
 }
+IN int64_t padded(const Job *job) { return (job->rows + 15) & ~(int64_t)15; }
+IN float *room_for_x(const Job *job) { return scratch(0, 2 * (size_t)(padded(job) / 16 * steps(job) * TILE)); }
+/* Many rows are laid out by every thread for itself: what another core has just written comes slowly, tile by tile. */
+#define OWN 32
 void prepare_amx(Job *job) {
-  const int64_t rows = (job->rows + 15) & ~(int64_t)15;
-  job->x = scratch(0, 2 * (size_t)(rows / 16 * steps(job) * TILE));
-  pieces(pack_row, job, (int)rows, rows * job->w->in > 1 << 15 ? job->threads : 1);
+  static _Atomic int64_t turns;
+  job->turn = ++turns;
+  if (job->rows > OWN) return;
+  job->x = room_for_x(job);
+  pieces(pack_row, job, (int)padded(job), padded(job) * job->w->in > 1 << 15 ? job->threads : 1);
+}
+static const uint16_t *own_x(const Job *job) {
+  static _Thread_local int64_t laid_out;
+  if (job->rows <= OWN) return (const uint16_t *)job->x;
+  Job own = *job;
+  own.x = room_for_x(job);
+  for (int row = 0; row < padded(job) && laid_out != job->turn; row++) pack_row(&own, row);
+  laid_out = job->turn;
+  return (const uint16_t *)own.x;
 }
 
 /* 32 inputs of 16 outputs, `apart` numbers from each other -> two lines of each of 8 tiles */
@@ -105,14 +120,13 @@ static void pack_across(const Job *job, int64_t from, int64_t to, uint16_t *pane
     }
 }
 
-IN __m256i rounded(F v) { /* as to_bf16 does */
-  const __m512i u = _mm512_castps_si512(v), even = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i up = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), even), 16);
-  return _mm512_cvtepi32_epi16(_mm512_mask_set1_epi32(up, _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0x7fc0));
+#define ROUNDING __attribute__((target("avx512bf16"))) /* which every CPU with these tiles has */
+ROUNDING IN __m256i rounded(F v) { /* as to_bf16 does; numbers below 2^-126 are 0 here */
+  return _mm256_mask_set1_epi16((__m256i)_mm512_cvtneps_pbh(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0x7fc0);
 }
 typedef float Sums[4][256]; /* of four tiles, 16 rows by 16 outputs each */
 /* The sums of parts are added in turn, and to the bias -> y */
-static void write(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, int tile) {
+ROUNDING static void write(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, int tile) {
   const __mmask16 there = which(o, to);
   const F bias = job->w->bias ? _mm512_maskz_loadu_ps(there, job->w->bias + o) : all(0);
   uint16_t *y = (uint16_t *)job->y + row * job->y_row + job->first + o;
@@ -184,9 +198,8 @@ IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
   if (o < to) few(job, o, to, tall, 1);
 }
 /* Else all outputs are packed first, and 32 rows after 32 pass. */
-IN void many(const Job *job, int64_t row, int64_t o, int64_t to, const uint16_t *w, const int tall, const int wide) {
+IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t to, const uint16_t *w, const int tall, const int wide) {
   const int64_t count = steps(job), each = part_steps(job);
-  const uint16_t *x = (const uint16_t *)job->x + row / 16 * count * TILE;
   Sums sums[PARTS_BF16] __attribute__((aligned(64)));
   int parts = 0;
   for (int64_t part = 0; part < count; part += each) {
@@ -196,10 +209,10 @@ IN void many(const Job *job, int64_t row, int64_t o, int64_t to, const uint16_t 
   }
   finish(job, row, o, to, sums, parts, tall, wide);
 }
-IN void all_outputs(const Job *job, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
+IN void all_outputs(const Job *job, const uint16_t *x, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
   int64_t o = from;
-  for (; o + 16 < to; o += 32, w += 2 * steps(job) * TILE) many(job, row, o, to, w, tall, 2);
-  if (o < to) many(job, row, o, to, w, tall, 1);
+  for (; o + 16 < to; o += 32, w += 2 * steps(job) * TILE) many(job, x, row, o, to, w, tall, 2);
+  if (o < to) many(job, x, row, o, to, w, tall, 1);
 }
 static void many_rows(const Job *job, int64_t from, int64_t to) {
   const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
@@ -207,9 +220,10 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
   if (is_across(job)) pack_across(job, from, to, w);
   for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
     for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, 16, panel + step * TILE);
-  for (int64_t row = 0; row < rows; row += 32) {
-    if (row + 16 < rows) all_outputs(job, row, from, to, w, 2);
-    else all_outputs(job, row, from, to, w, 1);
+  const uint16_t *x = own_x(job);
+  for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
+    if (row + 16 < rows) all_outputs(job, x, row, from, to, w, 2);
+    else all_outputs(job, x, row, from, to, w, 1);
   }
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {

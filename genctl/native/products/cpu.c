@@ -33,6 +33,7 @@ int runs(const char *variant) {
   if (!strcmp(variant, "avx512")) return avx512;
   if (!strcmp(variant, "avx512bf16")) return avx512 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 5 & 1);
   if (strcmp(variant, "amx")) return 0;
+  if (a < 1 || !__get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) || !(a7 >> 5 & 1)) return 0; /* AVX512_BF16 */
   return avx512 && (saved >> 17 & 3) == 3 && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && tiles_are_permitted(); /* BF16, TILE, INT8 */
 }
 /* Whether a variant that runs is faster than the next one. Intel's vdpbf16ps has half the speed of multiplications in float32. */

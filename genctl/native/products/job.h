@@ -29,6 +29,7 @@ typedef struct {
   float *parts;        /* of few rows: see `sums_of` */
   const float *packed; /* x in the order in which tiles of [I, O] read it */
   int64_t length, block; /* inputs of a part; outputs of a piece */
+  int64_t turn; /* amx.c: of x, that a thread lays out once */
   int pieces;
 } Job;
 

@@ -233,7 +233,7 @@ void products(const Weight *const *w, int32_t count, const void *x, void *y, int
     first += w[n]->out;
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);
-    else jobs[n].x = jobs->x, jobs[n].packed = jobs->packed, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
+    else jobs[n].x = jobs->x, jobs[n].packed = jobs->packed, jobs[n].turn = jobs->turn, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
     if (w[n]->form == ACROSS && w[n]->type == BF16) across_bf16(jobs + n);
     else if (w[n]->form == ACROSS) across(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
