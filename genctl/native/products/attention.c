@@ -6,8 +6,11 @@
 #include "products.h"
 
 #define QUERIES 4
-#define FEW 8     /* tokens fed to a row: more of them read its columns often */
-#define ASKED 512 /* the most columns that are asked for ahead */
+#define MOST 64      /* queries of a block, where a row has that many: they share the list of what is seen */
+#define SHARED 16    /* queries of a row, from which on a block widens keys and values of 16 bits once... */
+#define WIDENED 2048 /* ...if there are at most so many columns, which stay in the second cache */
+#define FEW 8        /* tokens fed to a row: more of them read its columns often */
+#define ASKED 512    /* the most columns that are asked for ahead */
 #if defined(__AVX512F__)
 #define WIDE 4 /* times 16 numbers of a value whose sums stay in registers, for each of four queries */
 #else
@@ -19,6 +22,8 @@ typedef struct {
   int32_t *column;
   int64_t count;
 } Seen;
+/* The lists of as many rows as four queries may have, and of the row before them */
+#define LISTS (QUERIES + 1)
 typedef struct {
   int64_t row, token, head, from, to; /* columns [from, to) of the row's `Seen` */
   const Seen *seen;
@@ -80,20 +85,22 @@ IN void score4(const Query *a, int64_t j, const int64_t size, const int type, co
 }
 IN void score16(const Query *a, int64_t j, const int64_t size, const int type, const float scaling) { /* four queries, four columns */
   const char *const *k = a->seen->k + j;
-  F s[16]; /* columns, queries */
+  F s[16], u[4]; /* columns, queries */
   UNROLL for (int i = 0; i < 16; i++) s[i] = all(0);
-  for (int64_t d = 0; d < size; d += 16) {
-    const int n = size - d < 16 ? (int)(size - d) : 16;
-    F u[4];
-    UNROLL for (int c = 0; c < 4; c++) u[c] = n == 16 ? load(k[c], d, type) : loadn(k[c], d, type, n);
-    UNROLL for (int i = 0; i < 4; i++) {
-      const F q = n == 16 ? ld(a[i].q + d) : ldn(a[i].q + d, n);
-      UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(q, u[c], s[4 * c + i]);
-    }
+  int64_t d = 0;
+  for (; d + 16 <= size; d += 16) {
+    UNROLL for (int c = 0; c < 4; c++) u[c] = load(k[c], d, type);
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(ld(a[i].q + d), u[c], s[4 * c + i]);
+  }
+  if (d < size) {
+    const int n = (int)(size - d);
+    UNROLL for (int c = 0; c < 4; c++) u[c] = loadn(k[c], d, type, n);
+    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(ldn(a[i].q + d, n), u[c], s[4 * c + i]);
   }
   float y[16];
   tree16(s, y);
-  for (int i = 0; i < 4; i++) for (int c = 0; c < 4; c++) a[i].scores[j + c] = y[4 * i + c] * scaling;
+  st(y, mul(ld(y), all(scaling)));
+  for (int i = 0; i < 4; i++) memcpy(a[i].scores + j, y + 4 * i, sizeof(float) * 4);
 }
 
 /* y += p v over columns [from, to), of `n` queries that read the same columns */
@@ -135,34 +142,35 @@ static void bend(const Attention *a, const Query *q) { /* what some families do 
   const float *bias = a->bias + q->row * a->bias_row + q->head * a->bias_head + q->token * a->bias_token;
   for (int64_t j = q->from; j < q->to; j++) q->scores[j] += bias[q->seen->column[j]];
 }
-/* scores -> their exponentials; returns the sum */
+/* scores -> their exponentials; returns the sum. There is room for 16 more, which become 0. */
 static float exponentials(float *scores, int64_t from, int64_t to) {
-  float m = -INFINITY;
-  F top = all(m), sum = all(0);
-  int64_t j = from;
-  for (; j + 16 <= to; j += 16) {
-    F s = ld(scores + j);
+  F top = all(-INFINITY), sum = all(0);
+  st(scores + to, top);
+  for (int64_t j = from; j < to; j += 16) {
+    const F s = ld(scores + j);
     top = below(top, s, s, top);
   }
   float h[16];
   st(h, top);
-  for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;
-  for (; j < to; j++) m = scores[j] > m ? scores[j] : m;
-  for (j = from; j + 16 <= to; j += 16) {
-    F e = exp16(sub(ld(scores + j), all(m)));
+  for (int n = 8; n; n /= 2)
+    for (int l = 0; l < n; l++) h[l] = h[l] > h[l + n] ? h[l] : h[l + n];
+  const F most = all(h[0]);
+  for (int64_t j = from; j < to; j += 16) {
+    const F e = exp16(sub(ld(scores + j), most));
     st(scores + j, e);
-    sum = add(sum, e);
-  }
-  if (j < to) {
-    for (int l = 0; l < 16; l++) h[l] = l < to - j ? scores[j + l] : -INFINITY;
-    F e = exp16(sub(ld(h), all(m)));
-    stn(scores + j, e, (int)(to - j));
     sum = add(sum, e);
   }
   return tree(sum);
 }
 
-static void see(const Attention *a, int64_t row, int64_t head, int64_t end, Seen *seen) { /* columns before `end` */
+IN const char *widen(const void *from, float *to, int64_t size, int type) {
+  int64_t d = 0;
+  for (; d + 16 <= size; d += 16) st(to + d, load(from, d, type));
+  if (d < size) stn(to + d, loadn(from, d, type, (int)(size - d)), (int)(size - d));
+  return (const char *)to;
+}
+/* Columns before `end`; `wide`: where they are widened to, or NULL */
+static void see(const Attention *a, int64_t row, int64_t head, int64_t end, float *wide, Seen *seen) {
   const int64_t size = a->type == F32 ? 4 : 2, source = row / a->each;
   /* keys and values of few queries come from memory, in pieces too short for the CPU to foresee them */
   const int64_t asked = a->fed > FEW ? 0 : ASKED;
@@ -179,6 +187,14 @@ static void see(const Attention *a, int64_t row, int64_t head, int64_t end, Seen
         __builtin_prefetch(seen->k[seen->count] + at, 0, 2);
         __builtin_prefetch(seen->v[seen->count] + at, 0, 2);
       }
+      if (wide && a->type == BF16) {
+        seen->k[seen->count] = widen(seen->k[seen->count], wide, a->size, BF16);
+        seen->v[seen->count] = widen(seen->v[seen->count], wide + a->size, a->size, BF16);
+      } else if (wide) {
+        seen->k[seen->count] = widen(seen->k[seen->count], wide, a->size, F16);
+        seen->v[seen->count] = widen(seen->v[seen->count], wide + a->size, a->size, F16);
+      }
+      if (wide) wide += 2 * a->size;
       seen->column[seen->count++] = (int32_t)column;
     }
   }
@@ -231,71 +247,90 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
   }
   for (int i = 0; i < n; i++) {
     const int64_t at = ((q[i].row * a->fed + q[i].token) * a->heads + q[i].head) * size;
-    for (int64_t d = 0; d < size; d++) {
-      const float y = q[i].to > q[i].from ? q[i].y[d] / sums[i] : 0; /* padding sees nothing */
-      if (type == F32) ((float *)a->y)[at + d] = y;
-      else ((uint16_t *)a->y)[at + d] = type == BF16 ? to_bf16(y) : to_f16(y);
+    for (int64_t d = 0; d < size; d += 16) st(q[i].y + d, q[i].to > q[i].from ? over(ld(q[i].y + d), all(sums[i])) : all(0)); /* padding sees nothing */
+    switch (a->type) {
+    case F32: memcpy((float *)a->y + at, q[i].y, sizeof(float) * (size_t)size); break;
+    case BF16: for (int64_t d = 0; d < size; d++) ((uint16_t *)a->y)[at + d] = to_bf16(q[i].y[d]); break;
+    default: for (int64_t d = 0; d < size; d++) ((uint16_t *)a->y)[at + d] = to_f16(q[i].y[d]);
     }
   }
 }
 
-static void block(const Attention *a, int64_t number) {
-  const int64_t group = a->heads / a->kv_heads, queries = a->rows * a->fed * group, blocks = (queries + QUERIES - 1) / QUERIES;
-  const int64_t head = number / blocks, first = number % blocks * QUERIES, total = a->columns[0] + a->columns[1];
-  const int n = queries - first < QUERIES ? (int)(queries - first) : QUERIES;
+/* Queries [first, behind) of a head of keys and values, four after four */
+static void block(const Attention *a, int64_t head, int64_t first, int64_t behind) {
+  const int64_t group = a->heads / a->kv_heads, total = a->columns[0] + a->columns[1];
   const int64_t room = (total + 31) & ~(int64_t)15, numbers = (a->size + 31) & ~(int64_t)15;
-  char *memory = scratch(3, (size_t)(QUERIES * (room * (2 * sizeof(char *) + sizeof(int32_t) + sizeof(float)) + numbers * 2 * sizeof(float))));
-  Seen seen[QUERIES];
-  Query q[QUERIES];
-  int rows = 0;
-  for (int i = 0; i < QUERIES; i++) {
-    seen[i].k = (const char **)memory + (2 * i) * room;
+  const int widened = a->type != F32 && a->fed * group >= SHARED && behind - first >= SHARED && total <= WIDENED;
+  const int64_t list = room * (int64_t)(2 * sizeof(char *) + sizeof(int32_t)) + (widened ? total * 2 * a->size * (int64_t)sizeof(float) : 0);
+  const int64_t each = room + 2 * numbers, lines = (list + 63) & ~(int64_t)63;
+  char *memory = scratch(3, (size_t)(QUERIES * each * (int64_t)sizeof(float) + LISTS * lines));
+  Seen seen[LISTS];
+  float *wide[LISTS];
+  for (int i = 0; i < LISTS; i++) {
+    seen[i].k = (const char **)(memory + i * lines);
     seen[i].v = seen[i].k + room;
+    wide[i] = (float *)(seen[i].v + room);
+    seen[i].column = (int32_t *)(wide[i] + (widened ? total * 2 * a->size : 0));
   }
-  memory += QUERIES * room * 2 * (int64_t)sizeof(char *);
-  for (int i = 0; i < QUERIES; i++, memory += room * (int64_t)sizeof(int32_t)) seen[i].column = (int32_t *)memory;
-  for (int i = 0; i < n; i++) {
-    const int64_t at = first + i;
-    Query *one = q + i;
-    one->row = at / (a->fed * group);
-    one->token = at / group % a->fed;
-    one->head = head * group + at % group;
-    one->scores = (float *)memory + i * (room + 2 * numbers);
-    one->q = one->scores + room;
-    one->y = one->q + numbers;
-    if (i == 0 || one->row != q[i - 1].row) { /* what the last query of this row sees */
-      const int64_t behind = (one->row + 1) * a->fed * group, last = (first + n < behind ? first + n : behind) - 1;
-      see(a, one->row, head, a->causal ? total - a->fed + last / group % a->fed + 1 : total, seen + rows++);
+  float *numbers_of = (float *)(memory + LISTS * lines);
+  int64_t row = -1;
+  int now = 0; /* the list of that row */
+  for (; first < behind; first += QUERIES) {
+    Query q[QUERIES];
+    const int n = behind - first < QUERIES ? (int)(behind - first) : QUERIES;
+    for (int i = 0; i < n; i++) {
+      const int64_t at = first + i;
+      Query *one = q + i;
+      one->row = at / (a->fed * group);
+      one->token = at / group % a->fed;
+      one->head = head * group + at % group;
+      one->scores = numbers_of + i * each;
+      one->q = one->scores + room;
+      one->y = one->q + numbers;
+      if (one->row != row) { /* what the last query of this row sees */
+        row = one->row;
+        now = (now + 1) % LISTS;
+        const int64_t next = (row + 1) * a->fed * group, last = (behind < next ? behind : next) - 1;
+        see(a, row, head, a->causal ? total - a->fed + last / group % a->fed + 1 : total, widened ? wide[now] : NULL, seen + now);
+      }
+      one->seen = seen + now;
+      const int64_t end = a->causal ? total - a->fed + one->token + 1 : total, begin = a->window && end > a->window ? end - a->window : 0;
+      one->from = begin ? first_not_below(one->seen, begin) : 0;
+      one->to = end < total ? first_not_below(one->seen, end) : one->seen->count;
+      const int64_t place = row * a->q_row + one->head * a->q_head + one->token * a->q_token;
+      switch (a->type) {
+      case F32: widen((const float *)a->q + place, one->q, a->size, F32); break;
+      case BF16: widen((const uint16_t *)a->q + place, one->q, a->size, BF16); break;
+      default: widen((const uint16_t *)a->q + place, one->q, a->size, F16);
+      }
     }
-    one->seen = seen + rows - 1;
-    const int64_t end = a->causal ? total - a->fed + one->token + 1 : total, begin = a->window && end > a->window ? end - a->window : 0;
-    one->from = begin ? first_not_below(one->seen, begin) : 0;
-    one->to = end < total ? first_not_below(one->seen, end) : one->seen->count;
-    const int64_t place = one->row * a->q_row + one->head * a->q_head + one->token * a->q_token;
-    for (int64_t d = 0; d < a->size; d++)
-      one->q[d] = a->type == F32 ? ((const float *)a->q)[place + d] : a->type == BF16 ? from_bf16(((const uint16_t *)a->q)[place + d]) : from_f16(((const uint16_t *)a->q)[place + d]);
-  }
-  switch (a->type) {
-  case F32: attend(a, q, n, F32); break;
-  case BF16: attend(a, q, n, BF16); break;
-  default: attend(a, q, n, F16);
+    switch (widened ? F32 : a->type) {
+    case F32: attend(a, q, n, F32); break;
+    case BF16: attend(a, q, n, BF16); break;
+    default: attend(a, q, n, F16);
+    }
   }
 }
 
 typedef struct {
   const Attention *a;
-  int64_t count, each; /* blocks; of them, of a piece */
+  int64_t queries, size, count, each; /* of a head of keys; of a block; blocks; of them, of a piece */
 } Blocks;
 static void some_blocks(void *p, int number) {
   const Blocks *b = p;
-  const int64_t first = number * b->each, behind = first + b->each < b->count ? first + b->each : b->count;
-  for (int64_t n = first; n < behind; n++) block(b->a, n);
+  const int64_t first = number * b->each, behind = first + b->each < b->count ? first + b->each : b->count, of_head = b->count / b->a->kv_heads;
+  for (int64_t n = first; n < behind; n++) {
+    const int64_t begin = n % of_head * b->size, end = begin + b->size < b->queries ? begin + b->size : b->queries;
+    block(b->a, n / of_head, begin, end);
+  }
 }
 void attention(const Attention *a, int32_t threads) {
   if (a->rows * a->fed == 0) return;
-  const int64_t queries = a->rows * a->fed * (a->heads / a->kv_heads), blocks = (queries + QUERIES - 1) / QUERIES;
-  const int64_t work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
+  const int64_t group = a->heads / a->kv_heads, queries = a->rows * a->fed * group, work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
+  int64_t size = a->fed * group >= SHARED ? MOST : QUERIES;
+  while (size > QUERIES && a->kv_heads * (queries / size) < 4 * threads) size /= 2;
+  const int64_t blocks = (queries + size - 1) / size;
   /* few queries: those that share a prompt read its keys and values one after the other, and from the cache */
-  Blocks all_blocks = {a, a->kv_heads * blocks, queries <= 32 && a->kv_heads >= 2 * threads ? blocks : 1};
+  Blocks all_blocks = {a, queries, size, a->kv_heads * blocks, queries <= 32 && a->kv_heads >= 2 * threads ? blocks : 1};
   pieces(some_blocks, &all_blocks, (int)((all_blocks.count + all_blocks.each - 1) / all_blocks.each), work < 1 << 14 ? 1 : threads);
 }
