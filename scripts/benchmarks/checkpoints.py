@@ -179,16 +179,38 @@ def _gain(name: str, spread: float) -> float:
 
 
 def _tokenizer(size: Size) -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), size.vocabulary))]
-    made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL[2]))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if size.model_type == "qwen2" and size.vocabulary > 1000:  # as large as the family's own: it counts for peak memory
+        made = Tokenizer(_pairs(size.vocabulary))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+    else:
+        words = [*SPECIAL, *(f"w{number}" for number in range(len(SPECIAL), size.vocabulary))]
+        made = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=SPECIAL[2]))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
     pad, eos, unknown = SPECIAL
     return PreTrainedTokenizerFast(
         tokenizer_object=made, pad_token=pad, eos_token=eos, unk_token=unknown, bos_token=eos
     )
+
+
+def _pairs(count: int) -> Any:
+    """A BPE vocabulary of so many tokens: bytes, and every token with one more letter, the short ones first."""
+    from tokenizers import models, pre_tokenizers
+
+    characters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = [character for character in characters if character.isascii() and character.isalpha()]
+    tokens, merges, longer = [*SPECIAL, *characters], [], list(letters)
+    for token in longer:  # grows
+        for letter in letters[: count - len(tokens)]:
+            merges.append((token, letter))
+            tokens.append(token + letter)
+            longer.append(token + letter)
+        if len(tokens) == count:
+            break
+    return models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges)
 
 
 def _ctranslate2(source: Path, place: Path) -> None:
