@@ -20,7 +20,7 @@
 typedef struct {
   const char **k, **v; /* of each column that is there: where its key and its value begin */
   int32_t *column;
-  int64_t count;
+  int64_t count, alike; /* columns; of them, the first ones that are those of the list before */
 } Seen;
 /* The lists of as many rows as four queries may have, and of the row before them */
 #define LISTS (QUERIES + 1)
@@ -169,18 +169,29 @@ IN const char *widen(const void *from, float *to, int64_t size, int type) {
   if (d < size) stn(to + d, loadn(from, d, type, (int)(size - d)), (int)(size - d));
   return (const char *)to;
 }
-/* Columns before `end`; `wide`: where they are widened to, or NULL */
-static void see(const Attention *a, int64_t row, int64_t head, int64_t end, float *wide, Seen *seen) {
+/* Columns before `end`; `wide`: where they are widened to, or NULL; `before`: the list of the row before, with as many columns of
+   the first stretch, or NULL. Rows that share a prompt see the same of it, and only the first one asks for it. */
+static void see(const Attention *a, int64_t row, int64_t head, int64_t end, float *wide, const Seen *before, Seen *seen) {
   const int64_t size = a->type == F32 ? 4 : 2, source = row / a->each;
   /* keys and values of few queries come from memory, in pieces too short for the CPU to foresee them */
   const int64_t asked = a->fed > FEW ? 0 : ASKED;
+  const uint8_t *mask = a->mask ? a->mask + row * a->mask_row : NULL;
   int64_t column = 0;
-  seen->count = 0;
-  for (int part = 0; part < 2; part++) {
+  seen->count = seen->alike = 0;
+  const int64_t apart = before ? source - (row - 1) / a->each : 1; /* from the keys and values of the row before */
+  if (!wide && apart * a->k_row[0] == 0 && apart * a->v_row[0] == 0 && end >= a->columns[0] && before && (!mask || !memcmp(mask, mask - a->mask_row, (size_t)a->columns[0]))) {
+    column = a->columns[0];
+    while (seen->count < before->count && before->column[seen->count] < column) seen->count++;
+    seen->alike = seen->count;
+    memcpy(seen->k, before->k, sizeof(char *) * (size_t)seen->count);
+    memcpy(seen->v, before->v, sizeof(char *) * (size_t)seen->count);
+    memcpy(seen->column, before->column, sizeof(int32_t) * (size_t)seen->count);
+  }
+  for (int part = column > 0; part < 2; part++) {
     const char *k = (const char *)a->k[part] + (source * a->k_row[part] + head * a->k_head[part]) * size;
     const char *v = (const char *)a->v[part] + (source * a->v_row[part] + head * a->v_head[part]) * size;
     for (int64_t c = 0; c < a->columns[part] && column < end; c++, column++) {
-      if (a->mask && !a->mask[row * a->mask_row + column]) continue;
+      if (mask && !mask[column]) continue;
       seen->k[seen->count] = k + c * a->k_column[part] * size;
       seen->v[seen->count] = v + c * a->v_column[part] * size;
       for (int64_t at = 0; seen->count < asked && at < a->size * size; at += 64) {
@@ -212,12 +223,13 @@ static int64_t first_not_below(const Seen *seen, int64_t column) {
 IN void attend(const Attention *a, Query *q, const int n, const int type) {
   const int64_t size = a->size;
   /* columns that all the queries see, and at the same place: each row has its own, but for a prompt that rows share */
-  int64_t from = q[0].from, to = q[0].to;
+  int64_t from = q[0].from, to = q[0].to, alike = INT64_MAX;
   for (int i = 1; i < n; i++) {
     from = q[i].from > from ? q[i].from : from;
     to = q[i].to < to ? q[i].to : to;
+    if (q[i].seen != q[i - 1].seen && q[i].seen->alike < alike) alike = q[i].seen->alike;
     if (q[i].seen == q[0].seen) continue;
-    int64_t same = from; /* places are equal up to somewhere, and different from there on */
+    int64_t same = from > alike ? from : alike; /* places are equal up to somewhere, and different from there on */
     while (same < to && q[i].seen->k[same] == q[0].seen->k[same] && q[i].seen->v[same] == q[0].seen->v[same]) same++;
     to = same;
   }
@@ -288,10 +300,11 @@ static void block(const Attention *a, int64_t head, int64_t first, int64_t behin
       one->q = one->scores + room;
       one->y = one->q + numbers;
       if (one->row != row) { /* what the last query of this row sees */
+        const Seen *before = row >= 0 && one->row == row + 1 ? seen + now : NULL;
         row = one->row;
         now = (now + 1) % LISTS;
         const int64_t next = (row + 1) * a->fed * group, last = (behind < next ? behind : next) - 1;
-        see(a, row, head, a->causal ? total - a->fed + last / group % a->fed + 1 : total, widened ? wide[now] : NULL, seen + now);
+        see(a, row, head, a->causal ? total - a->fed + last / group % a->fed + 1 : total, widened ? wide[now] : NULL, before, seen + now);
       }
       one->seen = seen + now;
       const int64_t end = a->causal ? total - a->fed + one->token + 1 : total, begin = a->window && end > a->window ? end - a->window : 0;
@@ -314,23 +327,19 @@ static void block(const Attention *a, int64_t head, int64_t first, int64_t behin
 
 typedef struct {
   const Attention *a;
-  int64_t queries, size, count, each; /* of a head of keys; of a block; blocks; of them, of a piece */
+  int64_t queries, size; /* of a head of keys; of a block */
 } Blocks;
-static void some_blocks(void *p, int number) {
+static void one_block(void *p, int number) {
   const Blocks *b = p;
-  const int64_t first = number * b->each, behind = first + b->each < b->count ? first + b->each : b->count, of_head = b->count / b->a->kv_heads;
-  for (int64_t n = first; n < behind; n++) {
-    const int64_t begin = n % of_head * b->size, end = begin + b->size < b->queries ? begin + b->size : b->queries;
-    block(b->a, n / of_head, begin, end);
-  }
+  const int64_t blocks = (b->queries + b->size - 1) / b->size, begin = number % blocks * b->size;
+  block(b->a, number / blocks, begin, begin + b->size < b->queries ? begin + b->size : b->queries);
 }
 void attention(const Attention *a, int32_t threads) {
   if (a->rows * a->fed == 0) return;
-  const int64_t group = a->heads / a->kv_heads, queries = a->rows * a->fed * group, work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
-  int64_t size = a->fed * group >= SHARED ? MOST : QUERIES;
-  while (size > QUERIES && a->kv_heads * (queries / size) < 4 * threads) size /= 2;
-  const int64_t blocks = (queries + size - 1) / size;
-  /* few queries: those that share a prompt read its keys and values one after the other, and from the cache */
-  Blocks all_blocks = {a, queries, size, a->kv_heads * blocks, queries <= 32 && a->kv_heads >= 2 * threads ? blocks : 1};
-  pieces(some_blocks, &all_blocks, (int)((all_blocks.count + all_blocks.each - 1) / all_blocks.each), work < 1 << 14 ? 1 : threads);
+  const int64_t group = a->heads / a->kv_heads, queries = a->rows * a->fed * group;
+  const int64_t work = queries * a->kv_heads * (a->columns[0] + a->columns[1]) * a->size;
+  Blocks b = {a, queries, a->fed * group >= SHARED ? MOST : QUERIES};
+  while (b.size > QUERIES && a->kv_heads * (queries / b.size) < 4 * threads) b.size /= 2;
+  if (queries <= 32 && a->kv_heads >= 2 * threads) b.size = queries; /* those that share a prompt read it one after the other */
+  pieces(one_block, &b, (int)(a->kv_heads * ((queries + b.size - 1) / b.size)), work < 1 << 14 ? 1 : threads);
 }
