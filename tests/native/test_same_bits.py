@@ -166,3 +166,26 @@ def test_attention_is_that_of_torch(name: str, dtype: torch.dtype, size: tuple[i
         assert torch.equal(alone, whole[1:2])  # padding is not there
         last = ops.attention(found, query[:, :, -1:], [(keys, values)], mask=there, window=window, scaling=0.3)
         assert torch.equal(last, whole[:, -1:])  # nor do tokens fed together matter
+
+
+@pytest.mark.parametrize("name", list(build.variants()))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [(1, 70, 0, 75), (2, 17, 3, 2060), (6, 1, 40, 9), (9, 2, 21, 2)], ids=str)
+def test_a_query_has_the_bits_it_has_alone(name: str, dtype: torch.dtype, size: tuple[int, int, int, int]) -> None:
+    """Many tokens of a row, rows that share a prompt, and one row that does not see all of it."""
+    found, (rows, fed, prompt, own) = variant(name), size
+    generator = torch.Generator().manual_seed(4)
+    query = torch.randn(rows, 4, fed, 20, generator=generator).to(dtype)
+    shared = [torch.randn(1, 2, prompt, 20, generator=generator).to(dtype) for _ in range(2)]
+    new = [torch.randn(rows, 2, own, 20, generator=generator).to(dtype) for _ in range(2)]
+    there = torch.ones(rows, prompt + own, dtype=torch.bool)
+    there[rows // 2, : prompt // 2] = False
+    parts = [(shared[0], shared[1]), (new[0], new[1])]
+    whole = ops.attention(found, query, parts if prompt else parts[1:], mask=there, scaling=0.3)
+    for row in range(rows):
+        for token in {0, fed // 2, fed - 1}:
+            end = own - fed + token + 1
+            both = (torch.cat([old, mine[row : row + 1, :, :end]], 2) for old, mine in zip(shared, new, strict=True))
+            seen = [part[:, :, there[row, : prompt + end]] for part in both]
+            alone = ops.attention(found, query[row : row + 1, :, token : token + 1], [(seen[0], seen[1])], scaling=0.3)
+            assert torch.equal(alone[0, 0], whole[row, token])
