@@ -46,18 +46,19 @@ static void pack_row(void *p, int row) {
 }
 IN int64_t padded(const Job *job) { return (job->rows + 15) & ~(int64_t)15; }
 IN float *room_for_x(const Job *job) { return scratch(0, 2 * (size_t)(padded(job) / 16 * steps(job) * TILE)); }
-/* Many rows are laid out by every thread for itself: what another core has just written comes slowly, tile by tile. */
-#define OWN 32
+/* Many rows are laid out by every thread for itself: what another core has just written comes slowly, tile by tile. But not so
+   many that each would hold more than 8 MB. */
+IN int is_shared(const Job *job) { return job->rows <= 32 || job->rows * job->w->in > 1 << 22; }
 void prepare_amx(Job *job) {
   static _Atomic int64_t turns;
   job->turn = ++turns;
-  if (job->rows > OWN) return;
+  if (!is_shared(job)) return;
   job->x = room_for_x(job);
   pieces(pack_row, job, (int)padded(job), padded(job) * job->w->in > 1 << 15 ? job->threads : 1);
 }
 static const uint16_t *own_x(const Job *job) {
   static _Thread_local int64_t laid_out;
-  if (job->rows <= OWN) return (const uint16_t *)job->x;
+  if (is_shared(job)) return (const uint16_t *)job->x;
   Job own = *job;
   own.x = room_for_x(job);
   for (int row = 0; row < padded(job) && laid_out != job->turn; row++) pack_row(&own, row);
