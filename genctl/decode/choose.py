@@ -22,6 +22,7 @@ from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, s
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import GenctlError, ModelError
+from genctl.native.products.ops import entropy
 
 if TYPE_CHECKING:
     from genctl.decode.processors import Processor
@@ -244,7 +245,7 @@ def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> lis
     here = logprobs[rows, counted(written.shape[1], written.device)]  # [C, m, V]
     chosen = here.gather(2, written[..., None])
     best = here.topk(min(lane.top, here.shape[2]), -1)
-    figures = [(here > chosen).sum(-1) + 1, torch.special.entr(here.exp()).sum(-1), best.values, best.indices]
+    figures = [(here > chosen).sum(-1) + 1, entropy(here), best.values, best.indices]
     return figures + (_watched(here, lane.watch) if lane.watch else [])
 
 

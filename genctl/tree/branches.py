@@ -19,7 +19,7 @@ from torch import Tensor
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.errors import InputError, ModelError
-from genctl.native.products.ops import log_softmax
+from genctl.native.products.ops import entropy, log_softmax
 from genctl.tree.columns import Columns
 from genctl.tree.nodes import ROOT, Tree
 
@@ -249,8 +249,7 @@ def _figures(logits: Tensor, id: int) -> tuple[float, int, float]:
     """Log-probability, rank and entropy of a token, from logits f32 [V]."""
     logprobs = log_softmax(logits[None])[0]
     own = logprobs[id]
-    entropy = float(torch.special.entr(logprobs.exp()).sum())
-    return float(own), 1 + int((logprobs > own).sum()), entropy
+    return float(own), 1 + int((logprobs > own).sum()), float(entropy(logprobs))
 
 
 def _bytes(prefix: Prefix) -> int:

@@ -169,6 +169,6 @@ class BestFirst:
         order = np.argsort(-values, kind="stable")[begin : min(begin + BLOCK, possible)]
         model = own.numpy()
         ranks = len(model) - np.searchsorted(np.sort(model), model[order], side="right") + 1
-        entropy = float(torch.special.entr(own.exp()).sum())
+        entropy = float(torch.special.entr(own.exp()).numpy().sum())
         more = begin + len(order) < possible
         return ReadText(written, total, begin, order, values[order], model[order], ranks, entropy, more)

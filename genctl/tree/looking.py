@@ -80,7 +80,7 @@ def _layer(space: Workspace, number: int, logits: torch.Tensor, id: int | None) 
         (token, space.piece(token), value)
         for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
     )
-    entropy = float(torch.special.entr(logprobs.exp()).sum())
+    entropy = float(torch.special.entr(logprobs.exp()).numpy().sum())
     if id is None:
         return AtLayer(number, top, entropy)
     own = logprobs[id]

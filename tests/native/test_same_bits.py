@@ -189,3 +189,28 @@ def test_a_query_has_the_bits_it_has_alone(name: str, dtype: torch.dtype, size: 
             seen = [part[:, :, there[row, : prompt + end]] for part in both]
             alone = ops.attention(found, query[row : row + 1, :, token : token + 1], [(seen[0], seen[1])], scaling=0.3)
             assert torch.equal(alone[0, 0], whole[row, token])
+
+
+def test_sums_over_a_vocabulary_depend_on_no_threads_and_no_other_rows() -> None:
+    """Entropies are recorded, and samplers cut by means and deviations: equal runs have to write equal bytes."""
+    logits = torch.randn(3, 50257, generator=torch.Generator().manual_seed(5)) * 4
+    logits[1, 100:40000] = -torch.inf
+    logprobs = logits.log_softmax(-1)
+    wanted = torch.special.entr(logprobs.double().exp()).sum(-1)
+    before, found, kept = torch.get_num_threads(), [], []
+    shares = logprobs.exp()
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            found += [ops.entropy(logprobs), torch.stack([ops.entropy(row) for row in logprobs])]
+            kept += [ops.total(shares), torch.stack([ops.total(row[None])[0] for row in shares])]
+            for name in library.runnable():
+                y = torch.empty(3)
+                variant(name).entropy(logprobs.data_ptr(), y.data_ptr(), 3, logprobs.shape[1], threads)
+                found.append(y)
+    finally:
+        torch.set_num_threads(before)
+    assert (found[0].double() - wanted).abs().max() < 1e-5
+    assert (kept[0] - 1).abs().max() < 1e-5
+    assert all(torch.equal(other, found[0]) for other in found)
+    assert all(torch.equal(other, kept[0]) for other in kept)

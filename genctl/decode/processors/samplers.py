@@ -17,6 +17,7 @@ from genctl.decode.processors import Processor, filters
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.rows import RowCandidates
+from genctl.native.products.ops import entropy, log_softmax, total
 
 
 def top_n_sigma_filter(m: ProcessorContext, n: float) -> Processor:
@@ -42,8 +43,8 @@ def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         there = _there(scores)
         count = there.sum(-1, keepdim=True)
-        mean = scores.masked_fill(~there, 0.0).sum(-1, keepdim=True) / count
-        variance = (scores - mean).masked_fill(~there, 0.0).square().sum(-1, keepdim=True) / count
+        mean = total(scores.masked_fill(~there, 0.0))[..., None] / count
+        variance = total((scores - mean).masked_fill(~there, 0.0).square())[..., None] / count
         floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
         return scores.masked_fill(_spare_best(scores < floor, scores, min_tokens_to_keep), -torch.inf)
 
@@ -60,8 +61,7 @@ def dynamic_temperature(temperature: float, spread: float, exponent: float) -> P
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
         count = _there(scores).sum(-1, keepdim=True)
-        entropy = torch.special.entr(scores.softmax(-1)).sum(-1, keepdim=True)
-        share = entropy / count.clamp(min=2).log()
+        share = entropy(log_softmax(scores))[..., None] / count.clamp(min=2).log()
         at = (low + (high - low) * share.pow(exponent)).masked_fill(count < 2, 1.0)
         best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(-1, keepdim=True), True)
         frozen = scores.masked_fill(~best, -torch.inf)

@@ -20,6 +20,7 @@ from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import RowCandidates
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
+from genctl.native.products.ops import total
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
         now = stage.after[rows]
         new_probabilities, new_alive, new_winner = _distribution(now), _alive(now), now.argmax(-1)
         removed = (alive & ~new_alive).sum(-1).tolist()
-        moved = (0.5 * (new_probabilities - probabilities).abs().sum(-1)).clamp(max=1.0).tolist()
+        moved = (0.5 * total((new_probabilities - probabilities).abs())).clamp(max=1.0).tolist()
         changed = (new_winner != winner).tolist()
         before = probabilities.gather(1, tokens[:, None])[:, 0].tolist()
         after = new_probabilities.gather(1, tokens[:, None])[:, 0].tolist()

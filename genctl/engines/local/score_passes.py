@@ -20,6 +20,7 @@ from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
 from genctl.errors import ModelError
 from genctl.events import Token
+from genctl.native.products.ops import entropy, log_softmax
 
 LARGEST = 2**28  # most logits in one pass, 1 GiB
 AT_ONCE = 2**24  # most logits processed at a time
@@ -183,20 +184,19 @@ class Passes:
             ids = targets[part]
             selected = logits[list(rows[part]), list(columns[part])]  # f32 [c, V]
             column = torch.tensor(ids, device=selected.device)[:, None]
-            scores = selected.gather(1, column)
-            normalizer = selected.logsumexp(-1, keepdim=True)
-            logprobs = (scores - normalizer)[:, 0].tolist()
+            normalised = log_softmax(selected)
+            logprobs = normalised.gather(1, column)[:, 0].tolist()
             if any(value != value for value in logprobs):
                 raise ModelError("the model's scores of this text are not numbers (NaN)")
             ranks: list[int | None] = [None] * len(ids)
             entropies: list[float | None] = [None] * len(ids)
             if self.detail.ranks:
-                ranks = (1 + (selected > scores).sum(-1)).tolist()
-                entropies = torch.special.entr((selected - normalizer).exp_()).sum(-1).tolist()
+                ranks = (1 + (selected > selected.gather(1, column)).sum(-1)).tolist()
+                entropies = entropy(normalised).tolist()
             tops: list[tuple[tuple[int, str, float], ...]] = [()] * len(ids)
             if self.detail.top:
                 best = selected.topk(min(self.detail.top, vocabulary))
-                values = (best.values - normalizer).tolist()
+                values = normalised.gather(1, best.indices).tolist()
                 tops = [
                     tuple((id, "", value) for id, value in zip(*pair, strict=True))
                     for pair in zip(best.indices.tolist(), values, strict=True)

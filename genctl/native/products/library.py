@@ -45,6 +45,7 @@ class Library:
         self.angles = _typed(loaded.angles, _POINTER, _POINTER, _POINTER, _LONG, _INT)
         self.run = _typed(loaded.run, _POINTER, _INT, _LONG, _LONG, _LONG, _INT)
         self.softmax = _typed(loaded.softmax, _INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _INT)
+        self.entropy = _typed(loaded.entropy, _POINTER, _POINTER, _LONG, _LONG, _INT)
         loaded.use_openmp.argtypes, loaded.use_openmp.restype = (_POINTER,), None
         loaded.use_openmp(_openmp())
 

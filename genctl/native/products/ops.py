@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,6 +117,24 @@ def softmax(found: Library, x: Tensor, *, plain: bool = False) -> Tensor:
     y, size = torch.empty_like(x), x.shape[-1]
     where = x.data_ptr(), size, y.data_ptr()
     found.softmax(plain, *where, x.numel() // size, size, torch.get_num_threads())
+    return y
+
+
+def total(x: Tensor) -> Tensor:
+    """The sum of each row of x [..., V]: on the CPU in one order, while torch's depends on the rows and the threads."""
+    plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    sums: Tensor = torch.from_numpy(np.asarray(x.detach().numpy().sum(-1))) if plain else x.sum(-1)
+    return sums
+
+
+def entropy(logprobs: Tensor) -> Tensor:
+    """logprobs f32 [..., V] -> the entropy of each row in nats, f32 [...]; by torch if there is no library for it."""
+    found = compiled(logprobs) if logprobs.dtype == torch.float32 and logprobs.numel() else None
+    if found is None:
+        return total(torch.special.entr(logprobs.exp()))
+    x, size = logprobs.contiguous(), logprobs.shape[-1]
+    y: Tensor = x.new_empty(x.shape[:-1])
+    found.entropy(x.data_ptr(), y.data_ptr(), x.numel() // size, size, torch.get_num_threads())
     return y
 
 
