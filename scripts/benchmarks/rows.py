@@ -163,12 +163,13 @@ def sampling(plan: Plan) -> Iterator[Case]:
 
 def reading(plan: Plan) -> Iterator[Case]:
     """A long prompt up to its first token."""
-    for dtype in ("float32", "bfloat16"):
-        yield Case(
-            f"prompt-{dtype}", f"GPT-2 small size, {plan.lengths.long}-token prompt to the first token, {dtype}",
-            plan.causal, plan.rows(1, plan.lengths.long, 1), dtype, figure="s",
-            equal=True if dtype == "float32" else None,
-        )  # fmt: skip
+    long, sizes = plan.lengths.long, (("", "GPT-2 small", plan.causal), ("qwen-", "Qwen2.5-0.5B", plan.large))
+    for start, name, size in sizes:
+        for dtype in ("float32", "bfloat16"):
+            yield Case(
+                f"{start}prompt-{dtype}", f"{name} size, {long}-token prompt to the first token, {dtype}",
+                size, plan.rows(1, long, 1, size=size), dtype, figure="s", equal=True if dtype == "float32" else None,
+            )  # fmt: skip
 
 
 def beams(plan: Plan) -> Iterator[Case]:
