@@ -164,6 +164,26 @@ def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Fo
         assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
 
 
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[4]], ids=str)
+@pytest.mark.parametrize(("width", "rows"), [(262, 530), (509, 131), (2100, 99)])
+@pytest.mark.usefixtures("threads")
+def test_outputs_that_are_turned_keep_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
+    """Chains of a block, blocks of a chain, groups of rows; sums below the smallest number keep their sign, too."""
+    x = inputs(rows, width)
+    x[:40] *= torch.logspace(-44, 4, 40)[:, None]
+    x, some = x.to(form[0]), [*range(44), *range(rows - 20, rows)]
+    x[41, width - 1], x[42, 5] = torch.nan, torch.inf
+    product = CompiledProduct(compiled, weight((150, width)).mul(1e-2).to(form[0]))
+    torch.set_num_threads(1)
+    wanted = torch.cat([product(x[row : row + 1]) for row in some])
+    bits = torch.int32 if form[0] == torch.float32 else torch.int16
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        y = product(x)[some]
+        assert torch.equal(y.isnan(), wanted.isnan())
+        assert torch.equal(y.nan_to_num(7.0).view(bits), wanted.nan_to_num(7.0).view(bits))
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:

@@ -27,7 +27,7 @@ typedef struct {
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;        /* of few rows: see `sums_of` */
-  const float *packed; /* x in the order in which tiles of [I, O] read it */
+  const float *packed; /* x in the order in which tiles of [I, O] or turned.c read it */
   int64_t length, block; /* inputs of a part; outputs of a piece */
   int64_t turn; /* amx.c: of x, that a thread lays out once */
   int pieces;
@@ -81,6 +81,12 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
 /* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
 void lay_out_across(Job *job, int threads);
 void across(Job *job);
+/* float32 and float16 weights [O, I] where there are many rows (turned.c): whether there are, and how many outputs a piece has;
+   x as the tiles read it, and outputs [from, to) of all rows */
+int is_turned(const Job *job);
+int64_t turned_outputs(void);
+void lay_out_turned(Job *job, int threads);
+void outputs_turned(const Job *job, int64_t from, int64_t to);
 /* Codes (codes.c): a row of x with one scale, or one for each 32 numbers; and outputs [from, to) of all rows */
 void code8(void *job, int row);
 void code4(void *job, int row);

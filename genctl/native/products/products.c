@@ -2,7 +2,7 @@
 
    Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
    others, with one thread and with many, and in float32 sums on every instruction set.
-     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: turned.c, the same sums.
      [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
      Codes of 8 and 4 bits: see codes.c. Blocks (blocks.c): lane l is an output.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
@@ -136,11 +136,13 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
 IN int is_deep(const Job *job) { return job->w->in > DEPTH && job->rows > TALL && job->rows * job->w->in > LARGE; }
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F32, from, to);
+  else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F32, from, to);
   else STRIPS(F32_TILE, job->w->in * 4)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F16, from, to);
+  else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F16, from, to);
   else STRIPS(F16_TILE, job->w->in * 2)
 }
@@ -200,6 +202,7 @@ static void prepare(Job *job) {
     pieces(widen, job, (int)rows, ready);
   }
   if (w->form == ACROSS && w->type != BF16) lay_out_across(job, ready);
+  if (is_turned(job)) lay_out_turned(job, ready);
 }
 /* A piece is 128 KB of the weight, and strips. With one row, which no cache serves, it is 512 KB, and as many for each thread;
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */
@@ -215,8 +218,9 @@ static void cut(Job *job) {
     block = ((w->out + count - 1) / count + together - 1) / together * together;
     if (w->form == PLAIN && job->rows * w->in > 1 << 18) block = (block + STRIP - 1) / STRIP * STRIP; /* x is read less often */
   }
+  if (is_turned(job)) block = turned_outputs();
   const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
-  job->block = block < share ? block : share < together ? together : share;
+  job->block = block < share || is_turned(job) ? block : share < together ? together : share;
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 

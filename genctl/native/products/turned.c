@@ -1,0 +1,195 @@
+/* y = x W' + bias for float32 and float16 weights [O, I] and many rows: 16 COLUMNS outputs after another are turned, so that lanes
+   are outputs, and each number of x is read once for all of them.
+
+   The bits are those of products.c: chain l adds up the inputs k = l mod 16 in turn, and two chains or sums are added as `tree`
+   does it. So all rows pass over one chain after another, 0, 8, 4, 12, 2 and so on, and a sum waits for the other side of the
+   tree. What is missing of the last 16 inputs is zero in x and W. */
+#include "job.h"
+
+#define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
+#define STEPS 128 /* of a chain, whose weights stay in the first cache while all rows pass */
+#define LEVELS 5  /* of the tree */
+#define GROUP 516 /* rows, whose sums stay in the second cache: tiles of any height */
+#define AHEAD 768 /* numbers of x between what is computed and what is asked for */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LEAST 24
+#else
+#define LEAST 97
+#endif
+int is_turned(const Job *job) {
+  const Weight *w = job->w;
+  return w->form == PLAIN && w->type != BF16 && job->rows >= LEAST && w->in >= 256 && w->out >= 16 * COLUMNS;
+}
+int64_t turned_outputs(void) { return 16 * COLUMNS; }
+
+IN int chain_of(int turn) { return (turn & 1) << 3 | (turn & 2) << 1 | (turn & 4) >> 1 | turn >> 3; }
+IN int64_t steps_of(const Weight *w) { return (w->in + 15) / 16; }
+IN int64_t stop_of(int64_t step, int64_t steps) { /* of a block of a long chain: all are about equal */
+  const int64_t blocks = (steps + STEPS - 1) / STEPS, stop = step + (steps + blocks - 1) / blocks;
+  return stop < steps ? stop : steps;
+}
+IN int side_by_side(int64_t steps) { return steps > STEPS / 2 ? 1 : steps > STEPS / 4 ? 2 : 4; } /* short chains in one block */
+/* How far chains are apart, in W and x: not all in the same sets of a cache */
+IN int64_t w_chain(int64_t steps) { return (steps * COLUMNS + 1) * 16; }
+IN int64_t x_chain(const Job *job, int64_t steps) { return steps * job->rows + 16; }
+
+#if defined(__AVX512F__)
+IN void turn16(const F *v, F *y) {
+  F p[16], q[16];
+  UNROLL for (int i = 0; i < 16; i += 2) p[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) { /* of four rows: columns 2 j and 2 j + 1 of each four */
+    const __m512d a = _mm512_castps_pd(p[i + j]), b = _mm512_castps_pd(p[i + j + 2]);
+    q[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+  UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 16; j += 8) { /* of eight rows: columns i and i + 8, i + 4 and i + 12 */
+    p[i + j] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0x88);
+    p[i + j + 4] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0xdd);
+  }
+  UNROLL for (int i = 0; i < 8; i++) y[i] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0x88), y[i + 8] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0xdd);
+}
+#elif defined(__AVX2__)
+IN void turn8(const __m256 *v, __m256 *y) {
+  __m256 p[8], q[8];
+  UNROLL for (int i = 0; i < 8; i += 2) p[i] = _mm256_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    const __m256d a = _mm256_castps_pd(p[i + j]), b = _mm256_castps_pd(p[i + j + 2]);
+    q[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+  }
+  UNROLL for (int i = 0; i < 4; i++) y[i] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x20), y[i + 4] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x31);
+}
+IN void turn16(const F *v, F *y) {
+  __m256 part[8], turned[8];
+  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 16; j += 8) { /* rows from i on, columns from j on */
+    UNROLL for (int n = 0; n < 8; n++) part[n] = j ? v[i + n].b : v[i + n].a;
+    turn8(part, turned);
+    UNROLL for (int n = 0; n < 8; n++) *(i ? &y[j + n].b : &y[j + n].a) = turned[n];
+  }
+}
+#else
+IN void turn16(const F *v, F *y) {
+  float rows[16][16], column[16];
+  for (int i = 0; i < 16; i++) st(rows[i], v[i]);
+  for (int l = 0; l < 16; l++) {
+    for (int i = 0; i < 16; i++) column[i] = rows[i][l];
+    y[l] = ld(column);
+  }
+}
+#endif
+
+/* Outputs from o on as [16 chains in their turn, steps, 16 COLUMNS] */
+IN void turn_outputs(const Job *job, int64_t o, float *to, const int type) {
+  const int64_t in = job->w->in, steps = steps_of(job->w), stride = in * (type == F32 ? 4 : 2), rest = job->w->out - o;
+  const char *w = (const char *)job->w->w + o * stride;
+  for (int c = 0; c < COLUMNS; c++, w += 16 * stride)
+    for (int64_t step = 0; step < steps; step++) {
+      const int64_t k = 16 * step, n = in - k < 16 ? in - k : 16;
+      F v[16], y[16];
+      if (n == 16 && 16 * c + 16 <= rest) {
+        UNROLL for (int i = 0; i < 16; i++) v[i] = load(w + i * stride, k, type);
+      } else {
+        for (int i = 0; i < 16; i++) v[i] = 16 * c + i < rest ? loadn(w + i * stride, k, type, (int)n) : all(0);
+      }
+      turn16(v, y);
+      UNROLL for (int turn = 0; turn < 16; turn++) st(to + turn * w_chain(steps) + (step * COLUMNS + c) * 16, y[chain_of(turn)]);
+    }
+}
+/* x as the tiles read it: of a block of steps all rows, number after number of a tile's rows */
+IN void lay_out(const Job *job, int64_t row, const int r) {
+  const int64_t in = job->w->in, steps = steps_of(job->w);
+  const int beside = side_by_side(steps);
+  const float *x = job->x + row * in;
+  for (int64_t begin = 0, stop; begin < steps; begin = stop) {
+    stop = stop_of(begin, steps);
+    float *to = (float *)job->packed + begin * job->rows + row * (stop - begin) * beside;
+    for (int64_t step = begin; step < stop; step++, to += r) {
+      const int64_t k = 16 * step, n = in - k;
+      F v[16], y[16];
+      UNROLL for (int i = 0; i < 16; i++) v[i] = i >= r ? all(0) : n >= 16 ? ld(x + i * in + k) : ldn(x + i * in + k, (int)n);
+      turn16(v, y);
+      UNROLL for (int turn = 0; turn < 16; turn++)
+        stn(to + turn / beside * beside * x_chain(job, steps) + turn % beside * steps * r, y[chain_of(turn)], r);
+    }
+  }
+}
+
+typedef struct {
+  int64_t o, step, stop, steps, first; /* outputs from o on; steps [step, stop) of each chain; rows from `first` on */
+  int turn, beside;                    /* chains of a block */
+  const float *w;
+  float *sums; /* [LEVELS, GROUP, 16 COLUMNS] */
+} Turned;
+/* What waits at a level of the tree; for another chain of the same block only one tile's does */
+IN float *waiting(const Turned *a, int level, int64_t row) {
+  return a->sums + (level * GROUP + (1 << level < a->beside ? 0 : row - a->first)) * 16 * COLUMNS;
+}
+IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
+  const int64_t taken = a->stop - a->step, wide = job->w->out - a->o;
+  const float *w = a->w, *x = job->packed + a->turn * x_chain(job, a->steps) + a->step * job->rows + row * taken * a->beside;
+  for (int turn = a->turn; turn < a->turn + a->beside; turn++, w += w_chain(a->steps)) {
+    const int level = __builtin_ctz(~(unsigned)turn);
+    float *sums = waiting(a, level, row);
+    F s[TALL][COLUMNS], v[COLUMNS];
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
+    for (int64_t k = 0; k < taken; k++, x += r) {
+      UNROLL for (int j = 0; j < COLUMNS; j++) v[j] = ld(w + (k * COLUMNS + j) * 16);
+      __builtin_prefetch(x + AHEAD, 0, 3);
+      UNROLL for (int i = 0; i < r; i++) {
+        const F u = all(x[i]);
+        UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+      }
+    }
+    for (int side = 0; side < level && a->stop == a->steps; side++) {
+      const float *other = waiting(a, side, row);
+      UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
+    }
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) {
+      if (turn < 15 || a->stop < a->steps) st(sums + (i * COLUMNS + j) * 16, s[i][j]);
+      else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, s[i][j]);
+    }
+  }
+}
+#define FOR_EACH_HEIGHT(rows, call) \
+  switch ((rows) < TALL ? (rows) : TALL) { \
+  case 1: call(1); break; \
+  case 2: call(2); break; \
+  case 3: call(3 < TALL ? 3 : TALL); break; \
+  case 4: call(4 < TALL ? 4 : TALL); break; \
+  case 5: call(5 < TALL ? 5 : TALL); break; \
+  default: call(TALL); \
+  }
+static void lay_out_tile(void *p, int number) {
+  const Job *job = p;
+  const int64_t row = (int64_t)number * TALL;
+#define LAY_OUT(r) lay_out(job, row, r)
+  FOR_EACH_HEIGHT(job->rows - row, LAY_OUT)
+}
+void lay_out_turned(Job *job, int threads) {
+  job->packed = scratch(1, sizeof(float) * (size_t)(16 * x_chain(job, steps_of(job->w))));
+  pieces(lay_out_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
+}
+/* Tiles ask for their share of the weights that this thread turns next, so that memory is not idle while they compute. */
+void outputs_turned(const Job *job, int64_t from, int64_t to) {
+  const Weight *weight = job->w;
+  const int64_t steps = steps_of(weight), stride = weight->in * (weight->type == F32 ? 4 : 2), turned = 16 * w_chain(steps);
+  float *w = scratch(4, sizeof(float) * (size_t)(turned + LEVELS * GROUP * 16 * COLUMNS));
+  Turned a = {.steps = steps, .beside = side_by_side(steps), .sums = w + turned};
+  const int64_t tiles = (job->rows + TALL - 1) / TALL * 16 / a.beside * ((steps + STEPS - 1) / STEPS);
+  for (a.o = from; a.o < to; a.o += 16 * COLUMNS) {
+    if (weight->type == F32) turn_outputs(job, a.o, w, F32);
+    else turn_outputs(job, a.o, w, F16);
+    const int64_t next = a.o + 16 * COLUMNS < to ? a.o + 16 * COLUMNS : from + job->threads * job->block, rest = weight->out - next;
+    const int64_t bytes = rest > 16 * COLUMNS ? 16 * COLUMNS * stride : rest > 0 ? rest * stride : 0, share = (bytes / tiles + 64) & ~(int64_t)63;
+    const char *ask = (const char *)weight->w + next * stride, *enough = ask + bytes;
+    for (a.first = 0; a.first < job->rows; a.first += GROUP)
+      for (a.turn = 0; a.turn < 16; a.turn += a.beside)
+        for (a.step = 0; a.step < steps; a.step = a.stop) {
+          a.stop = stop_of(a.step, steps);
+          a.w = w + a.turn * w_chain(steps) + a.step * 16 * COLUMNS;
+          for (int64_t row = a.first; row < job->rows && row < a.first + GROUP; row += TALL) {
+            for (const char *stop = ask + share; ask < stop && ask < enough; ask += 64) __builtin_prefetch(ask, 0, 2);
+#define TILE(r) tile(job, &a, row, r)
+            FOR_EACH_HEIGHT(job->rows - row, TILE)
+          }
+        }
+  }
+}
