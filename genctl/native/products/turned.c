@@ -9,7 +9,7 @@
 #define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
 #define STEPS 128 /* of a chain, whose weights stay in the first cache while all rows pass */
 #define LEVELS 5  /* of the tree */
-#define GROUP 516 /* rows, whose sums stay in the second cache: tiles of any height */
+#define GROUP 258 /* rows, whose sums stay in the second cache: tiles of any height */
 #define AHEAD 768 /* numbers of x between what is computed and what is asked for */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define LEAST 24
