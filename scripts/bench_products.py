@@ -42,6 +42,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     import torch
 
     from genctl.native import linear, quantized
+    from genctl.native.blocks import BlocksPlain, int4_blocks
     from genctl.native.compiled import CompiledProduct
     from genctl.native.products.library import library
 
@@ -54,7 +55,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
             return CompiledProduct(found, lies, None, quantize)
 
         own = {f"genctl, {found.variant}": made}
-    torchs: dict[str, Any] = {"int8": quantized.Int8Plain, "int4": quantized.Int4Plain}
+    torchs: dict[str, Any] = {"int8": quantized.Int8Plain, "int4": lambda weight: BlocksPlain(int4_blocks(weight))}
     return {**own, "plain": torchs.get(dtype, linear.Plain)}
 
 

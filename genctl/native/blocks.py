@@ -1,4 +1,4 @@
-"""Weights in blocks, as GGUF files hold them: a number is code · scale, or code · scale + offset.
+"""Weights in blocks, as GGUF files hold them, and in 4 bits: a number is code · scale, or code · scale + offset.
 
 The layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded: a scale of
 Q4_K, the product of a float16 and of 6 bits, is a float32.
@@ -15,31 +15,43 @@ import torch
 from torch import Tensor
 
 from genctl.native import pages
-from genctl.native.quantized import AT_ONCE, GROUP, Unpacked
+from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
 LANES = 16  # outputs that lie side by side
-HALF = 8  # what is added to codes of 4 bits that have no offset
-Scales = Literal["halves", "ranges", "sixteens"]  # as products.h numbers them
+HALF = 8  # what is added to codes of 4 bits that have no offset, or whose offset is that of code 8
+Scales = Literal["halves", "ranges", "sixteens", "shorts"]  # as products.h numbers them
+
+
+_DTYPES = {
+    "halves": torch.float16,
+    "ranges": torch.float32,
+    "sixteens": torch.float32,
+    "shorts": torch.bfloat16,
+}
 
 
 class Kind(NamedTuple):
-    """A type of tensors. Both functions read blocks uint8 [B, `bytes`]."""
+    """A type of tensors. Both functions read blocks uint8 [B, `bytes`].
+
+    Scales are float16 [B, g] ("halves"); float32 [B, g, 2], scales and offsets ("ranges"); the same, scales of 16
+    numbers each ("sixteens"); bfloat16 [B, g, 2], the offset is that of code 8 ("shorts").
+    """
 
     numbers: int  # of a block
     bytes: int
     bits: int  # of a code as it is held here
-    scales: Scales  # float16 [B, g]; float32 [B, g, 2], scales and offsets; the same, scales of 16 numbers each
+    scales: Scales
     read_codes: Callable[[Tensor], Tensor]  # [B, numbers], int8; uint8 in 4 bits
     read_scales: Callable[[Tensor], Tensor]
 
 
 class Blocks:
-    """A matrix [O, I] in a form of `KINDS`, where it lies in the file."""
+    """A matrix [O, I] in a form of `KINDS`, where it lies in the file, or of `INT4`."""
 
     def __init__(self, kind: str, raw: Tensor, width: int) -> None:
         """raw uint8 [O, bytes of a row]."""
         self.kind, self.raw, self.width = kind, raw, width
-        self.how = KINDS[kind]
+        self.how = INT4 if kind == "int4" else KINDS[kind]
         self.shape = torch.Size((len(raw), width))
 
     def _blocks(self, rows: slice) -> Tensor:
@@ -62,7 +74,7 @@ class Blocks:
         groups = codes.view(*scales.shape[:2], GROUP)
         if self.how.scales == "halves":
             return ((groups - (HALF if self.how.bits == 4 else 0)) * scales[..., None]).flatten(1)
-        return (groups * scales[..., :1] + scales[..., 1:]).flatten(1)
+        return ((groups - (HALF if self.how.scales == "shorts" else 0)) * scales[..., :1] + scales[..., 1:]).flatten(1)
 
     def panels(self) -> tuple[Tensor, Tensor]:
         """Codes and scales as the compiled library reads them, with `LANES` outputs side by side (see products.h).
@@ -73,7 +85,7 @@ class Blocks:
         eight = self.how.bits == 8
         codes = torch.empty(count, self.width // 4, 64 if eight else 32, dtype=torch.int8 if eight else torch.uint8)
         shape = (count, groups, LANES) if self.how.scales == "halves" else (count, groups, 2, LANES)
-        scales = torch.empty(shape, dtype=torch.float16 if self.how.scales == "halves" else torch.float32)
+        scales = torch.empty(shape, dtype=_DTYPES[self.how.scales])
         step, mapped = max(1, AT_ONCE // (LANES * self.width)), pages.mapped_files()
         for begin in range(0, count, step):  # in slices, so that what lies between is small
             part, rows = slice(begin, begin + step), slice(LANES * begin, LANES * (begin + step))
@@ -123,6 +135,14 @@ class BlocksPlain(Unpacked):
     def tensors(self) -> tuple[Tensor, ...]:
         """The bytes of the file, and the bias."""
         return (self.blocks.raw,) if self.bias is None else (self.blocks.raw, self.bias)
+
+
+def int4_blocks(weight: Tensor) -> Blocks:
+    """weight [O, I] in 4 bits: a block is a scale, a zero, and 16 bytes with the codes of `quantized.int4_codes`."""
+    codes, ranges = int4_codes(weight)
+    groups = codes.view(torch.uint8).view(len(codes), -1, GROUP)
+    bytes_ = [ranges.transpose(0, 1).contiguous().view(torch.uint8), groups[..., :16] | groups[..., 16:] << 4]
+    return Blocks("int4", torch.cat(bytes_, -1).flatten(1), weight.shape[1])
 
 
 def _halves(raw: Tensor) -> Tensor:
@@ -195,3 +215,11 @@ KINDS = {
     "Q5_K": Kind(256, 176, 8, "ranges", _q5_k_codes, _six_bits),
     "Q6_K": Kind(256, 210, 8, "sixteens", _q6_k_codes, _q6_k_scales),
 }
+INT4 = Kind(  # of `--quantize int4`
+    32,
+    20,
+    4,
+    "shorts",
+    lambda raw: _nibbles(raw[:, 4:]),
+    lambda raw: raw[:, :4].contiguous().view(torch.bfloat16)[:, None],
+)

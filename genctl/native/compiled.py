@@ -1,7 +1,7 @@
 """Weights for the compiled products.
 
-float32, bfloat16 and float16 weights are used as stored, [O, I] or transposed. 8-bit and 4-bit weights are made here
-(see `quantized`). The blocks of GGUF files are put side by side (see `blocks`).
+float32, bfloat16 and float16 weights are used as stored, [O, I] or transposed. 8-bit weights are made here (see
+`quantized`), and 4-bit ones, which are put side by side like the blocks of GGUF files (see `blocks`).
 
 N rows, I features in, O features out.
 """
@@ -20,8 +20,8 @@ from genctl.native.products.library import TYPES, Library
 if TYPE_CHECKING:
     from genctl.native.blocks import Blocks
 
-_PLAIN, _ACROSS, _CODES8, _CODES4, _BLOCKS8, _BLOCKS4 = range(6)  # forms of products.h
-_SCALES = {"halves": 0, "ranges": 1, "sixteens": 2}  # as in products.h
+_PLAIN, _ACROSS, _CODES8, _BLOCKS8, _BLOCKS4 = range(5)  # forms of products.h
+_SCALES = {"halves": 0, "ranges": 1, "sixteens": 2, "shorts": 3}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
 
 
@@ -55,6 +55,10 @@ class CompiledProduct:
         self.call, self.size = library.products, weight.shape[0]
         fields = _Weight(in_=weight.shape[1], out=weight.shape[0])
         held: tuple[Tensor, ...]
+        if quantize == "int4" and isinstance(weight, Tensor):
+            from genctl.native.blocks import int4_blocks
+
+            weight = int4_blocks(weight)
         if not isinstance(weight, Tensor):
             form = weight.kind
             codes, scales = weight.panels()
@@ -70,13 +74,6 @@ class CompiledProduct:
             held = (codes, scales)
             fields.form, fields.w, fields.scale = _CODES8, codes.data_ptr(), scales.data_ptr()
             form = quantize
-        elif quantize == "int4":
-            from genctl.native.quantized import int4_packed
-
-            form = quantize
-            codes, ranges = int4_packed(weight)
-            held = (codes, ranges)
-            fields.form, fields.w, fields.range = _CODES4, codes.data_ptr(), ranges.data_ptr()
         else:
             form = str(weight.dtype).removeprefix("torch.")
             across = not weight.is_contiguous() and weight.t().is_contiguous()

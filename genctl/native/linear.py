@@ -96,14 +96,18 @@ def maker(dtype: torch.dtype, quantize: str | None, width: int, *, compiled: boo
     found = library() if compiled and dtype in TYPES else None
     if quantize is None:
         return None if found is None else partial(CompiledProduct, found)
-    from genctl.native.quantized import GROUP, Int4Plain, Int8Plain
+    from genctl.native.quantized import GROUP, Int8Plain
 
     if quantize == "int4" and width % GROUP:
         quantize = "int8"
     if found is not None:
         return partial(CompiledProduct, found, quantize=quantize)
-    int4 = partial(Int4Plain, coded=not compiled and library() is not None and dtype in TYPES)
-    return Int8Plain if quantize == "int8" else int4
+    if quantize == "int8":
+        return Int8Plain
+    from genctl.native.blocks import BlocksPlain, int4_blocks
+
+    coded = not compiled and library() is not None and dtype in TYPES
+    return lambda weight, bias: BlocksPlain(int4_blocks(weight), bias, coded=coded)
 
 
 class Products:

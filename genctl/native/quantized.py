@@ -79,13 +79,13 @@ def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
 
 
 def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [O, I] -> codes int32 [O, I] from 0 to 15, scales and zeros bfloat16 [I / 32, O, 2].
+    """weight [O, I] -> codes int8 [O, I] from 0 to 15, scales and zeros bfloat16 [I / 32, O, 2].
 
     weight ≈ (code - 8) · scale + zero. The range of a group begins as its least and largest number. Then codes and
     range are improved in turn, each by least squares for the other; the best pair of all turns is kept.
     """
     size, width = weight.shape
-    codes = torch.empty(size, width, dtype=torch.int32)
+    codes = torch.empty(size, width, dtype=torch.int8)
     scales = torch.empty(width // GROUP, size, 2, dtype=torch.bfloat16)
     step = max(1, AT_ONCE // width)
     for begin in range(0, size, step):
@@ -131,24 +131,6 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return best[0] + 8, best[1], best[2]
 
 
-def int4_packed(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [O, I] -> codes uint8 [O, I / 64, 32], ranges bfloat16 [O, 2, I / 32]; I is rounded up to 64.
-
-    A byte holds number k of a group of 32 in its lower half, and number k of the next group in its upper half. Of each
-    row, the scales of all groups come before the zeros.
-    """
-    codes, scales = int4_codes(weight)  # [O, I], [I / 32, O, 2]
-    size, width = codes.shape
-    full = -(-width // (2 * GROUP))
-    ranges = torch.zeros(size, 2, 2 * full, dtype=torch.bfloat16)
-    ranges[:, :, : width // GROUP] = scales.permute(1, 2, 0)
-    packed = torch.zeros(size, full, GROUP, dtype=torch.uint8)
-    groups = codes.view(size, -1, GROUP)
-    packed |= groups[:, ::2].to(torch.uint8)
-    packed[:, : groups.shape[1] // 2] |= groups[:, 1::2].to(torch.uint8) << 4
-    return packed, ranges
-
-
 class Unpacked:
     """Quantised weights where nothing is compiled: they are unpacked for each product, some outputs at a time.
 
@@ -183,28 +165,6 @@ class Unpacked:
         return y.to(x.dtype).view(*x.shape[:-1], self.size)
 
 
-class Int4Plain(Unpacked):
-    """4-bit weights where nothing is compiled."""
-
-    form = "plain, int4"
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, coded: bool = False) -> None:
-        super().__init__(weight.shape, bias, coded=coded)
-        self.packed, self.ranges = int4_packed(weight)
-
-    def numbers(self, part: slice) -> Tensor:
-        """float32 [o, I]."""
-        packed = self.packed[part]
-        codes = torch.stack([packed & 15, packed >> 4], 2).flatten(1, 2)  # [o, I / 32, 32]
-        scale, zero = (half.float()[..., None] for half in self.ranges[part].unbind(1))
-        return ((codes.float() - 8) * scale + zero).flatten(1)[:, : self.width]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Codes, ranges and bias."""
-        held = (self.packed, self.ranges)
-        return held if self.bias is None else (*held, self.bias)
-
-
 def int4_bytes(size: int, width: int) -> int:
-    """Bytes of a weight [O, I] in 4 bits: of 64 numbers, 32 bytes of codes, and two scales and zeros of 2 bytes."""
-    return size * -(-width // (2 * GROUP)) * (GROUP + 8)
+    """Bytes of a weight [O, I] in 4 bits: 16 outputs side by side; of 32 numbers 16 bytes, and a scale and a zero."""
+    return -(-size // 16) * 16 * (width // GROUP) * (GROUP // 2 + 4)

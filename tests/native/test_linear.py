@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.native import linear, quantized
+from genctl.native.blocks import BlocksPlain
 from genctl.native.linear import Linear, Plain, Products
 
 
@@ -76,7 +77,7 @@ def test_which_form_runs() -> None:
     matrix = weight((512, 768))
     assert isinstance(Products().linear(matrix), Plain)
     assert isinstance(Products("int8").linear(matrix), quantized.Int8Plain)
-    assert isinstance(Products("int4").linear(matrix), quantized.Int4Plain)
+    assert isinstance(Products("int4").linear(matrix), BlocksPlain)
     assert isinstance(Products("int4").linear(matrix[:, :50]), quantized.Int8Plain)  # no whole groups of 32
     assert isinstance(Products("int4").head(matrix), quantized.Int8Plain)
 

@@ -1,4 +1,5 @@
-/* Weights in blocks of 32 numbers, as GGUF files hold them (ggml: block_q8_0, block_q4_0, block_q4_K and so on).
+/* Weights in blocks of 32 numbers, as GGUF files hold them (ggml: block_q8_0, block_q4_0, block_q4_K and so on), and 4 bits of
+   our own.
 
    Sixteen outputs lie side by side: lane l adds up output l, four exact products at a time, so that no lanes are added up in
    the end. A block's sum is an exact integer, and each block is one fused multiplication and addition: the same bits on every
@@ -21,13 +22,15 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
   const int size = eight ? 64 : 32, is_signed = eight && scales != RANGES;
   const uint8_t *w = (const uint8_t *)job->w->w + o * in * size / 64;
   const uint16_t *half = job->w->range + o * groups;
+  const uint16_t *brief = job->w->range + 2 * o * groups;
   const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * pad;
   const int8_t *x = job->codes + row * width;
   const int32_t *begin = job->total + row * 2 * groups;
   F s[R];
   UNROLL for (int i = 0; i < r; i++) s[i] = all(0);
   for (int64_t g = 0; g < groups; g++) {
-    const F scale = scales == HALVES ? ldh(half + 16 * g) : ld(wide + 32 * g), second = scales == HALVES ? scale : ld(wide + 32 * g + 16);
+    const F scale = scales == HALVES ? ldh(half + 16 * g) : scales == SHORTS ? ldb(brief + 32 * g) : ld(wide + 32 * g);
+    const F second = scales == HALVES ? scale : scales == SHORTS ? ldb(brief + 32 * g + 16) : ld(wide + 32 * g + 16);
     I sum[R];
     UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0);
     DEEP for (int q = 0; q < 8; q++, w += size) {
@@ -44,7 +47,7 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
     }
     UNROLL for (int i = 0; i < r; i++) {
       s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[i * 2 * pad + g])), s[i]);
-      if (scales == RANGES) s[i] = fma16(second, all(x_scale[i * 2 * pad + pad + g]), s[i]);
+      if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[i * 2 * pad + pad + g]), s[i]);
     }
   }
   UNROLL for (int i = 0; i < r; i++) put16(job, row + i, o, job->w->out - o, s[i]);
@@ -71,16 +74,19 @@ void blocks8(const Job *job, int64_t from, int64_t to) {
   }
 }
 void blocks4(const Job *job, int64_t from, int64_t to) {
-  if (job->w->type == HALVES) rows_of_blocks(job, from, to, 0, HALVES);
-  else rows_of_blocks(job, from, to, 0, RANGES);
+  switch (job->w->type) {
+  case HALVES: rows_of_blocks(job, from, to, 0, HALVES); break;
+  case RANGES: rows_of_blocks(job, from, to, 0, RANGES); break;
+  default: rows_of_blocks(job, from, to, 0, SHORTS);
+  }
 }
 
-/* The codes of a row as `code4` makes them, and what each sum begins with: for 32 numbers, or for 16. */
+/* The codes of a row as `code_groups` makes them, and what each sum begins with: for 32 numbers, or for 16. */
 void code_blocks(void *p, int row) {
   const Job *job = p;
   const int64_t groups = job->w->in / 32;
   const int length = job->w->type == SIXTEENS ? 16 : 32, by = unsigned_by(job->w->form == BLOCKS8, job->w->type);
-  code4(p, row);
+  code_groups(p, row);
   const int8_t *codes = job->codes + row * job->width;
   int32_t *begin = (int32_t *)job->total + row * 2 * groups;
   for (int64_t g = 0; g < 2 * groups; g++) {

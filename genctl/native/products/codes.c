@@ -1,10 +1,6 @@
-/* Weights of 8 and of 4 bits, and rows of x as codes of 8 bits.
-
-   8 bits: sums of integers are exact. With AMX see amx_codes.c.
-   4 bits: of each group of 32, lane l adds up four exact products at a time; then the tree of lanes.h. */
+/* Weights of 8 bits, a scale for each output: sums of integers are exact (with AMX see amx_codes.c). And rows of x as codes of 8
+   bits, for these and for blocks. */
 #include "tiles.h"
-
-/* -- 8 bits -------------------------------------------------------------------------------------------------------- */
 
 IN float scaled8(const Job *job, int64_t row, int64_t o, int32_t sum) { /* the scale has the 1 / 127 of the row in it */
   return (float)(sum - SHIFT * job->total[row]) * job->w->scale[o] * job->largest[row];
@@ -81,63 +77,6 @@ void codes8(const Job *job, int64_t from, int64_t to) {
   else STRIPS(TILE8, job->w->in)
 }
 
-/* -- 4 bits -------------------------------------------------------------------------------------------------------- */
-
-/* The sum of one output for r rows. Scales of 16 groups are made at once; two groups, 64 numbers, are one step. */
-IN void sum4(const Job *job, int64_t row, int64_t o, const int r, F *s) {
-  const int64_t width = job->width, groups = width / 32, pad = (groups + 15) & ~(int64_t)15;
-  const uint8_t *w = (const uint8_t *)job->w->w + o * width / 2;
-  const uint16_t *scale = job->w->range + o * 2 * groups, *zero = scale + groups;
-  const int8_t *x = job->codes + row * width;
-  const float *x_scale = job->largest + row * 2 * pad;
-  F z[TALL];
-  UNROLL for (int i = 0; i < r; i++) s[i] = z[i] = all(0);
-  for (int64_t g = 0; g < groups; g += 16) {
-    const int n = groups - g < 16 ? (int)(groups - g) : 16;
-    F sc = n == 16 ? ldb(scale + g) : loadn(scale, g, BF16, n), ze = n == 16 ? ldb(zero + g) : loadn(zero, g, BF16, n);
-    ze = fma16(all(-8.0f), sc, ze);
-    Pairs both[TALL];
-    UNROLL for (int i = 0; i < r; i++) {
-      both[i] = pairs(mul(sc, ld(x_scale + i * 2 * pad + g)));
-      z[i] = fma16(ze, ld(x_scale + i * 2 * pad + pad + g), z[i]);
-    }
-#define STEP4(p) { \
-      const uint8_t *at = w + (g + (p)) * 16; \
-      __builtin_prefetch(at + 2048, 0, 3); \
-      B codes = nibbles(at); \
-      UNROLL for (int i = 0; i < r; i++) s[i] = fma16(real(dotu(iall(0), codes, ldc(x + i * width + (g + (p)) * 32))), pair(both + i, p), s[i]); \
-    }
-    if (n == 16) {
-      DEEP for (int p = 0; p < 16; p += 2) STEP4(p)
-    } else {
-      for (int p = 0; p < n; p += 2) STEP4(p)
-    }
-  }
-  UNROLL for (int i = 0; i < r; i++) s[i] = add(s[i], z[i]);
-}
-IN void tile4(const Job *job, int64_t row, int64_t o, const int r) {
-  F s[TALL];
-  sum4(job, row, o, r, s);
-  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, tree(s[i]));
-}
-/* One row: the lanes of four outputs are added up together. */
-static void one4(const Job *job, int64_t from, int64_t to) {
-  int64_t o = from;
-  for (; o + 4 <= to; o += 4) {
-    F s[4];
-    float y[4];
-    for (int j = 0; j < 4; j++) sum4(job, 0, o + j, 1, s + j);
-    tree4(s[0], s[1], s[2], s[3], y);
-    put4(job, 0, o, y);
-  }
-  for (; o < to; o++) tile4(job, 0, o, 1);
-}
-#define TILE4(row, o, r, c, next) for (int output = 0; output < (c); output++) tile4(job, row, (o) + output, r)
-void codes4(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1) one4(job, from, to);
-  else STRIPS(TILE4, job->width / 2)
-}
-
 /* -- rows of x ------------------------------------------------------------------------------------------------------ */
 
 /* Codes of numbers [k, stop) by their largest one, which is NaN where one is not finite; returns the sum of codes. */
@@ -168,7 +107,7 @@ void code8(void *p, int row) {
   const Job *job = p;
   ((int32_t *)job->total)[row] = coded(job, row, 0, job->width, (float *)job->largest + row, (int8_t *)job->codes + row * job->width);
 }
-void code4(void *p, int row) {
+void code_groups(void *p, int row) {
   const Job *job = p;
   const int64_t groups = job->width / 32, pad = (groups + 15) & ~(int64_t)15;
   float *scale = (float *)job->largest + row * 2 * pad, *sums = scale + pad;

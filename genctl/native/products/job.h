@@ -20,7 +20,7 @@ typedef struct {
   const void *given; /* x as it came */
   const float *x;    /* float32, or NULL for codes; bfloat16.c: in the form that it needs */
   const int8_t *codes;
-  const float *largest; /* CODES8: [N], of the row; CODES4: [N, G + pad] scales, then the sums of the groups */
+  const float *largest; /* CODES8: [N], of the row; blocks: [N, 2, G + pad] scales, then the sums of each 32 */
   const int32_t *total; /* CODES8: [N], of a row's codes; blocks: [N, I / 16], what sums begin with */
   void *y;
   int type, threads, count, form; /* form: of x, in bfloat16.c */
@@ -87,11 +87,10 @@ int is_turned(const Job *job);
 int64_t turned_outputs(void);
 void lay_out_turned(Job *job, int threads);
 void outputs_turned(const Job *job, int64_t from, int64_t to);
-/* Codes (codes.c): a row of x with one scale, or one for each 32 numbers; and outputs [from, to) of all rows */
+/* Codes (codes.c): a row of x with one scale, or one for each 32 numbers; and, of the first, outputs [from, to) of all rows */
 void code8(void *job, int row);
-void code4(void *job, int row);
+void code_groups(void *job, int row);
 void codes8(const Job *job, int64_t from, int64_t to);
-void codes4(const Job *job, int64_t from, int64_t to);
 /* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
 void code_blocks(void *job, int row);
 void blocks8(const Job *job, int64_t from, int64_t to);

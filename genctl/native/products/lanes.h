@@ -80,9 +80,6 @@ IN int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 IN F wide_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 IN F ldb(const uint16_t *p) { return wide_bf16(_mm256_loadu_si256((const void *)p)); }
 IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-typedef __m512 Pairs; /* 16 numbers, of which `pair` spreads two over eight lanes each */
-IN Pairs pairs(F v) { return v; }
-IN F pair(const Pairs *v, int p) { return _mm512_permutexvar_ps(_mm512_add_epi32(_mm512_set_epi32(1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0), _mm512_set1_epi32(p)), *v); }
 IN __m128 quarter(F v) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
   return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -141,9 +138,6 @@ IN int32_t largest(I v) {
 IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
 IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
 IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
-typedef struct { float v[16]; } Pairs; /* 16 numbers, of which `pair` spreads two over eight lanes each */
-IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
-IN F pair(const Pairs *v, int p) { return EACH(F, _mm256_broadcast_ss(v->v + p), _mm256_broadcast_ss(v->v + p + 1)); }
 IN __m128 quarter(F v) {
   __m256 h = _mm256_add_ps(v.a, v.b);
   return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -214,9 +208,6 @@ IN void stb(int8_t *p, I a) {
 IN int32_t largest(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3]))); }
 IN F ldb(const uint16_t *p) { F r; FOUR r.v[q] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)); return r; }
 IN F ldh(const uint16_t *p) { F r; FOUR r.v[q] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q))); return r; }
-typedef struct { float v[16]; } Pairs;
-IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
-IN F pair(const Pairs *v, int p) { F r; FOUR r.v[q] = vdupq_n_f32(v->v[p + q / 2]); return r; }
 IN B ldc(const void *p) { B r; FOUR r.v[q] = vld1q_s8((const int8_t *)p + 16 * q); return r; }
 IN B shifted(B w) { return w; }
 #define SHIFT 0
@@ -290,9 +281,6 @@ IN void stb(int8_t *p, I a) { SIXTEEN p[l] = (int8_t)a.v[l]; }
 IN int32_t largest(I a) { int32_t m = a.v[0]; SIXTEEN m = a.v[l] > m ? a.v[l] : m; return m; }
 IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
 IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
-typedef struct { float v[16]; } Pairs;
-IN Pairs pairs(F a) { Pairs r; st(r.v, a); return r; }
-IN F pair(const Pairs *v, int p) { F r; SIXTEEN r.v[l] = v->v[p + l / 8]; return r; }
 IN B ldc(const void *p) { B r; memcpy(&r, p, 64); return r; }
 IN B shifted(B w) { return w; }
 #define SHIFT 0

@@ -4,7 +4,7 @@
    others, with one thread and with many, and in float32 sums on every instruction set.
      [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: turned.c, the same sums.
      [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
-     Codes of 8 and 4 bits: see codes.c. Blocks (blocks.c): lane l is an output.
+     Codes of 8 bits: see codes.c. Blocks of 8 and 4 bits: see blocks.c.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "tiles.h"
 
@@ -161,8 +161,7 @@ static void outputs(void *p, int number) {
     break;
   case CODES8: codes8(job, from, to); break;
   case BLOCKS8: blocks8(job, from, to); break;
-  case BLOCKS4: blocks4(job, from, to); break;
-  default: codes4(job, from, to);
+  default: blocks4(job, from, to);
   }
 }
 
@@ -189,7 +188,7 @@ static void prepare(Job *job) {
     job->codes = scratch(0, (size_t)(rows * job->width));
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
     job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
-    pieces(w->form == CODES8 ? code8 : w->form == CODES4 ? code4 : code_blocks, job, (int)rows, ready);
+    pieces(w->form == CODES8 ? code8 : code_blocks, job, (int)rows, ready);
 #ifdef __AMX_BF16__
     if (w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
 #endif
@@ -212,7 +211,7 @@ static void cut(Job *job) {
   const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  if (job->rows == 1 || tiled || (OUTPUTS > 1 && job->rows > TALL && w->form < CODES4)) {
+  if (job->rows == 1 || tiled || (OUTPUTS > 1 && job->rows > TALL && w->form < BLOCKS8)) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);
     block = ((w->out + count - 1) / count + together - 1) / together * together;

@@ -10,18 +10,18 @@ void pieces(Piece work, void *job, int count, int threads); /* every piece once,
 void *scratch(int slot, size_t bytes);                      /* memory of this thread, kept for the next call */
 
 /* -- products (products.c) -- */
-/* A weight [O, I]; [I, O]; 8 bits [O, I]; 4 bits [O, I / 64, 32]; blocks in 8 bits [O / 16, I / 4, 16, 4] and in 4 bits
-   [O / 16, I / 4, 32], where byte b holds code b in its lower half and code b + 32 in its upper half. */
-enum { PLAIN, ACROSS, CODES8, CODES4, BLOCKS8, BLOCKS4 };
+/* A weight [O, I]; [I, O]; 8 bits [O, I]; blocks in 8 bits [O / 16, I / 4, 16, 4] and in 4 bits [O / 16, I / 4, 32], where byte b holds code b in its lower half and code b + 32 in its upper half. */
+enum { PLAIN, ACROSS, CODES8, BLOCKS8, BLOCKS4 };
 /* The scales of blocks: float16 `range` [O / 16, I / 32, 16], w = code * scale, where codes of 4 bits are 8 too large; float32
-   `scale` [O / 16, I / 32, 2, 16], w = code * scale + offset; the same, a scale for each half of a block, 8 bits only. */
-enum { HALVES, RANGES, SIXTEENS };
+   `scale` [O / 16, I / 32, 2, 16], w = code * scale + offset; the same, a scale for each half of a block, 8 bits only; bfloat16
+   `range` [O / 16, I / 32, 2, 16], w = (code - 8) * scale + offset, 4 bits only. */
+enum { HALVES, RANGES, SIXTEENS, SHORTS };
 typedef struct {
   int32_t form, type; /* type: of PLAIN and ACROSS (lanes.h), and of the scales of blocks */
   int64_t in, out;
   const void *w;
   const float *scale;    /* CODES8: [O] */
-  const uint16_t *range; /* CODES4: bfloat16, of each row G scales, then G zeros, G = I / 32: w = (code - 8) * scale + zero */
+  const uint16_t *range;
   const float *bias;     /* [O] or NULL */
 } Weight;
 /* x [N, I] -> y [N, O1 + O2 + ...]: products of the same x, whose weights have one form, and are all ACROSS or none is */
