@@ -228,7 +228,7 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
   }
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {
-  use_tiles();
+  use_tiles(64);
   if (job->rows <= 16 && !is_across(job)) few_rows(job, from, to, 1);
   else if (job->rows <= 32 && !is_across(job)) few_rows(job, from, to, 2);
   else many_rows(job, from, to);

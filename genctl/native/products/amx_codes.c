@@ -98,7 +98,7 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
     if (n / 2 < wide && n % 2 < tall) write(job, row + n % 2 * 16, o + n / 2 * 16, to, sums[n]);
 }
 void outputs_amx_codes(const Job *job, int64_t from, int64_t to) {
-  use_tiles();
+  use_tiles(64);
   /* where x is larger than the second cache, a panel of it serves more outputs */
   const int64_t in = job->w->in, passes = (job->rows + 31) / 32, width = job->rows * job->width > 1 << 21 ? 256 : 32;
   for (int64_t begin = from, end; begin < to; begin = end) {

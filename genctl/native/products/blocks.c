@@ -18,12 +18,12 @@ IN B four(const int8_t *p) { /* the same four codes in every lane */
 IN int32_t unsigned_by(const int eight, const int scales) { return scales == RANGES ? 0 : eight ? SHIFT : 8; }
 
 IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const int eight, const int scales) {
-  const int64_t in = job->w->in, width = job->width, groups = in / 32, pad = (groups + 15) & ~(int64_t)15;
+  const int64_t in = job->w->in, width = job->width, groups = in / 32;
   const int size = eight ? 64 : 32, is_signed = eight && scales != RANGES;
   const uint8_t *w = (const uint8_t *)job->w->w + o * in * size / 64;
   const uint16_t *half = job->w->range + o * groups;
   const uint16_t *brief = job->w->range + 2 * o * groups;
-  const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * pad;
+  const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * groups;
   const int8_t *x = job->codes + row * width;
   const int32_t *begin = job->total + row * 2 * groups;
   F s[R];
@@ -36,7 +36,7 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
     DEEP for (int q = 0; q < 8; q++, w += size) {
       if (eight || !(q & 1)) __builtin_prefetch(w + 6144, 0, 2);
       if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
-        s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[i * 2 * pad + g])), s[i]);
+        s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[(i * groups + g) * 2])), s[i]);
         sum[i] = iall(begin[i * 2 * groups + 2 * g + 1]);
       }
       const B codes = eight ? is_signed ? shifted(ldc(w)) : ldc(w) : nibbles(w);
@@ -46,8 +46,8 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
       }
     }
     UNROLL for (int i = 0; i < r; i++) {
-      s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[i * 2 * pad + g])), s[i]);
-      if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[i * 2 * pad + pad + g]), s[i]);
+      s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[(i * groups + g) * 2])), s[i]);
+      if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[(i * groups + g) * 2 + 1]), s[i]);
     }
   }
   UNROLL for (int i = 0; i < r; i++) put16(job, row + i, o, job->w->out - o, s[i]);
@@ -66,7 +66,13 @@ IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight
     }
   }
 }
+#ifdef __AMX_BF16__
+#define TILED if (is_tiled(job)) { outputs_amx_blocks(job, from, to); return; }
+#else
+#define TILED
+#endif
 void blocks8(const Job *job, int64_t from, int64_t to) {
+  TILED
   switch (job->w->type) {
   case HALVES: rows_of_blocks(job, from, to, 1, HALVES); break;
   case RANGES: rows_of_blocks(job, from, to, 1, RANGES); break;
@@ -74,6 +80,7 @@ void blocks8(const Job *job, int64_t from, int64_t to) {
   }
 }
 void blocks4(const Job *job, int64_t from, int64_t to) {
+  TILED
   switch (job->w->type) {
   case HALVES: rows_of_blocks(job, from, to, 0, HALVES); break;
   case RANGES: rows_of_blocks(job, from, to, 0, RANGES); break;
@@ -81,16 +88,25 @@ void blocks4(const Job *job, int64_t from, int64_t to) {
   }
 }
 
-/* The codes of a row as `code_groups` makes them, and what each sum begins with: for 32 numbers, or for 16. */
+/* A row of x: codes; of each 32 their scale, and their sum times it; and what the sum of a block, or of half a block, begins with. */
 void code_blocks(void *p, int row) {
   const Job *job = p;
   const int64_t groups = job->w->in / 32;
-  const int length = job->w->type == SIXTEENS ? 16 : 32, by = unsigned_by(job->w->form == BLOCKS8, job->w->type);
-  code_groups(p, row);
-  const int8_t *codes = job->codes + row * job->width;
+  const int eight = job->w->form == BLOCKS8, scales = job->w->type, by = unsigned_by(eight, scales);
+  int8_t *codes = (int8_t *)job->codes + row * job->width;
   int32_t *begin = (int32_t *)job->total + row * 2 * groups;
-  for (int64_t g = 0; g < 2 * groups; g++) {
-    begin[g] = 0;
-    for (int k = 0; k < length && by && 16 * g + k < job->w->in; k++) begin[g] -= by * codes[16 * g + k];
+  const int beside = is_tiled(job) ? 16 : 1; /* rows */
+  float *scale = (float *)job->largest + (row / beside * 2 * groups) * beside + row % beside;
+  for (int64_t g = 0; g < groups; g++, begin += 2, codes += 32, scale += 2 * beside) {
+    float largest;
+    const int32_t sum = coded(job, row, 32 * g, 32 * g + 32, &largest, codes);
+    *scale = largest / 127.0f;
+    scale[beside] = (float)sum * *scale;
+    begin[0] = -by * sum;
+    if (scales == SIXTEENS) {
+      int32_t second = 0;
+      for (int k = 16; k < 32; k++) second += codes[k];
+      begin[0] = -by * (sum - second), begin[1] = -by * second;
+    }
   }
 }

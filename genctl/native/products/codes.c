@@ -80,7 +80,7 @@ void codes8(const Job *job, int64_t from, int64_t to) {
 /* -- rows of x ------------------------------------------------------------------------------------------------------ */
 
 /* Codes of numbers [k, stop) by their largest one, which is NaN where one is not finite; returns the sum of codes. */
-IN int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
+int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_of_all, int8_t *to) {
   I top = iall(0), sum = iall(0);
   for (int64_t at = k; at < stop; at += 16) top = imax(top, bits(absolute(row_part(job, row, at))));
   const int32_t m = largest(top);
@@ -106,15 +106,4 @@ IN int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *mo
 void code8(void *p, int row) {
   const Job *job = p;
   ((int32_t *)job->total)[row] = coded(job, row, 0, job->width, (float *)job->largest + row, (int8_t *)job->codes + row * job->width);
-}
-void code_groups(void *p, int row) {
-  const Job *job = p;
-  const int64_t groups = job->width / 32, pad = (groups + 15) & ~(int64_t)15;
-  float *scale = (float *)job->largest + row * 2 * pad, *sums = scale + pad;
-  memset(scale, 0, sizeof(float) * 2 * (size_t)pad);
-  for (int64_t g = 0; g < groups; g++) {
-    const int32_t sum = coded(job, row, 32 * g, 32 * g + 32, scale + g, (int8_t *)job->codes + row * job->width + 32 * g);
-    scale[g] /= 127.0f;
-    sums[g] = (float)sum * scale[g];
-  }
 }

@@ -20,7 +20,7 @@ typedef struct {
   const void *given; /* x as it came */
   const float *x;    /* float32, or NULL for codes; bfloat16.c: in the form that it needs */
   const int8_t *codes;
-  const float *largest; /* CODES8: [N], of the row; blocks: [N, 2, G + pad] scales, then the sums of each 32 */
+  const float *largest; /* CODES8: [N], of the row; blocks: [N, G, 2] scales and sums; by AMX [N / 16, G, 2, 16] */
   const int32_t *total; /* CODES8: [N], of a row's codes; blocks: [N, I / 16], what sums begin with */
   void *y;
   int type, threads, count, form; /* form: of x, in bfloat16.c */
@@ -87,9 +87,9 @@ int is_turned(const Job *job);
 int64_t turned_outputs(void);
 void lay_out_turned(Job *job, int threads);
 void outputs_turned(const Job *job, int64_t from, int64_t to);
-/* Codes (codes.c): a row of x with one scale, or one for each 32 numbers; and, of the first, outputs [from, to) of all rows */
+/* Codes (codes.c): of numbers [k, stop) of a row, by their largest one, and their sum; a row; and outputs [from, to) of all rows */
 void code8(void *job, int row);
-void code_groups(void *job, int row);
+int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *largest, int8_t *to);
 void codes8(const Job *job, int64_t from, int64_t to);
 /* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
 void code_blocks(void *job, int row);
@@ -104,22 +104,30 @@ void plain_bf16(const Job *job, int64_t from, int64_t to);
 #define PARTS_BF16 2
 void across_bf16(Job *job);
 #ifdef __AMX_BF16__
-/* bfloat16 (amx.c) and 8 bits (amx_codes.c), from so many rows on: x as the tiles read it, and outputs [from, to) of all rows */
+/* bfloat16 (amx.c), 8 bits (amx_codes.c) and blocks (amx_blocks.c), from so many rows on: x as the tiles read it, and outputs
+   [from, to) of all rows */
 #define AMX_ROWS 6
 #define AMX_CODES 7
+#define AMX_BLOCKS 24
 void prepare_amx(Job *job);
 void outputs_amx(const Job *job, int64_t from, int64_t to);
 void prepare_amx_codes(Job *job, int threads);
 void outputs_amx_codes(const Job *job, int64_t from, int64_t to);
-IN void use_tiles(void) { /* eight, of 16 lines of 64 bytes; leaves zeros in them */
+void outputs_amx_blocks(const Job *job, int64_t from, int64_t to);
+/* Eight tiles, of 16 lines of 64 bytes, but for lines of `length` bytes in tile 6, and as many fours of lines in tile 7; leaves
+   zeros in them */
+IN void use_tiles(const int length) {
   const struct { /* as ldtilecfg reads it */
     uint8_t palette, start, reserved[14];
     uint16_t bytes[16];
     uint8_t lines[16];
-  } shapes = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, 16}};
+  } shapes = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, (uint16_t)length, 64}, .lines = {16, 16, 16, 16, 16, 16, 16, (uint8_t)(length / 4)}};
   _tile_loadconfig(&shapes);
 }
 #else
 #define AMX_CODES INT64_MAX
+#define AMX_BLOCKS INT64_MAX
 #endif
+/* Blocks that amx_blocks.c multiplies */
+IN int is_tiled(const Job *job) { return job->w->form >= BLOCKS8 && job->rows >= AMX_BLOCKS; }
 #endif

@@ -180,13 +180,12 @@ static void widen(void *p, int number) {
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {
   const Weight *w = job->w;
-  const int64_t rows = job->rows;
+  const int64_t rows = job->rows, whole = (rows + 15) & ~(int64_t)15; /* tiles read 16 rows */
   const int ready = rows * w->in > 1 << 15 ? job->threads : 1;
   if (w->form >= CODES8) {
     job->width = (w->in + 63) & ~(int64_t)63;
-    const int64_t pad = (job->width / 32 + 15) & ~(int64_t)15;
-    job->codes = scratch(0, (size_t)(rows * job->width));
-    job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : rows * 2 * pad));
+    job->codes = scratch(0, (size_t)(whole * job->width));
+    job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : whole * w->in / 16));
     job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
     pieces(w->form == CODES8 ? code8 : code_blocks, job, (int)rows, ready);
 #ifdef __AMX_BF16__
@@ -211,7 +210,8 @@ static void cut(Job *job) {
   const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  if (job->rows == 1 || tiled || (OUTPUTS > 1 && job->rows > TALL && w->form < BLOCKS8)) {
+  const int shared = w->form >= BLOCKS8 ? job->rows > R : OUTPUTS > 1 && job->rows > TALL;
+  if (job->rows == 1 || tiled || shared) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);
     block = ((w->out + count - 1) / count + together - 1) / together * together;
