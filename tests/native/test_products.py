@@ -164,7 +164,7 @@ def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Fo
         assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
 
 
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[4]], ids=str)
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[4]], ids=str)
 @pytest.mark.parametrize(("width", "rows"), [(262, 530), (509, 131), (2100, 99)])
 @pytest.mark.usefixtures("threads")
 def test_outputs_that_are_turned_keep_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
@@ -182,6 +182,10 @@ def test_outputs_that_are_turned_keep_the_bits(compiled: Library, form: Form, wi
         y = product(x)[some]
         assert torch.equal(y.isnan(), wanted.isnan())
         assert torch.equal(y.nan_to_num(7.0).view(bits), wanted.nan_to_num(7.0).view(bits))
+    few, many = (CompiledProduct(compiled, weight((size, width)).to(form[0])) for size in (3, 150))
+    both = CompiledProducts([few, many])(x[44:])  # they read the same x
+    assert torch.equal(both[:, :3], few(x[44:]))
+    assert torch.equal(both[:, 3:], many(x[44:]))
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

@@ -1,6 +1,6 @@
 /* y = x W' + bias for bfloat16 weights [O, I] as they lie. The order of sums: bfloat16.h. */
 #include "bfloat16.h"
-#include "job.h"
+#include "turn.h"
 
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
 
@@ -97,7 +97,8 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
     return;
   }
 #endif
-  all_rows(job, from, to, WIDENED);
+  if (job->form == TURNED) outputs_turned_bf16(job, from, to);
+  else all_rows(job, from, to, WIDENED);
 }
 void plain_bf16(const Job *job, int64_t from, int64_t to) {
   const Mode mode = tiny_is_zero();
@@ -154,7 +155,8 @@ void prepare_bf16(Job *job) {
     return;
   }
 #endif
-  job->form = WIDENED;
+  job->form = may_turn(job) ? TURNED : WIDENED;
   job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
   pieces(widen, job, (int)rows, threads);
+  if (job->form == TURNED) lay_out_turned_bf16(job, threads);
 }

@@ -81,7 +81,8 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
 /* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
 void lay_out_across(Job *job, int threads);
 void across(Job *job);
-/* float32 and float16 weights [O, I] where there are many rows (turned.c): whether there are, and how many outputs a piece has;
+/* float32 and float16 weights [O, I] where there are many rows (turned.c): whether there are (of bfloat16, too), how many outputs
+   a piece has;
    x as the tiles read it, and outputs [from, to) of all rows */
 int is_turned(const Job *job);
 int64_t turned_outputs(void);
@@ -95,11 +96,14 @@ void codes8(const Job *job, int64_t from, int64_t to);
 void code_blocks(void *job, int row);
 void blocks8(const Job *job, int64_t from, int64_t to);
 void blocks4(const Job *job, int64_t from, int64_t to);
-/* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; or in the tiles of amx.c */
-enum { WIDENED, PAIRED, TILED };
+/* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; in the tiles of amx.c; or as those of
+   bfloat16_turned.c read them */
+enum { WIDENED, PAIRED, TILED, TURNED };
 /* bfloat16 weights [O, I] (bfloat16.c): x in the form that the product reads, and outputs [from, to) of all rows */
 void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);
+void lay_out_turned_bf16(Job *job, int threads);
+void outputs_turned_bf16(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
 #define PARTS_BF16 2
 void across_bf16(Job *job);

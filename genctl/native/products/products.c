@@ -200,7 +200,7 @@ static void prepare(Job *job) {
     pieces(widen, job, (int)rows, ready);
   }
   if (w->form == ACROSS && w->type != BF16) lay_out_across(job, ready);
-  if (is_turned(job)) lay_out_turned(job, ready);
+  if (w->type != BF16 && is_turned(job)) lay_out_turned(job, ready);
 }
 /* A piece is 128 KB of the weight, and strips. With one row, which no cache serves, it is 512 KB, and as many for each thread;
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */

@@ -4,21 +4,12 @@
    The bits are those of products.c: chain l adds up the inputs k = l mod 16 in turn, and two chains or sums are added as `tree`
    does it. So all rows pass over one chain after another, 0, 8, 4, 12, 2 and so on, and a sum waits for the other side of the
    tree. What is missing of the last 16 inputs is zero in x and W. */
-#include "job.h"
+#include "turn.h"
 
-#define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
 #define STEPS 128 /* of a chain, whose weights stay in the first cache while all rows pass */
 #define LEVELS 5  /* of the tree */
-#define GROUP 258 /* rows, whose sums stay in the second cache: tiles of any height */
-#define AHEAD 768 /* numbers of x between what is computed and what is asked for */
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define LEAST 24
-#else
-#define LEAST 97
-#endif
 int is_turned(const Job *job) {
-  const Weight *w = job->w;
-  return w->form == PLAIN && w->type != BF16 && job->rows >= LEAST && w->in >= 256 && w->out >= 16 * COLUMNS;
+  return job->w->form == PLAIN && (job->w->type == BF16 ? job->form == TURNED : may_turn(job));
 }
 int64_t turned_outputs(void) { return 16 * COLUMNS; }
 
@@ -32,49 +23,6 @@ IN int side_by_side(int64_t steps) { return steps > STEPS / 2 ? 1 : steps > STEP
 /* How far chains are apart, in W and x: not all in the same sets of a cache */
 IN int64_t w_chain(int64_t steps) { return (steps * COLUMNS + 1) * 16; }
 IN int64_t x_chain(const Job *job, int64_t steps) { return steps * job->rows + 16; }
-
-#if defined(__AVX512F__)
-IN void turn16(const F *v, F *y) {
-  F p[16], q[16];
-  UNROLL for (int i = 0; i < 16; i += 2) p[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
-  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) { /* of four rows: columns 2 j and 2 j + 1 of each four */
-    const __m512d a = _mm512_castps_pd(p[i + j]), b = _mm512_castps_pd(p[i + j + 2]);
-    q[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-  }
-  UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 16; j += 8) { /* of eight rows: columns i and i + 8, i + 4 and i + 12 */
-    p[i + j] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0x88);
-    p[i + j + 4] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0xdd);
-  }
-  UNROLL for (int i = 0; i < 8; i++) y[i] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0x88), y[i + 8] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0xdd);
-}
-#elif defined(__AVX2__)
-IN void turn8(const __m256 *v, __m256 *y) {
-  __m256 p[8], q[8];
-  UNROLL for (int i = 0; i < 8; i += 2) p[i] = _mm256_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
-  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
-    const __m256d a = _mm256_castps_pd(p[i + j]), b = _mm256_castps_pd(p[i + j + 2]);
-    q[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
-  }
-  UNROLL for (int i = 0; i < 4; i++) y[i] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x20), y[i + 4] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x31);
-}
-IN void turn16(const F *v, F *y) {
-  __m256 part[8], turned[8];
-  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 16; j += 8) { /* rows from i on, columns from j on */
-    UNROLL for (int n = 0; n < 8; n++) part[n] = j ? v[i + n].b : v[i + n].a;
-    turn8(part, turned);
-    UNROLL for (int n = 0; n < 8; n++) *(i ? &y[j + n].b : &y[j + n].a) = turned[n];
-  }
-}
-#else
-IN void turn16(const F *v, F *y) {
-  float rows[16][16], column[16];
-  for (int i = 0; i < 16; i++) st(rows[i], v[i]);
-  for (int l = 0; l < 16; l++) {
-    for (int i = 0; i < 16; i++) column[i] = rows[i][l];
-    y[l] = ld(column);
-  }
-}
-#endif
 
 /* Outputs from o on as [16 chains in their turn, steps, 16 COLUMNS] */
 IN void turn_outputs(const Job *job, int64_t o, float *to, const int type) {
@@ -132,7 +80,7 @@ IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
     for (int64_t k = 0; k < taken; k++, x += r) {
       UNROLL for (int j = 0; j < COLUMNS; j++) v[j] = ld(w + (k * COLUMNS + j) * 16);
-      __builtin_prefetch(x + AHEAD, 0, 3);
+      __builtin_prefetch(x + X_AHEAD, 0, 3);
       UNROLL for (int i = 0; i < r; i++) {
         const F u = all(x[i]);
         UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = fma16(u, v[j], s[i][j]);
@@ -148,15 +96,6 @@ IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
     }
   }
 }
-#define FOR_EACH_HEIGHT(rows, call) \
-  switch ((rows) < TALL ? (rows) : TALL) { \
-  case 1: call(1); break; \
-  case 2: call(2); break; \
-  case 3: call(3 < TALL ? 3 : TALL); break; \
-  case 4: call(4 < TALL ? 4 : TALL); break; \
-  case 5: call(5 < TALL ? 5 : TALL); break; \
-  default: call(TALL); \
-  }
 static void lay_out_tile(void *p, int number) {
   const Job *job = p;
   const int64_t row = (int64_t)number * TALL;

@@ -1,0 +1,69 @@
+/* Many rows by outputs that are turned, so that lanes are outputs (turned.c, bfloat16_turned.c) */
+#ifndef TURN_H
+#define TURN_H
+#include "job.h"
+
+#define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
+#define GROUP 258 /* rows, whose sums stay in the second cache: tiles of any height */
+#define X_AHEAD 768 /* numbers of x between what is computed and what is asked for */
+#if defined(__AVX2__) && !defined(__AVX512F__)
+#define LEAST 24
+#else
+#define LEAST 97
+#endif
+IN int may_turn(const Job *job) { return job->rows >= LEAST && job->w->in >= 256; } /* the same for all products of this x */
+
+/* [16, 16] numbers */
+#if defined(__AVX512F__)
+IN void turn16(const F *v, F *y) {
+  F p[16], q[16];
+  UNROLL for (int i = 0; i < 16; i += 2) p[i] = _mm512_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 16; i += 4) UNROLL for (int j = 0; j < 2; j++) { /* of four rows: columns 2 j and 2 j + 1 of each four */
+    const __m512d a = _mm512_castps_pd(p[i + j]), b = _mm512_castps_pd(p[i + j + 2]);
+    q[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+  UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < 16; j += 8) { /* of eight rows: columns i and i + 8, i + 4 and i + 12 */
+    p[i + j] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0x88);
+    p[i + j + 4] = _mm512_shuffle_f32x4(q[i + j], q[i + j + 4], 0xdd);
+  }
+  UNROLL for (int i = 0; i < 8; i++) y[i] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0x88), y[i + 8] = _mm512_shuffle_f32x4(p[i], p[i + 8], 0xdd);
+}
+#elif defined(__AVX2__)
+IN void turn8(const __m256 *v, __m256 *y) {
+  __m256 p[8], q[8];
+  UNROLL for (int i = 0; i < 8; i += 2) p[i] = _mm256_unpacklo_ps(v[i], v[i + 1]), p[i + 1] = _mm256_unpackhi_ps(v[i], v[i + 1]);
+  UNROLL for (int i = 0; i < 8; i += 4) UNROLL for (int j = 0; j < 2; j++) {
+    const __m256d a = _mm256_castps_pd(p[i + j]), b = _mm256_castps_pd(p[i + j + 2]);
+    q[i + 2 * j] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), q[i + 2 * j + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+  }
+  UNROLL for (int i = 0; i < 4; i++) y[i] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x20), y[i + 4] = _mm256_permute2f128_ps(q[i], q[i + 4], 0x31);
+}
+IN void turn16(const F *v, F *y) {
+  __m256 part[8], turned[8];
+  UNROLL for (int i = 0; i < 16; i += 8) UNROLL for (int j = 0; j < 16; j += 8) { /* rows from i on, columns from j on */
+    UNROLL for (int n = 0; n < 8; n++) part[n] = j ? v[i + n].b : v[i + n].a;
+    turn8(part, turned);
+    UNROLL for (int n = 0; n < 8; n++) *(i ? &y[j + n].b : &y[j + n].a) = turned[n];
+  }
+}
+#else
+IN void turn16(const F *v, F *y) {
+  float rows[16][16], column[16];
+  for (int i = 0; i < 16; i++) st(rows[i], v[i]);
+  for (int l = 0; l < 16; l++) {
+    for (int i = 0; i < 16; i++) column[i] = rows[i][l];
+    y[l] = ld(column);
+  }
+}
+#endif
+
+#define FOR_EACH_HEIGHT(rows, call) \
+  switch ((rows) < TALL ? (rows) : TALL) { \
+  case 1: call(1); break; \
+  case 2: call(2); break; \
+  case 3: call(3 < TALL ? 3 : TALL); break; \
+  case 4: call(4 < TALL ? 4 : TALL); break; \
+  case 5: call(5 < TALL ? 5 : TALL); break; \
+  default: call(TALL); \
+  }
+#endif
