@@ -189,6 +189,12 @@ def test_outputs_that_are_turned_keep_the_bits(compiled: Library, form: Form, wi
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
+def test_more_rows_than_are_taken_at_once(compiled: Library, form: Form) -> None:
+    product, x = made(compiled, (20, 64), form, True), inputs(2100, 64, form[0])
+    assert torch.equal(product(x), torch.cat([product(some) for some in x.split(300)]))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_bits_are_those_of_every_instruction_set(size: tuple[int, int], form: Form) -> None:
     if form[2] == "int4" and size[1] % 32:

@@ -223,11 +223,10 @@ static void cut(Job *job) {
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 
-void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
+static void some_rows(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
   Job jobs[MOST_PRODUCTS];
   int64_t first = 0, work = 0;
   int all_pieces = 0;
-  if (rows <= 0 || count > MOST_PRODUCTS) return;
   for (int n = 0; n < count; n++) first += w[n]->out;
   const int64_t y_row = first;
   first = 0;
@@ -242,4 +241,14 @@ void products(const Weight *const *w, int32_t count, const void *x, void *y, int
     else cut(jobs + n), all_pieces += jobs[n].pieces;
   }
   if (all_pieces) pieces(outputs, jobs, all_pieces, work < 1 << 15 ? 1 : threads);
+}
+/* A long prompt is taken in parts of rows, so that x in the form of a product is never large. */
+#define ROWS_AT_ONCE 1024
+void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
+  if (rows <= 0 || count > MOST_PRODUCTS) return;
+  const int64_t parts = (rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most = (rows + parts - 1) / parts, size = type == F32 ? 4 : 2;
+  int64_t y_row = 0;
+  for (int n = 0; n < count; n++) y_row += w[n]->out;
+  for (int64_t row = 0; row < rows; row += most)
+    some_rows(w, count, (const char *)x + row * w[0]->in * size, (char *)y + row * y_row * size, row + most < rows ? most : rows - row, type, threads);
 }
