@@ -67,12 +67,12 @@ IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight
   }
 }
 #ifdef __AMX_BF16__
-#define TILED if (is_tiled(job)) { outputs_amx_blocks(job, from, to); return; }
+#define BY_TILES if (is_tiled(job)) { outputs_amx_blocks(job, from, to); return; }
 #else
-#define TILED
+#define BY_TILES
 #endif
 void blocks8(const Job *job, int64_t from, int64_t to) {
-  TILED
+  BY_TILES
   switch (job->w->type) {
   case HALVES: rows_of_blocks(job, from, to, 1, HALVES); break;
   case RANGES: rows_of_blocks(job, from, to, 1, RANGES); break;
@@ -80,7 +80,7 @@ void blocks8(const Job *job, int64_t from, int64_t to) {
   }
 }
 void blocks4(const Job *job, int64_t from, int64_t to) {
-  TILED
+  BY_TILES
   switch (job->w->type) {
   case HALVES: rows_of_blocks(job, from, to, 0, HALVES); break;
   case RANGES: rows_of_blocks(job, from, to, 0, RANGES); break;
