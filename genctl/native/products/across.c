@@ -22,6 +22,8 @@
 #define INPUTS 4
 #define VECTORS 1
 #endif
+#define WHOLE 16 /* rows up to which a thread has parts, if there are TRAVEL inputs for each */
+#define TRAVEL 150
 #define LEAST 128 /* columns of a thread: with fewer, threads have parts of the inputs */
 #define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
 #define EVEN 192 /* rows from which on each tile asks for its share of the next block; with fewer the first two tiles do */
@@ -92,12 +94,24 @@ static void few_columns(void *p, int number) {
         }
     }
 }
-/* Some columns of one part */
+/* Some columns of a group of parts. The first group adds up its own; sums of the others wait for sum_parts, so that the parts
+   are added in turn. They are made in a thread's own memory: to make them where another thread has just read takes longer. */
 static void few_across(void *p, int number) {
   const Job *job = p;
   const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
-  const int part = (int)(number / blocks);
-  part_of(job, part, o, out - o < job->block ? out - o : job->block, sums_of(job, block, part), SUMS_ROW(job));
+  const int64_t n = out - o < job->block ? out - o : job->block, step = SUMS_ROW(job);
+  const int parts = job->count + job->group - 1, first = (int)(number / blocks) * job->group;
+  const int stop = first + job->group < parts ? first + job->group : parts;
+  float *sums = scratch(4, sizeof(float) * (size_t)(2 * job->rows * step)), *total = sums + job->rows * step;
+  for (int part = first; part < stop; part++) {
+    part_of(job, part, o, n, sums, step);
+    float *to = first ? sums_of(job, block, part - job->group + 1) : part + 1 < stop ? total : sums_of(job, block, 0);
+    for (int64_t i = 0; i < job->rows; i++)
+      for (int64_t c = 0; c < n; c += 16) {
+        const F s = ld(sums + i * step + c);
+        st(to + i * step + c, first || !part ? s : add(ld(total + i * step + c), s));
+      }
+  }
 }
 static void sum_parts(void *p, int block) {
   const Job *job = p;
@@ -257,18 +271,24 @@ void across(Job *job) {
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
+  /* A thread has parts, and reads whole rows of W, where sums that travel between threads are few beside W: of one or two rows,
+     or many inputs. Else it has columns, but where there are so few of them that it would read crumbs. */
   const int64_t strips = (w->out + 63) / 64, each = (strips + job->threads - 1) / job->threads;
-  if (rows > 2 && each * 64 >= LEAST) { /* one or two rows: parts, for whichever thread is free */
+  const int whole = rows > 2 && rows <= WHOLE && rows * TRAVEL <= w->in && job->threads <= PARTS;
+  if (rows > 2 && !whole && each * 64 >= LEAST) {
     const int64_t most = ROOM / rows / 64, cuts = (each + most - 1) / most;
     job->block = (each + cuts - 1) / cuts * 64;
     pieces(few_columns, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
-  const int64_t shares = (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread */
+  const int64_t shares = whole ? 1 : (2 * job->threads + PARTS - 1) / PARTS; /* two pieces for each thread, or one */
   const int64_t share = ((w->out + shares - 1) / shares + 63) / 64 * 64, most = SUMS(rows) / rows / 64 * 64;
-  job->block = share < most ? share : most;
+  job->block = share < most || whole ? share : most;
+  job->group = whole ? (job->count + job->threads - 1) / job->threads : 1;
   const int64_t blocks = (w->out + job->block - 1) / job->block;
+  const int groups = (job->count + job->group - 1) / job->group;
+  job->count -= job->group - 1; /* sums of the first group are one */
   job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
-  pieces(few_across, job, (int)(job->count * blocks), job->threads);
+  pieces(few_across, job, (int)(groups * blocks), job->threads);
   pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
 }

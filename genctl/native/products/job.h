@@ -23,7 +23,8 @@ typedef struct {
   const float *largest; /* CODES8: [N], of the row; blocks: [N, G, 2] scales and sums; by AMX [N / 16, G, 2, 16] */
   const int32_t *total; /* CODES8: [N], of a row's codes; blocks: [N, I / 16], what sums begin with */
   void *y;
-  int type, threads, count, form; /* form: of x, in bfloat16.c */
+  int type, threads, form; /* form: of x, in bfloat16.c */
+  int count, group; /* of few rows of [I, O]: sums, see `sums_of`, of parts that lie in groups */
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;        /* of few rows: see `sums_of` */
