@@ -86,22 +86,31 @@ IN void pack_lines(const uint16_t *w, int64_t apart, uint16_t *to) {
     _mm512_storeu_si512(tile + TILE + 32, _mm512_unpackhi_epi64(high01, high23));
   }
 }
-/* [O, I]: a block of 16 outputs from o on, those from `to` on as zeros; asks for that of outputs `ahead` of these */
-static void pack_block(const Job *job, int64_t o, int64_t to, int64_t step, int64_t ahead, uint16_t *lines) {
+/* [O, I]: a block of 16 outputs from o on, those from `to` on as zeros; asks for the one at `next` */
+static void pack_block(const Job *job, int64_t o, int64_t to, int64_t step, const uint16_t *next, uint16_t *lines) {
   const int64_t in = job->w->in;
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
   uint16_t rest[16 * 32];
   for (int64_t k = 32 * step; k < 32 * step + BLOCK; k += 32, lines += 64) {
-    for (int l = 0; l < 16; l++) _mm_prefetch(w + (ahead + l) * in + k, _MM_HINT_T1);
+    for (int l = 0; l < 16; l++) _mm_prefetch(next + l * in + k - 32 * step, _MM_HINT_T1);
     if (k + 32 <= in && o + 16 <= to) {
       pack_lines(w + k, in, lines);
       continue;
     }
     const int64_t n = in - k < 32 ? in - k : 32;
+    if (n <= 0) {
+      for (int q = 0; q < 8; q++) memset(lines + q * TILE, 0, 128);
+      continue;
+    }
     memset(rest, 0, sizeof rest);
-    for (int64_t l = 0; l < 16 && o + l < to && n > 0; l++) memcpy(rest + 32 * l, w + l * in + k, 2 * (size_t)n);
+    for (int64_t l = 0; l < 16 && o + l < to; l++) memcpy(rest + 32 * l, w + l * in + k, 2 * (size_t)n);
     pack_lines(rest, 32, lines);
   }
+}
+/* What is packed two blocks after this one, where `outputs` are packed at a time: further ahead would not stay in the caches. */
+IN const uint16_t *two_later(const Job *job, int64_t o, int64_t step, int64_t outputs) {
+  const int64_t blocks = steps(job) / 8, block = step / 8 + 32 / outputs;
+  return (const uint16_t *)job->w->w + (o + block / blocks * outputs) * job->w->in + block % blocks * BLOCK;
 }
 IN __mmask16 which(int64_t o, int64_t to) { return (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1); }
 /* All inputs of outputs [o, to): rows of W are read along, and each leaves a line in every panel. */
@@ -187,7 +196,7 @@ IN void few(const Job *job, int64_t o, int64_t to, const int tall, const int wid
   uint16_t w[2 * 8 * TILE] __attribute__((aligned(64)));
   Sums sums __attribute__((aligned(64)));
   for (int64_t step = 0; step < count; step += 8) {
-    for (int n = 0; n < wide; n++) pack_block(job, o + 16 * n, to, step, 32, w + n * 8 * TILE);
+    for (int n = 0; n < wide; n++) pack_block(job, o + 16 * n, to, step, two_later(job, o + 16 * n, step, 16 * wide), w + n * 8 * TILE);
     multiply((const uint16_t *)job->x + step * TILE, count * TILE, w, 8 * TILE, 8 * TILE, tall, wide);
   }
   keep(sums, tall, wide);
@@ -195,8 +204,8 @@ IN void few(const Job *job, int64_t o, int64_t to, const int tall, const int wid
 }
 IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
   int64_t o = from;
-  for (; o + 16 < to; o += 32) few(job, o, to, tall, 2);
-  if (o < to) few(job, o, to, tall, 1);
+  for (; tall == 2 && o + 16 < to; o += 32) few(job, o, to, tall, 2);
+  for (; o < to; o += 16) few(job, o, to, tall, 1);
 }
 /* Else all outputs are packed first, and 32 rows after 32 pass. */
 IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t to, const uint16_t *w, const int tall, const int wide) {
@@ -220,7 +229,7 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
   if (is_across(job)) pack_across(job, from, to, w);
   for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
-    for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, 16, panel + step * TILE);
+    for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step, 16), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
     if (row + 16 < rows) all_outputs(job, x, row, from, to, w, 2);

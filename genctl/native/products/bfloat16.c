@@ -5,8 +5,8 @@
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
 
 /* What is read next, line after line into the second cache, so that memory sees one stream and not one for each output: the
-   second four outputs after these where there is one row, else the fourth. */
-#define AHEAD(at, j) __builtin_prefetch((const char *)(w + (r == 1 ? 2 : 4) * c * in) + ((at) / 32 * c + (j)) * 64, 0, 2)
+   next four outputs, or where there is one row those after them. */
+#define AHEAD(at, j) __builtin_prefetch((const char *)(w + (r == 1 ? 2 : 1) * c * in) + ((at) / 32 * c + (j)) * 64, 0, 2)
 
 #define NUMBERS(w) (there == 32 ? ldc(w) : ldcn(w, 2 * there))
 /* Sums of r rows by c outputs over 32 numbers, of which some are `there` */
@@ -149,7 +149,7 @@ void prepare_bf16(Job *job) {
     return;
   }
 #elif defined(__AMX_BF16__)
-  if (job->type == BF16 && rows >= AMX_ROWS) {
+  if (job->type == BF16 && AMX_ROWS(rows, in)) {
     job->form = TILED;
     prepare_amx(job);
     return;

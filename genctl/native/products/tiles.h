@@ -52,8 +52,9 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
       } \
     } \
   }
+/* What is asked for ahead is short: two strips, of each thread, lie in the second cache. */
 IN int64_t strip_of(int64_t large, int64_t passes, int64_t stride) {
-  const int64_t some = 131072 / (stride ? stride : 1) / C * C;
-  return OUTPUTS == 1 || large ? STRIP : passes == 1 ? 4 * C : some > STRIP ? STRIP : some < C ? C : some;
+  const int64_t most = passes == 1 ? 4 * C : STRIP, some = (passes == 1 ? 32768 : 65536) / (stride ? stride : 1) / C * C;
+  return OUTPUTS == 1 || large ? STRIP : some > most ? most : some < C ? C : some;
 }
 #endif
