@@ -61,7 +61,9 @@ IN void write(const Job *job, int64_t row, int64_t o, int64_t to, const int32_t 
   UNROLL for (int i = 0; i < 16; i++)
     if (row + i < job->rows) put16(job, row + i, o, n, mul(mul(real(v[i]), scale), all(job->largest[row + i])));
 }
-/* Up to 32 outputs of up to 32 rows. While it computes it asks for lines of the outputs that come next. */
+/* Up to 32 outputs of up to 32 rows. While it computes it asks for lines of the outputs that come next, or where rows of W are
+   longer than a page for what comes next in them. */
+#define PAGE 4096
 IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next next, const int tall, const int wide) {
   const int64_t width = job->width;
   const int8_t *x = (const int8_t *)job->x + row * width;
@@ -74,7 +76,8 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
   _tile_zero(2);
   _tile_zero(3);
   for (int64_t k = 0; k < width; k += 64, x += TILE) {
-    for (int l = 0; l < 8 * next.lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    if (job->w->in < PAGE) for (int l = 0; l < 8 * next.lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    else if (row == 0) for (int l = 0; l < 16 * wide; l++) __builtin_prefetch((const char *)job->w->w + (o + l) * job->w->in + k + 128, 0, 2);
     const int8_t *w = tile_of(job, o, to, k, copy[0], &stride);
     _tile_loadd(4, w, stride);
     _tile_loadd(6, x, 64);
