@@ -10,9 +10,24 @@
 
 /* -- [O, I] -------------------------------------------------------------------------------------------------------- */
 
-/* Inputs [from, stop) of r rows by c outputs: added to `sums` [STRIP, 16] of each row, and summed up if they are the last. */
+/* Where x is large, inputs are taken in blocks: those of a tile of rows stay in the first cache while the outputs of a strip pass,
+   and sums of GROUP tiles wait in the second. */
+#define DEPTH 1024
+#define GROUP (10 * TALL)
+#if defined(__AVX2__) && !defined(__AVX512F__) /* a tile has one output, and would read x from the second cache for each */
+#define DEEP_STRIP 16
+IN int is_deep(const Job *job) {
+  const int64_t rows = job->rows, in = job->w->in;
+  return rows > TALL ? in > DEPTH && rows * in > 1 << 14 : rows > 1 && in > 4 * DEPTH;
+}
+#else
+#define DEEP_STRIP 32
+IN int is_deep(const Job *job) { return job->rows > TALL && job->w->in > DEPTH && job->rows * job->w->in > 1 << 18; }
+#endif
+
+/* Inputs [from, stop) of r rows by c outputs: added to `sums` [DEEP_STRIP, 16] of each row, and summed up if they are the last. */
 IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, const Next next, int64_t from, int64_t stop, float *sums) {
-  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = in * size, step = STRIP * 16;
+  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = in * size, step = DEEP_STRIP * 16;
   const char *w = (const char *)job->w->w + o * stride + from * size;
   const float *x = job->x + row * in + from;
   F s[TALL][C], v[C];
@@ -91,15 +106,6 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
 }
 #define F32_TILE(row, o, r, c, next) tile(job, F32, row, o, r, c, next, 0, job->w->in, 0)
 #define F16_TILE(row, o, r, c, next) tile(job, F16, row, o, r, c, next, 0, job->w->in, 0)
-/* Where x is larger than the second cache a strip is wide, so that x is seldom read, and inputs are taken in blocks: those of a
-   tile of rows stay in the first cache while the outputs of a strip pass, and sums of GROUP tiles wait in the second. */
-#define DEPTH 1024
-#define GROUP (10 * TALL)
-#if defined(__AVX2__) && !defined(__AVX512F__)
-#define LARGE (1 << 14) /* numbers of x: a tile has one output, and would read x from the second cache for each */
-#else
-#define LARGE (1 << 18)
-#endif
 IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
   const int64_t stride = (stop - k) * (type == F32 ? 4 : 2);
   int64_t o = begin;
@@ -108,9 +114,9 @@ IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, i
 }
 IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
   const int64_t in = job->w->in, rows = job->rows, size = type == F32 ? 4 : 2;
-  float *sums = scratch(4, sizeof(float) * 16 * GROUP * STRIP);
+  float *sums = scratch(4, sizeof(float) * 16 * GROUP * DEEP_STRIP);
   for (int64_t begin = from, end; begin < to; begin = end) {
-    end = begin + STRIP < to ? begin + STRIP : to;
+    end = begin + DEEP_STRIP < to ? begin + DEEP_STRIP : to;
     for (int64_t first = 0; first < rows; first += GROUP) {
       const int64_t behind = first + GROUP < rows ? first + GROUP : rows, passes = (behind - first + TALL - 1) / TALL;
       for (int64_t k = 0, stop; k < in; k = stop) {
@@ -119,7 +125,7 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
         int pass = 0;
         for (int64_t row = first; row < behind; row += TALL, pass++) {
           const Next next = first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
-          float *at = sums + (row - first) * STRIP * 16;
+          float *at = sums + (row - first) * DEEP_STRIP * 16;
           switch (behind - row < TALL ? behind - row : TALL) {
           case 1: outputs_of(job, type, row, begin, end, 1, next, k, stop, at); break;
           case 2: outputs_of(job, type, row, begin, end, 2, next, k, stop, at); break;
@@ -133,7 +139,6 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
     }
   }
 }
-IN int is_deep(const Job *job) { return job->w->in > DEPTH && job->rows > TALL && job->rows * job->w->in > LARGE; }
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F32, from, to);
   else if (is_turned(job)) outputs_turned(job, from, to);
