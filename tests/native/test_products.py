@@ -164,6 +164,20 @@ def test_a_prompt_that_no_cache_holds_keeps_the_bits(compiled: Library, form: Fo
         assert torch.equal(product(x[:many])[[some[place] for place in known]], wanted[known])
 
 
+@pytest.mark.parametrize("form", [FORMS[n] for n in (0, 1, 2, 4, 6)], ids=str)
+@pytest.mark.parametrize("width", [2000, 4501])
+@pytest.mark.usefixtures("threads")
+def test_few_rows_of_many_inputs_keep_the_bits(compiled: Library, form: Form, width: int) -> None:
+    """Threads have groups of parts, blocks of inputs or whole rows of a weight."""
+    product, x = made(compiled, (150, width), form, True), inputs(17, width, form[0])
+    torch.set_num_threads(1)
+    wanted = torch.cat([product(row) for row in x.split(1)])
+    for count in (1, 2, 3, 5, 9):
+        torch.set_num_threads(count)
+        for rows in range(2, 18):
+            assert torch.equal(product(x[:rows]), wanted[:rows])
+
+
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[4]], ids=str)
 @pytest.mark.parametrize(("width", "rows"), [(262, 530), (509, 131), (2100, 99)])
 @pytest.mark.usefixtures("threads")

@@ -85,6 +85,64 @@ IN void all_rows(const Job *job, int64_t from, int64_t to, const int form) {
     }
   }
 }
+#if defined(__AVX2__) && !defined(__AVX512F__)
+/* With 16 registers: inputs [from, stop) of one output and up to six rows, so that W is read, and widened, for all of them at once.
+   `sums` of four rows each are added up in turn. */
+IN void tall_tile(const Job *job, int64_t row, int64_t o, const int r, int64_t from, int64_t stop, const uint16_t *next, Q *sums) {
+  const int64_t in = job->w->in, width = job->width;
+  const uint16_t *w = (const uint16_t *)job->w->w + o * in;
+  const float *x = job->x + row * width;
+  Q sum[2] = {from ? sums[0] : nothing(), from ? sums[1] : nothing()};
+  for (int64_t k = from, end; k < stop; k = end) {
+    end = k + BLOCK < stop ? k + BLOCK : stop;
+    F s[6];
+    UNROLL for (int i = 0; i < r; i++) s[i] = all(0);
+    for (int64_t at = k; at < end; at += 32) {
+      const B v = end - at >= 32 ? ldc(w + at) : ldcn(w + at, 2 * (int)(end - at));
+      __builtin_prefetch(next + at - from, 0, 2);
+      UNROLL for (int half = 0; half < 2; half++) {
+        const F n = half ? first(v) : second(v);
+        UNROLL for (int i = 0; i < r; i++) s[i] = fma16(ld(x + i * width + at + 16 * half), n, s[i]);
+      }
+    }
+    sum[0] = fold(sum[0], s[0], s[1], s[2], s[3 % r]);
+    if (r > 4) sum[1] = fold(sum[1], s[4], s[r - 1], s[4], s[r - 1]);
+  }
+  sums[0] = sum[0], sums[1] = sum[1];
+  if (stop < in) return;
+  float y[8];
+  stq(y, sum[0]), stq(y + 4, sum[1]);
+  UNROLL for (int i = 0; i < r; i++) put(job, row + i, o, y[i]);
+}
+/* Where there are many inputs they are taken in blocks, so that those of the rows stay in the first cache. Asked for ahead is what
+   is read next of the same output, or of the one that takes its place in the next strip. */
+#define DEPTH 1024
+#define WHOLE 1536
+IN void tall_tiles(const Job *job, int64_t row, int64_t from, int64_t to, const int r) {
+  const int64_t in = job->w->in, depth = in > WHOLE ? DEPTH : in;
+  const uint16_t *w = job->w->w;
+  Q sums[16][2];
+  for (int64_t k = 0, stop; k < in; k = stop) {
+    stop = k + depth < in ? k + depth : in;
+    for (int64_t o = from; o < to; o++)
+      tall_tile(job, row, o, r, k, stop, depth == in ? w + o * in + DEPTH : stop < in ? w + o * in + stop : w + (o + 16) * in, sums[o - from]);
+  }
+}
+static void tall_rows(const Job *job, int64_t from, int64_t to) { /* four or more, in tiles of nearly the same height */
+  for (int64_t o = from, end; o < to; o = end) {
+    end = o + 16 < to ? o + 16 : to;
+    int64_t row = 0;
+    for (int64_t left = (job->rows + 5) / 6; left > 0; left--) {
+      switch ((job->rows - row + left - 1) / left) {
+      case 6: tall_tiles(job, row, o, end, 6), row += 6; break;
+      case 5: tall_tiles(job, row, o, end, 5), row += 5; break;
+      case 4: tall_tiles(job, row, o, end, 4), row += 4; break;
+      default: tall_tiles(job, row, o, end, 3), row += 3; /* of seven */
+      }
+    }
+  }
+}
+#endif
 static __attribute__((noinline)) void compute(const Job *job, int64_t from, int64_t to) {
 #ifdef __AVX512BF16__
   if (job->form == PAIRED) {
@@ -98,6 +156,9 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
   }
 #endif
   if (job->form == TURNED) outputs_turned_bf16(job, from, to);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  else if (job->rows >= 4) tall_rows(job, from, to);
+#endif
   else all_rows(job, from, to, WIDENED);
 }
 void plain_bf16(const Job *job, int64_t from, int64_t to) {
