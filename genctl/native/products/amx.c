@@ -86,31 +86,34 @@ IN void pack_lines(const uint16_t *w, int64_t apart, uint16_t *to) {
     _mm512_storeu_si512(tile + TILE + 32, _mm512_unpackhi_epi64(high01, high23));
   }
 }
-/* [O, I]: a block of 16 outputs from o on, those from `to` on as zeros; asks for the one at `next` */
-static void pack_block(const Job *job, int64_t o, int64_t to, int64_t step, const uint16_t *next, uint16_t *lines) {
-  const int64_t in = job->w->in;
+/* [O, I]: 32 inputs, of which `part` of a block says which, of 16 outputs from o on, those from `to` on as zeros; asks for those of
+   the block at `next` */
+IN void pack_part(const Job *job, int64_t o, int64_t to, int64_t step, int part, const uint16_t *next, uint16_t *block) {
+  const int64_t in = job->w->in, k = 32 * (step + part);
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
-  uint16_t rest[16 * 32];
-  for (int64_t k = 32 * step; k < 32 * step + BLOCK; k += 32, lines += 64) {
-    for (int l = 0; l < 16; l++) _mm_prefetch(next + l * in + k - 32 * step, _MM_HINT_T1);
-    if (k + 32 <= in && o + 16 <= to) {
-      pack_lines(w + k, in, lines);
-      continue;
-    }
-    const int64_t n = in - k < 32 ? in - k : 32;
-    if (n <= 0) {
-      for (int q = 0; q < 8; q++) memset(lines + q * TILE, 0, 128);
-      continue;
-    }
-    memset(rest, 0, sizeof rest);
-    for (int64_t l = 0; l < 16 && o + l < to; l++) memcpy(rest + 32 * l, w + l * in + k, 2 * (size_t)n);
-    pack_lines(rest, 32, lines);
+  uint16_t *lines = block + 64 * part;
+  for (int l = 0; l < 16; l++) _mm_prefetch(next + l * in + 32 * part, _MM_HINT_T1);
+  if (k + 32 <= in && o + 16 <= to) {
+    pack_lines(w + k, in, lines);
+    return;
   }
+  if (k >= in) {
+    for (int q = 0; q < 8; q++) memset(lines + q * TILE, 0, 128);
+    return;
+  }
+  const int64_t n = in - k < 32 ? in - k : 32;
+  uint16_t rest[16 * 32];
+  memset(rest, 0, sizeof rest);
+  for (int64_t l = 0; l < 16 && o + l < to; l++) memcpy(rest + 32 * l, w + l * in + k, 2 * (size_t)n);
+  pack_lines(rest, 32, lines);
 }
-/* What is packed two blocks after this one, where `outputs` are packed at a time: further ahead would not stay in the caches. */
-IN const uint16_t *two_later(const Job *job, int64_t o, int64_t step, int64_t outputs) {
-  const int64_t blocks = steps(job) / 8, block = step / 8 + 32 / outputs;
-  return (const uint16_t *)job->w->w + (o + block / blocks * outputs) * job->w->in + block % blocks * BLOCK;
+static void pack_block(const Job *job, int64_t o, int64_t to, int64_t step, const uint16_t *next, uint16_t *block) {
+  for (int part = 0; part < 8; part++) pack_part(job, o, to, step, part, next, block);
+}
+/* What is packed two blocks after this one: further ahead would not stay in the caches. */
+IN const uint16_t *two_later(const Job *job, int64_t o, int64_t step) {
+  const int64_t blocks = steps(job) / 8, block = step / 8 + 2;
+  return (const uint16_t *)job->w->w + (o + block / blocks * 16) * job->w->in + block % blocks * BLOCK;
 }
 IN __mmask16 which(int64_t o, int64_t to) { return (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1); }
 /* All inputs of outputs [o, to): rows of W are read along, and each leaves a line in every panel. */
@@ -149,24 +152,27 @@ ROUNDING static void write(const Job *job, int64_t row, int64_t o, int64_t to, c
 }
 
 /* Rows by outputs, in tiles: tall 2 and wide 2, or one of them 1. The tiles of the second half of x and w lie `far` away. */
+IN void multiply_step(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_far, const int tall, const int wide) {
+  _tile_loadd(4, x, 64);
+  _tile_loadd(6, w, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  if (wide == 2) {
+    _tile_loadd(7, w + w_far, 64);
+    _tile_dpbf16ps(1, 4, 7);
+  }
+  if (tall == 2) {
+    _tile_loadd(5, x + x_far, 64);
+    _tile_dpbf16ps(2, 5, 6);
+    if (wide == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+}
 IN void multiply(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_far, int64_t size, const int tall, const int wide) {
   for (int64_t at = 0; at < size; at += TILE) {
     for (int l = 0; l < TILE; l += 32) { /* the panel comes from the second cache */
       _mm_prefetch(w + at + 4 * TILE + l, _MM_HINT_T0);
       if (wide == 2) _mm_prefetch(w + w_far + at + 4 * TILE + l, _MM_HINT_T0);
     }
-    _tile_loadd(4, x + at, 64);
-    _tile_loadd(6, w + at, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    if (wide == 2) {
-      _tile_loadd(7, w + w_far + at, 64);
-      _tile_dpbf16ps(1, 4, 7);
-    }
-    if (tall == 2) {
-      _tile_loadd(5, x + x_far + at, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      if (wide == 2) _tile_dpbf16ps(3, 5, 7);
-    }
+    multiply_step(x + at, x_far, w + at, w_far, tall, wide);
   }
 }
 /* Leaves zeros in the tiles. */
@@ -190,22 +196,25 @@ IN void finish(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *s
   for (int n = 0; n < 4; n++)
     if (n % 2 < wide && n / 2 < tall) write(job, row + n / 2 * 16, o + n % 2 * 16, to, sums, parts, n);
 }
-/* [O, I] and up to 32 rows: a block of W is multiplied as soon as it is packed. */
-IN void few(const Job *job, int64_t o, int64_t to, const int tall, const int wide) {
-  const int64_t count = steps(job);
-  uint16_t w[2 * 8 * TILE] __attribute__((aligned(64)));
-  Sums sums __attribute__((aligned(64)));
-  for (int64_t step = 0; step < count; step += 8) {
-    for (int n = 0; n < wide; n++) pack_block(job, o + 16 * n, to, step, two_later(job, o + 16 * n, step, 16 * wide), w + n * 8 * TILE);
-    multiply((const uint16_t *)job->x + step * TILE, count * TILE, w, 8 * TILE, 8 * TILE, tall, wide);
-  }
-  keep(sums, tall, wide);
-  finish(job, 0, o, to, &sums, 1, tall, wide);
-}
+/* [O, I] and up to 32 rows: while a block of W is packed the one before it is multiplied, part by part, as the instruction's sum
+   comes late. */
 IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
-  int64_t o = from;
-  for (; tall == 2 && o + 16 < to; o += 32) few(job, o, to, tall, 2);
-  for (; o < to; o += 16) few(job, o, to, tall, 1);
+  const int64_t count = steps(job), last = (to - from + 15) / 16 * count;
+  const uint16_t *x = (const uint16_t *)job->x;
+  uint16_t w[2][8 * TILE] __attribute__((aligned(64)));
+  Sums sums __attribute__((aligned(64)));
+  for (int64_t step = 0, ready = -8; ready < last; ready = step, step += 8) {
+    uint16_t *packed = w[step / 8 % 2], *before = w[1 - step / 8 % 2];
+    const int64_t o = from + step / count * 16, at = step % count, done = ready % count;
+    const uint16_t *next = two_later(job, o, at);
+    for (int part = 0; part < 8; part++) {
+      if (step < last) pack_part(job, o, to, at, part, next, packed);
+      if (ready >= 0) multiply_step(x + (done + part) * TILE, count * TILE, before + part * TILE, 0, tall, 1);
+    }
+    if (ready < 0 || done + 8 < count) continue;
+    keep(sums, tall, 1);
+    finish(job, 0, from + ready / count * 16, to, &sums, 1, tall, 1);
+  }
 }
 /* Else all outputs are packed first, and 32 rows after 32 pass. */
 IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t to, const uint16_t *w, const int tall, const int wide) {
@@ -229,7 +238,7 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
   if (is_across(job)) pack_across(job, from, to, w);
   for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
-    for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step, 16), panel + step * TILE);
+    for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
     if (row + 16 < rows) all_outputs(job, x, row, from, to, w, 2);
