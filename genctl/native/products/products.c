@@ -74,10 +74,11 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
   }
 }
 
-/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
-   memory sees one stream and not four. */
+/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, or the next four where
+   they are long, line after line, so that memory sees one stream and not four. */
 IN void one(const Job *job, const int type, int64_t from, int64_t to) {
   const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32;
+  const int64_t ahead = (stride > 1 << 14 ? 4 : 8) * stride;
   const float *x = job->x;
   int64_t o = from;
   for (; o + 4 <= to; o += 4) {
@@ -88,7 +89,7 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
     for (; k + step <= in; k += step) {
       F u = ld(x + k), v = type == F32 ? u : ld(x + k + 16);
       UNROLL for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(w + 8 * stride + (k / step * 4 + j) * 64, 0, 2);
+        __builtin_prefetch(w + ahead + (k / step * 4 + j) * 64, 0, 2);
         s[j] = fma16(u, load(w + j * stride, k, type), s[j]);
         if (type != F32) s[j] = fma16(v, load(w + j * stride, k + 16, type), s[j]);
       }
