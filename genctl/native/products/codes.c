@@ -36,7 +36,13 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, 
       UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) {
+  if (c == 1) {
+    UNROLL for (int i = 0; i < r; i += 4) {
+      int32_t y[4];
+      itree4(s[i][0], s[i + 1 < r ? i + 1 : i][0], s[i + 2 < r ? i + 2 : i][0], s[i + 3 < r ? i + 3 : i][0], y);
+      UNROLL for (int l = 0; l < 4 && i + l < r; l++) put8(job, row + i + l, o, y + l, 1);
+    }
+  } else UNROLL for (int i = 0; i < r; i++) {
     int32_t y[4];
     itree4(s[i][0], s[i][1 % c], s[i][2 % c], s[i][3 % c], y);
     put8(job, row + i, o, y, c);
@@ -74,7 +80,7 @@ void codes8(const Job *job, int64_t from, int64_t to) {
   }
 #endif
   if (job->rows == 1) one8(job, from, to);
-  else STRIPS(TILE8, job->w->in)
+  else ALL_ROWS(TILE8, job->w->in)
 }
 
 /* -- rows of x ------------------------------------------------------------------------------------------------------ */

@@ -65,6 +65,13 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     tree16(v, y);
     UNROLL for (; i < 4; i++) put4(job, row + i, o, y + 4 * i);
   }
+  if (c == 1 && r > 1) {
+    UNROLL for (; i < r; i += 4) {
+      float y[4];
+      tree4(s[i][0], s[i + 1 < r ? i + 1 : i][0], s[i + 2 < r ? i + 2 : i][0], s[i + 3 < r ? i + 3 : i][0], y);
+      UNROLL for (int l = 0; l < 4 && i + l < r; l++) put(job, row + i + l, o, y[l]);
+    }
+  }
   UNROLL for (; i < r; i++) {
     if (c == 4) {
       float y[4];
@@ -144,13 +151,13 @@ static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F32, from, to);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F32, from, to);
-  else STRIPS(F32_TILE, job->w->in * 4)
+  else ALL_ROWS(F32_TILE, job->w->in * 4)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1) one(job, F16, from, to);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F16, from, to);
-  else STRIPS(F16_TILE, job->w->in * 2)
+  else ALL_ROWS(F16_TILE, job->w->in * 2)
 }
 
 static void outputs(void *p, int number) {

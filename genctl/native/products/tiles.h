@@ -14,47 +14,51 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
   const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
   return (Next){strip + bytes * first / C, pass < shares ? (int)(C * (pass + 1) / shares - first) : 0};
 }
-/* What is read next: 2 KB ahead where one output streams, else a share of the next strip. */
+/* What is read next: 8 KB ahead where one output streams, else a share of the next strip. */
 #define ASK(line, j, c) \
-  if ((c) == 1) __builtin_prefetch(w + (line) * 64 + 2048, 0, 3); \
+  if ((c) == 1) __builtin_prefetch(next.at ? next.at + (line) * 64 : w + (line) * 64 + 8192, 0, 2); \
   else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
 
-/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows pass; where x is larger than that, of
-   some rows after others. `after`: what this thread reads after these outputs. */
+/* Strips of outputs, whose weights stay in the second cache while the tiles of all rows, of `tall` rows by `wide` outputs, pass;
+   where x is larger than that, of some rows after others. `after`: what this thread reads after these outputs. */
 #define ROWS(call, r, c) \
   { \
-    Next next = share_of(strip, (end - begin) * stride, pass++, passes); \
+    Next next = (c) == 1 ? (Next){0} : share_of(strip, (end - begin) * stride, pass++, passes); \
     int64_t o = begin; \
     for (; o + (c) <= end; o += (c), next.at += next.lines * stride) call(row, o, r, c, next); \
     for (; o < end; o++) \
-      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, next); \
+      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, (Next){0}); \
   }
-#define STRIPS(call, a_stride) \
+#define STRIPS(call, a_stride, tall, wide) \
   { \
-    const int64_t stride = a_stride, large = job->rows * stride > 1 << 20, most = large ? 16 * TALL : job->rows; \
+    const int64_t stride = a_stride, large = job->rows * stride > 1 << 20, most = large ? 16 * tall : job->rows; \
     const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
     for (int64_t first = 0, rows; first < job->rows; first += rows) { \
       rows = first + most < job->rows ? most : job->rows - first; \
-      const int64_t passes = (rows + TALL - 1) / TALL, width = strip_of(large, passes, stride); \
+      const int64_t passes = (rows + tall - 1) / tall, width = strip_of(large || wide == 1, passes, stride); \
       for (int64_t begin = from; begin < to; begin += width) { \
         const int64_t end = begin + width < to ? begin + width : to; \
         const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
         int64_t row = first; \
         int pass = 0; \
-        for (; row + TALL <= first + rows; row += TALL) ROWS(call, TALL, OUTPUTS) \
+        for (; row + tall <= first + rows; row += tall) ROWS(call, tall, wide) \
         switch (first + rows - row) { \
-        case 5: ROWS(call, 5 < TALL ? 5 : TALL, OUTPUTS) break; \
-        case 4: ROWS(call, 4 < TALL ? 4 : TALL, OUTPUTS) break; \
-        case 3: ROWS(call, 3 < TALL ? 3 : TALL, OUTPUTS) break; \
-        case 2: ROWS(call, 2 < TALL ? 2 : TALL, OUTPUTS) break; \
-        case 1: ROWS(call, 1, OUTPUTS) break; \
+        case 5: ROWS(call, 5 < tall ? 5 : tall, wide) break; \
+        case 4: ROWS(call, 4 < tall ? 4 : tall, wide) break; \
+        case 3: ROWS(call, 3 < tall ? 3 : tall, wide) break; \
+        case 2: ROWS(call, 2 < tall ? 2 : tall, wide) break; \
+        case 1: ROWS(call, 1, wide) break; \
         } \
       } \
     } \
   }
+/* Few rows have tiles of several outputs with any number of registers. */
+#define ALL_ROWS(call, stride) \
+  if (job->rows <= R) STRIPS(call, stride, R, C) \
+  else STRIPS(call, stride, TALL, OUTPUTS)
 /* What is asked for ahead is short: two strips, of each thread, lie in the second cache. */
-IN int64_t strip_of(int64_t large, int64_t passes, int64_t stride) {
+IN int64_t strip_of(int large, int64_t passes, int64_t stride) {
   const int64_t most = passes == 1 ? 4 * C : STRIP, some = (passes == 1 ? 32768 : 65536) / (stride ? stride : 1) / C * C;
-  return OUTPUTS == 1 || large ? STRIP : some > most ? most : some < C ? C : some;
+  return large ? STRIP : some > most ? most : some < C ? C : some;
 }
 #endif
