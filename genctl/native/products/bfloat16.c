@@ -125,7 +125,7 @@ IN void tall_tiles(const Job *job, int64_t row, int64_t from, int64_t to, const 
   for (int64_t k = 0, stop; k < in; k = stop) {
     stop = k + depth < in ? k + depth : in;
     for (int64_t o = from; o < to; o++)
-      tall_tile(job, row, o, r, k, stop, depth == in ? w + o * in + DEPTH : stop < in ? w + o * in + stop : w + (o + 16) * in, sums[o - from]);
+      tall_tile(job, row, o, r, k, stop, depth == in ? w + o * in + 2 * DEPTH : stop < in ? w + o * in + stop : w + (o + 16) * in, sums[o - from]);
   }
 }
 static void tall_rows(const Job *job, int64_t from, int64_t to) { /* four or more, in tiles of nearly the same height */

@@ -115,9 +115,9 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to) {
 #define F32_TILE(row, o, r, c, next) tile(job, F32, row, o, r, c, next, 0, job->w->in, 0)
 #define F16_TILE(row, o, r, c, next) tile(job, F16, row, o, r, c, next, 0, job->w->in, 0)
 IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
-  const int64_t stride = (stop - k) * (type == F32 ? 4 : 2);
+  const int64_t size = type == F32 ? 4 : 2, stride = OUTPUTS == 1 ? job->w->in * size : next.lines * (stop - k) * size;
   int64_t o = begin;
-  for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += next.lines * stride) tile(job, type, row, o, r, OUTPUTS, next, k, stop, sums);
+  for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += stride) tile(job, type, row, o, r, OUTPUTS, next, k, stop, sums);
   for (; o < end; o++, sums += 16) tile(job, type, row, o, r, 1, next, k, stop, sums);
 }
 IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
@@ -129,10 +129,12 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
       const int64_t behind = first + GROUP < rows ? first + GROUP : rows, passes = (behind - first + TALL - 1) / TALL;
       for (int64_t k = 0, stop; k < in; k = stop) {
         stop = k + DEPTH < in ? k + DEPTH : in;
-        const char *ahead = (const char *)job->w->w + (end * in + (end - begin) * k) * size;
+        /* what is read next: the next block of the same outputs, or of the next ones; or the next strip, line after line */
+        const int64_t at = OUTPUTS > 1 ? end * in + (end - begin) * k : stop < in ? begin * in + stop : end * in;
+        const char *ahead = (const char *)job->w->w + at * size;
         int pass = 0;
         for (int64_t row = first; row < behind; row += TALL, pass++) {
-          const Next next = first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
+          const Next next = OUTPUTS == 1 ? (Next){ahead, 1} : first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
           float *at = sums + (row - first) * DEEP_STRIP * 16;
           switch (behind - row < TALL ? behind - row : TALL) {
           case 1: outputs_of(job, type, row, begin, end, 1, next, k, stop, at); break;

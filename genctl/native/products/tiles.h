@@ -52,10 +52,13 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
       } \
     } \
   }
-/* Few rows have tiles of several outputs with any number of registers. */
+#if OUTPUTS == 1 /* but few rows have tiles of several outputs */
 #define ALL_ROWS(call, stride) \
   if (job->rows <= R) STRIPS(call, stride, R, C) \
   else STRIPS(call, stride, TALL, OUTPUTS)
+#else
+#define ALL_ROWS(call, stride) STRIPS(call, stride, TALL, OUTPUTS)
+#endif
 /* What is asked for ahead is short: two strips, of each thread, lie in the second cache. */
 IN int64_t strip_of(int large, int64_t passes, int64_t stride) {
   const int64_t most = passes == 1 ? 4 * C : STRIP, some = (passes == 1 ? 32768 : 65536) / (stride ? stride : 1) / C * C;
