@@ -14,6 +14,13 @@ IN B four(const int8_t *p) { /* the same four codes in every lane */
   memcpy(&b, &lanes, 64);
   return b;
 }
+#ifdef PAIRS
+#define IN_PAIRS !eight
+#else
+#define IN_PAIRS 0
+#define pairs dotu
+#define wide(sum) sum
+#endif
 /* What the sum of a block begins with: it takes back what makes codes unsigned. */
 IN int32_t unsigned_by(const int eight, const int scales) { return scales == RANGES ? 0 : eight ? SHIFT : 8; }
 
@@ -23,16 +30,16 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
   const uint8_t *w = (const uint8_t *)job->w->w + o * in * size / 64;
   const uint16_t *half = job->w->range + o * groups;
   const uint16_t *brief = job->w->range + 2 * o * groups;
-  const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * groups;
+  const float *both = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * groups;
   const int8_t *x = job->codes + row * width;
   const int32_t *begin = job->total + row * 2 * groups;
-  F s[R];
+  F s[TALL];
   UNROLL for (int i = 0; i < r; i++) s[i] = all(0);
   for (int64_t g = 0; g < groups; g++) {
-    const F scale = scales == HALVES ? ldh(half + 16 * g) : scales == SHORTS ? ldb(brief + 32 * g) : ld(wide + 32 * g);
-    const F second = scales == HALVES ? scale : scales == SHORTS ? ldb(brief + 32 * g + 16) : ld(wide + 32 * g + 16);
-    I sum[R];
-    UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0);
+    const F scale = scales == HALVES ? ldh(half + 16 * g) : scales == SHORTS ? ldb(brief + 32 * g) : ld(both + 32 * g);
+    const F second = scales == HALVES ? scale : scales == SHORTS ? ldb(brief + 32 * g + 16) : ld(both + 32 * g + 16);
+    I sum[TALL];
+    UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) && !IN_PAIRS ? begin[i * 2 * groups + 2 * g] : 0);
     DEEP for (int q = 0; q < 8; q++, w += size) {
       if (eight || !(q & 1)) __builtin_prefetch(w + 6144, 0, 2);
       if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
@@ -42,10 +49,11 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const i
       const B codes = eight ? is_signed ? shifted(ldc(w)) : ldc(w) : nibbles(w);
       UNROLL for (int i = 0; i < r; i++) {
         const B u = four(x + i * width + 32 * g + 4 * q);
-        sum[i] = is_signed ? dots(sum[i], codes, u) : dotu(sum[i], codes, u);
+        sum[i] = is_signed ? dots(sum[i], codes, u) : IN_PAIRS ? pairs(sum[i], codes, u) : dotu(sum[i], codes, u);
       }
     }
     UNROLL for (int i = 0; i < r; i++) {
+      if (IN_PAIRS) sum[i] = iadd(wide(sum[i]), iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0));
       s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[(i * groups + g) * 2])), s[i]);
       if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[(i * groups + g) * 2 + 1]), s[i]);
     }
@@ -56,12 +64,12 @@ IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight
   const int64_t rows = job->rows;
   for (int64_t o = from; o < to; o += 16) {
     int64_t row = 0;
-    for (; row + R <= rows; row += R) tile_blocks(job, row, o, R, eight, scales);
+    for (; row + TALL <= rows; row += TALL) tile_blocks(job, row, o, TALL, eight, scales);
     switch (rows - row) {
-    case 5: tile_blocks(job, row, o, 5 < R ? 5 : R, eight, scales); break;
-    case 4: tile_blocks(job, row, o, 4 < R ? 4 : R, eight, scales); break;
-    case 3: tile_blocks(job, row, o, 3 < R ? 3 : R, eight, scales); break;
-    case 2: tile_blocks(job, row, o, 2 < R ? 2 : R, eight, scales); break;
+    case 5: tile_blocks(job, row, o, 5 < TALL ? 5 : TALL, eight, scales); break;
+    case 4: tile_blocks(job, row, o, 4 < TALL ? 4 : TALL, eight, scales); break;
+    case 3: tile_blocks(job, row, o, 3 < TALL ? 3 : TALL, eight, scales); break;
+    case 2: tile_blocks(job, row, o, 2 < TALL ? 2 : TALL, eight, scales); break;
     case 1: tile_blocks(job, row, o, 1, eight, scales); break;
     }
   }

@@ -160,6 +160,9 @@ IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the si
 IN I dots(I sum, B w, B x) { return EACH(I, dots8(sum.a, w.a, x.a), dots8(sum.b, w.b, x.b)); }
 IN __m256i dotu8(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1))); }
 IN I dotu(I sum, B w, B x) { return EACH(I, dotu8(sum.a, w.a, x.a), dotu8(sum.b, w.b, x.b)); }
+#define PAIRS /* of codes of 4 bits: eight times two products stay below 2^15, so they are widened once for a block */
+IN I pairs(I sum, B w, B x) { return EACH(I, _mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, x.b))); }
+IN I wide(I sum) { return EACH(I, _mm256_madd_epi16(sum.a, _mm256_set1_epi16(1)), _mm256_madd_epi16(sum.b, _mm256_set1_epi16(1))); }
 #endif
 IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);

@@ -225,7 +225,7 @@ static void cut(Job *job) {
   const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  const int shared = w->form >= BLOCKS8 ? job->rows > R : OUTPUTS > 1 && job->rows > TALL;
+  const int shared = w->form >= BLOCKS8 ? job->rows > TALL : OUTPUTS > 1 && job->rows > TALL;
   if (job->rows == 1 || tiled || shared) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);
