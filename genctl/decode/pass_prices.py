@@ -18,11 +18,11 @@ Points = Sequence[tuple[int, float]]
 # How the weights are held -> (tokens in a pass, its price in steps of one token). Between two points prices are linear,
 # beyond the last they rise with the number of tokens.
 PRICES: dict[str, Points] = {
-    "float32": ((1, 1.0), (6, 1.25), (8, 1.45), (10, 1.6), (13, 1.85), (21, 2.4)),
+    "float32": ((1, 1.0), (6, 1.17), (8, 1.37), (10, 1.5), (13, 1.68), (21, 2.2)),
     "bfloat16": ((1, 1.0), (2, 1.05), (6, 1.45), (8, 1.65), (12, 2.0), (13, 2.2), (21, 2.8)),
-    "float16": ((1, 1.0), (2, 1.08), (6, 1.55), (8, 1.8), (13, 2.25), (21, 2.9)),
-    "int8": ((1, 1.0), (2, 1.15), (6, 1.5), (8, 1.8), (13, 2.5), (21, 3.4)),
-    "int4": ((1, 1.0), (4, 1.35), (8, 1.95), (13, 2.8), (21, 4.1)),
+    "float16": ((1, 1.0), (2, 1.05), (6, 1.38), (8, 1.6), (13, 2.15), (21, 3.0)),
+    "int8": ((1, 1.0), (2, 1.08), (6, 1.42), (8, 1.7), (13, 2.15), (21, 3.0)),
+    "int4": ((1, 1.0), (4, 1.35), (8, 1.9), (13, 2.7), (21, 3.9)),
     "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
     "gpu": ((1, 1.0), (21, 1.2)),
     # weights that stay in the CPU's caches, of any type: each token is computed, and nothing is read from memory
