@@ -61,7 +61,7 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
 #endif
 /* What is asked for ahead is short: two strips, of each thread, lie in the second cache. */
 IN int64_t strip_of(int large, int64_t passes, int64_t stride) {
-  const int64_t most = passes == 1 ? 4 * C : STRIP, some = (passes == 1 ? 32768 : 65536) / (stride ? stride : 1) / C * C;
+  const int64_t most = passes == 1 ? 4 * C : STRIP, some = 65536 / (stride ? stride : 1) / C * C;
   return large ? STRIP : some > most ? most : some < C ? C : some;
 }
 #endif
