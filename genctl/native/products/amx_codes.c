@@ -63,7 +63,6 @@ IN void write(const Job *job, int64_t row, int64_t o, int64_t to, const int32_t 
 }
 /* Up to 32 outputs of up to 32 rows. While it computes it asks for lines of the outputs that come next, or where rows of W are
    longer than a page for what comes next in them. */
-#define PAGE 4096
 IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next next, const int tall, const int wide) {
   const int64_t width = job->width;
   const int8_t *x = (const int8_t *)job->x + row * width;

@@ -1,12 +1,9 @@
 /* y = x W' + bias for bfloat16 weights [O, I] as they lie. The order of sums: bfloat16.h. */
 #include "bfloat16.h"
+#include "tiles.h"
 #include "turn.h"
 
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
-
-/* What is read next, line after line into the second cache, so that memory sees one stream and not one for each output: the
-   next four outputs, or where there is one row those after them. */
-#define AHEAD(at, j) __builtin_prefetch((const char *)(w + (r == 1 ? 2 : 1) * c * in) + ((at) / 32 * c + (j)) * 64, 0, 2)
 
 #define NUMBERS(w) (there == 32 ? ldc(w) : ldcn(w, 2 * there))
 /* Sums of r rows by c outputs over 32 numbers, of which some are `there` */
@@ -38,6 +35,9 @@ IN void tile(const Job *job, int64_t row, int64_t o, const int r, const int c, c
   const int64_t in = job->w->in, x_row = job->width * (form == WIDENED ? 4 : 2);
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
   const char *x = (const char *)job->x + row * x_row;
+  /* what comes next in long rows, or else the next four outputs, or where there is one row those after them: line after line, so
+     that memory sees one stream and not one for each output */
+  const Next next = C > 2 && 2 * in >= PAGE ? along_rows((const char *)w, c, 2 * in) : (Next){(const char *)(w + (r == 1 ? 2 : 1) * c * in), c, 64 * c, 64};
   Q sum[R];
   UNROLL for (int i = 0; i < r; i++) sum[i] = nothing();
   for (int64_t k = 0; k < in; k += BLOCK) {
@@ -46,7 +46,7 @@ IN void tile(const Job *job, int64_t row, int64_t o, const int r, const int c, c
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
     int64_t at = k;
     for (; at + 32 <= stop; at += 32) {
-      UNROLL for (int j = 0; j < c; j++) AHEAD(at, j);
+      UNROLL for (int j = 0; j < c; j++) ASK(at / 32, j);
       STEP(32);
     }
     if (at < stop) STEP((int)(stop - at));
@@ -210,7 +210,7 @@ void prepare_bf16(Job *job) {
     return;
   }
 #elif defined(__AMX_BF16__)
-  if (job->type == BF16 && AMX_ROWS(rows, in)) {
+  if (job->type == BF16 && rows >= AMX_ROWS) {
     job->form = TILED;
     prepare_amx(job);
     return;

@@ -22,7 +22,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, 
   for (; k + 64 <= in; k += 64) {
     UNROLL for (int j = 0; j < c; j++) {
       if (c == 1 && job->rows > TALL) __builtin_prefetch(w + k + 2048, 0, 3); /* later rows read it from the second cache */
-      else ASK(k / 64, j, c);
+      else ASK(k / 64, j);
       v[j] = shifted(ldc(w + j * in + k));
     }
     UNROLL for (int i = 0; i < r; i++) {

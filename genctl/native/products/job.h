@@ -111,7 +111,7 @@ void across_bf16(Job *job);
 #ifdef __AMX_BF16__
 /* bfloat16 (amx.c), 8 bits (amx_codes.c) and blocks (amx_blocks.c), from so many rows on: x as the tiles read it, and outputs
    [from, to) of all rows */
-#define AMX_ROWS(rows, in) ((rows) >= 5 || ((rows) >= 3 && (rows) * (in) > 6000))
+#define AMX_ROWS 5
 #define AMX_CODES 7
 #define AMX_BLOCKS 24
 void prepare_amx(Job *job);

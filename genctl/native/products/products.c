@@ -37,7 +37,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
   for (; k + 16 <= n; k += 16) {
     UNROLL for (int j = 0; j < c; j++) {
       if (type == F32 || !(k & 16)) {
-        ASK(type == F32 ? k / 16 : k / 32, j, c);
+        ASK(type == F32 ? k / 16 : k / 32, j);
       }
       v[j] = load(w + j * stride, k, type);
     }
@@ -81,22 +81,22 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
   }
 }
 
-/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, or the next four where
-   they are long, line after line, so that memory sees one stream and not four. */
+/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
+   memory sees one stream and not four; or what comes next in long rows. */
 IN void one(const Job *job, const int type, int64_t from, int64_t to) {
   const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32;
-  const int64_t ahead = (stride > 1 << 14 ? 4 : 8) * stride;
   const float *x = job->x;
   int64_t o = from;
   for (; o + 4 <= to; o += 4) {
     const char *w = (const char *)job->w->w + o * stride;
+    const Next next = stride > PAGE ? along_rows(w, 4, stride) : (Next){w + 8 * stride, 4, 256, 64};
     F s[4];
     UNROLL for (int j = 0; j < 4; j++) s[j] = all(0);
     int64_t k = 0;
     for (; k + step <= in; k += step) {
       F u = ld(x + k), v = type == F32 ? u : ld(x + k + 16);
       UNROLL for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(w + ahead + (k / step * 4 + j) * 64, 0, 2);
+        ASK(k / step, j);
         s[j] = fma16(u, load(w + j * stride, k, type), s[j]);
         if (type != F32) s[j] = fma16(v, load(w + j * stride, k + 16, type), s[j]);
       }
@@ -134,7 +134,7 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
         const char *ahead = (const char *)job->w->w + at * size;
         int pass = 0;
         for (int64_t row = first; row < behind; row += TALL, pass++) {
-          const Next next = OUTPUTS == 1 ? (Next){ahead, 1} : first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
+          const Next next = OUTPUTS == 1 ? (Next){ahead, 1, 64, 0} : first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
           float *at = sums + (row - first) * DEEP_STRIP * 16;
           switch (behind - row < TALL ? behind - row : TALL) {
           case 1: outputs_of(job, type, row, begin, end, 1, next, k, stop, at); break;

@@ -3,31 +3,38 @@
 #define TILES_H
 #include "job.h"
 
-/* What is asked for while tiles compute. The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the
-   next strip, line after line into the second cache: memory sees one stream, and is not idle while later rows compute with
-   weights that are there. */
+/* What is asked for while tiles compute: for each line of a tile's outputs `lines` lines, `apart` bytes from each other; the next
+   ones are `step` bytes on. */
 typedef struct {
-  const char *at; /* what a tile asks for, and how many lines for each line of its C outputs */
+  const char *at;
   int lines;
+  int64_t step, apart;
 } Next;
+/* The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the next strip, line after line into the
+   second cache: memory sees one stream, and is not idle while later rows compute with weights that are there. */
 IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes) {
   const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
-  return (Next){strip + bytes * first / C, pass < shares ? (int)(C * (pass + 1) / shares - first) : 0};
+  const int lines = pass < shares ? (int)(C * (pass + 1) / shares - first) : 0;
+  return (Next){strip + bytes * first / C, lines, lines * 64, 64};
 }
-/* What is read next: 8 KB ahead where one output streams, else a share of the next strip. */
-#define ASK(line, j, c) \
-  if ((c) == 1) __builtin_prefetch(next.at ? next.at + (line) * 64 : w + (line) * 64 + 8192, 0, 2); \
-  else if ((j) < next.lines) __builtin_prefetch(next.at + ((line) * next.lines + (j)) * 64, 0, 2)
+/* Where rows of a weight are longer than a page, memory follows four of them, not two, by itself if it is asked shortly before. */
+#define PAGE 4096
+IN Next along_rows(const char *w, const int outputs, int64_t stride) { return (Next){w + 512, outputs, 64, stride}; }
+#define ASK(line, j) \
+  if ((j) < next.lines) __builtin_prefetch(next.at + (line) * next.step + (j) * next.apart, 0, 2)
 
 /* Strips of outputs, whose weights stay in the second cache while the tiles of all rows, of `tall` rows by `wide` outputs, pass;
-   where x is larger than that, of some rows after others. `after`: what this thread reads after these outputs. */
+   where x is larger than that, of some rows after others. `after`: what this thread reads after these outputs. One output
+   streams 8 KB behind what is asked for. */
 #define ROWS(call, r, c) \
   { \
-    Next next = (c) == 1 ? (Next){0} : share_of(strip, (end - begin) * stride, pass++, passes); \
+    const char *w = (const char *)job->w->w + begin * stride; \
+    Next next = (c) == 1 ? (Next){w + 8192, 1, 64, 0} : !along ? share_of(strip, (end - begin) * stride, pass, passes) : pass ? (Next){0} : along_rows(w, c, stride); \
     int64_t o = begin; \
     for (; o + (c) <= end; o += (c), next.at += next.lines * stride) call(row, o, r, c, next); \
     for (; o < end; o++) \
       for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, (Next){0}); \
+    pass++; \
   }
 #define STRIPS(call, a_stride, tall, wide) \
   { \
@@ -35,7 +42,7 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
     const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
     for (int64_t first = 0, rows; first < job->rows; first += rows) { \
       rows = first + most < job->rows ? most : job->rows - first; \
-      const int64_t passes = (rows + tall - 1) / tall, width = strip_of(large || wide == 1, passes, stride); \
+      const int64_t passes = (rows + tall - 1) / tall, width = strip_of(large || wide == 1, passes, stride), along = wide > 2 && stride > PAGE && passes <= 2; \
       for (int64_t begin = from; begin < to; begin += width) { \
         const int64_t end = begin + width < to ? begin + width : to; \
         const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
