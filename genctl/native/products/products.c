@@ -82,14 +82,14 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
 }
 
 /* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
-   memory sees one stream and not four; or what comes next in long rows. */
-IN void one(const Job *job, const int type, int64_t from, int64_t to) {
+   memory sees one stream and not four; or what comes next in long rows. Which of them is known when this is compiled. */
+IN void one(const Job *job, const int type, int64_t from, int64_t to, const int along) {
   const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32;
   const float *x = job->x;
   int64_t o = from;
   for (; o + 4 <= to; o += 4) {
     const char *w = (const char *)job->w->w + o * stride;
-    const Next next = stride > PAGE ? along_rows(w, 4, stride) : (Next){w + 8 * stride, 4, 256, 64};
+    const Next next = along ? along_rows(w, 4, stride) : (Next){w + 8 * stride, 4, 256, 64};
     F s[4];
     UNROLL for (int j = 0; j < 4; j++) s[j] = all(0);
     int64_t k = 0;
@@ -150,13 +150,15 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
   }
 }
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1) one(job, F32, from, to);
+  if (job->rows == 1 && job->w->in * 4 > PAGE) one(job, F32, from, to, 1);
+  else if (job->rows == 1) one(job, F32, from, to, 0);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F32, from, to);
   else ALL_ROWS(F32_TILE, job->w->in * 4)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1) one(job, F16, from, to);
+  if (job->rows == 1 && job->w->in * 2 > PAGE) one(job, F16, from, to, 1);
+  else if (job->rows == 1) one(job, F16, from, to, 0);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F16, from, to);
   else ALL_ROWS(F16_TILE, job->w->in * 2)
