@@ -14,13 +14,11 @@
 #if defined(__AVX512F__)
 #define SUMS(rows) 32768
 #define ROOM 65536
-#define INPUTS 8  /* whose weights are in registers while the few rows pass, of so many vectors of columns */
-#define VECTORS 2
+#define INPUTS 8 /* whose weights are in registers while the few rows pass */
 #else
 #define SUMS(rows) ((rows) > 8 ? 4096 : 8192)
 #define ROOM 32768
 #define INPUTS 4
-#define VECTORS 1
 #endif
 #define WHOLE 16 /* rows up to which a thread has parts, if there are TRAVEL inputs for each */
 #define TRAVEL 150
@@ -38,28 +36,29 @@
 #define DEEP_ROWS 17
 #endif
 
-/* A part of the inputs for some columns and few rows, whose sums lie in the first cache: W is read along its rows. */
-IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int64_t o, int64_t n, float *sums, const int64_t step, const int deep) {
-  const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2;
+/* A part of the inputs for some columns and few rows, whose sums lie in the first cache: W is read along its rows. The numbers of
+   `one` row stay in registers. */
+IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int64_t o, int64_t n, float *sums, const int64_t step, const int deep, const int one) {
+  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = job->w->out * size;
   for (; k + deep <= stop; k += deep) {
-    const char *w = (const char *)job->w->w + (k * out + o) * size;
-    for (int64_t c = 0; c < n; c += 16 * VECTORS) {
-      F v[INPUTS][VECTORS];
-      UNROLL for (int d = 0; d < deep; d++) UNROLL for (int j = 0; j < VECTORS; j++) {
-        const int64_t at = c + 16 * j, some = n - at;
-        if (type == F32 || !(j & 1)) __builtin_prefetch(w + (deep + d) * out * size + at * size, 0, 2);
-        v[d][j] = some >= 16 ? load(w + d * out * size, at, type) : some > 0 ? loadn(w + d * out * size, at, type, (int)some) : all(0);
-      }
-      for (int64_t i = 0; i < job->rows; i++) {
+    const char *w = (const char *)job->w->w + k * stride + o * size;
+    F u[INPUTS], v[INPUTS];
+    if (one) UNROLL for (int d = 0; d < deep; d++) u[d] = all(job->x[k + d]);
+    for (int64_t c = 0; c < n; c += 16) {
+      if (n - c >= 16) {
+        const char *ahead = w + deep * stride + c * size;
+        UNROLL for (int d = 0; d < deep; d++, ahead += stride) {
+          __asm__("" : "+r"(ahead)); /* one address, not one for each input: there are too few registers for them */
+          __builtin_prefetch(ahead, 0, 2);
+          v[d] = load(w + d * stride, c, type);
+        }
+      } else UNROLL for (int d = 0; d < deep; d++) v[d] = loadn(w + d * stride, c, type, (int)(n - c));
+      for (int64_t i = 0; i < (one ? 1 : job->rows); i++) {
         float *to = sums + i * step + c;
         const float *x = job->x + i * in + k;
-        F s[VECTORS];
-        UNROLL for (int j = 0; j < VECTORS; j++) s[j] = ld(to + 16 * j);
-        UNROLL for (int d = 0; d < deep; d++) {
-          const F u = all(x[d]);
-          UNROLL for (int j = 0; j < VECTORS; j++) s[j] = fma16(u, v[d][j], s[j]);
-        }
-        UNROLL for (int j = 0; j < VECTORS; j++) st(to + 16 * j, s[j]);
+        F s = ld(to);
+        UNROLL for (int d = 0; d < deep; d++) s = fma16(one ? u[d] : all(x[d]), v[d], s);
+        st(to, s);
       }
     }
   }
@@ -67,11 +66,16 @@ IN void along(const Job *job, const int type, int64_t k, const int64_t stop, int
 static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums, int64_t step) {
   const int64_t k = part * job->length, in = job->w->in, stop = k + job->length < in ? k + job->length : in;
   const int64_t whole_stop = k + (stop - k) / INPUTS * INPUTS;
-  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 16 * VECTORS - 1) & ~(int64_t)(16 * VECTORS - 1)));
-#define ALONG(type) along(job, type, k, whole_stop, o, n, sums, step, INPUTS), along(job, type, whole_stop, stop, o, n, sums, step, 1)
+  for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
+#define ALONG(type, one) along(job, type, k, whole_stop, o, n, sums, step, INPUTS, one), along(job, type, whole_stop, stop, o, n, sums, step, 1, one)
   switch (job->w->type) {
-  case F32: ALONG(F32); break;
-  default: ALONG(F16);
+  case F32:
+    if (job->rows == 1) ALONG(F32, 1);
+    else ALONG(F32, 0);
+    break;
+  default:
+    if (job->rows == 1) ALONG(F16, 1);
+    else ALONG(F16, 0);
   }
 }
 /* All parts of some columns: one block of them after another, whose sums are added to those of the parts before. */
