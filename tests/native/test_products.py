@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -176,6 +177,28 @@ def test_few_rows_of_many_inputs_keep_the_bits(compiled: Library, form: Form, wi
         torch.set_num_threads(count)
         for rows in range(2, 18):
             assert torch.equal(product(x[:rows]), wanted[:rows])
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("size", [(3, 96), (70, 96), (531, 1088)], ids=str)
+@pytest.mark.usefixtures("threads")
+def test_outputs_in_runs_have_the_bits_of_outputs_side_by_side(
+    compiled: Library, size: tuple[int, int], form: Form
+) -> None:
+    """Which of them is faster depends on who made the CPU; this test does both on any."""
+    followed = ctypes.c_int.in_dll(ctypes.CDLL(str(compiled.path)), "follows_runs")
+    product, x = made(compiled, size, form, True), inputs(20, size[1], form[0])
+    before = followed.value
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            for rows in (1, 2, 3, 5, 6, 8, 13, 20):
+                followed.value = 0
+                wanted = product(x[:rows])
+                followed.value = 1
+                assert torch.equal(product(x[:rows]), wanted)
+    finally:
+        followed.value = before
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[4]], ids=str)

@@ -7,21 +7,21 @@
 
 #define NUMBERS(w) (there == 32 ? ldc(w) : ldcn(w, 2 * there))
 /* Sums of r rows by c outputs over 32 numbers, of which some are `there` */
-IN void widened(F s[R][C], const uint16_t *w, int64_t in, const int there, const char *x, int64_t x_row, const int r, const int c) {
+IN void widened(F s[R][C], const uint16_t *w, int64_t line, const int there, const char *x, int64_t x_row, const int r, const int c) {
   UNROLL for (int half = 0; half < 2; half++) {
     F n[C];
     __asm__("" : "+r"(w)); /* numbers are loaded once for each half: kept in between, they would take the registers of sums */
-    UNROLL for (int j = 0; j < c; j++) n[j] = half ? first(NUMBERS(w + j * in)) : second(NUMBERS(w + j * in));
+    UNROLL for (int j = 0; j < c; j++) n[j] = half ? first(NUMBERS(w + j * line)) : second(NUMBERS(w + j * line));
     UNROLL for (int i = 0; i < r; i++) {
       const F u = ld((const float *)(x + i * x_row) + 16 * half);
       UNROLL for (int j = 0; j < c; j++) s[i][j] = fma16(u, n[j], s[i][j]);
     }
   }
 }
-IN void paired(F s[R][C], const uint16_t *w, int64_t in, const int there, const char *x, int64_t x_row, const int r, const int c) {
+IN void paired(F s[R][C], const uint16_t *w, int64_t line, const int there, const char *x, int64_t x_row, const int r, const int c) {
 #ifdef __AVX512BF16__
   B v[C];
-  UNROLL for (int j = 0; j < c; j++) v[j] = NUMBERS(w + j * in);
+  UNROLL for (int j = 0; j < c; j++) v[j] = NUMBERS(w + j * line);
   UNROLL for (int i = 0; i < r; i++) {
     const B u = ldc(x + i * x_row);
     UNROLL for (int j = 0; j < c; j++) s[i][j] = dot(s[i][j], v[j], u);
@@ -30,14 +30,14 @@ IN void paired(F s[R][C], const uint16_t *w, int64_t in, const int there, const 
 }
 
 #define STEP(there) \
-  (form == PAIRED ? paired(s, w + at, in, there, x + at * 2, x_row, r, c) : widened(s, w + at, in, there, x + at * 4, x_row, r, c))
-IN void tile(const Job *job, int64_t row, int64_t o, const int r, const int c, const int form) {
-  const int64_t in = job->w->in, x_row = job->width * (form == WIDENED ? 4 : 2);
+  (form == PAIRED ? paired(s, w + at, line, there, x + at * 2, x_row, r, c) : widened(s, w + at, line, there, x + at * 4, x_row, r, c))
+IN void tile(const Job *job, int64_t row, int64_t o, int64_t apart, const int r, const int c, const int form, const Next asked) {
+  const int64_t in = job->w->in, line = apart * in, x_row = job->width * (form == WIDENED ? 4 : 2);
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
   const char *x = (const char *)job->x + row * x_row;
   /* what comes next in long rows, or else the next four outputs, or where there is one row those after them: line after line, so
      that memory sees one stream and not one for each output */
-  const Next next = C > 2 && 2 * in >= PAGE ? along_rows((const char *)w, c, 2 * in) : (Next){(const char *)(w + (r == 1 ? 2 : 1) * c * in), c, 64 * c, 64};
+  const Next next = job->runs ? asked : C > 2 && 2 * in >= PAGE ? along_rows((const char *)w, c, 2 * in) : (Next){(const char *)(w + (r == 1 ? 2 : 1) * c * in), c, 64 * c, 64};
   Q sum[R];
   UNROLL for (int i = 0; i < r; i++) sum[i] = nothing();
   for (int64_t k = 0; k < in; k += BLOCK) {
@@ -55,35 +55,40 @@ IN void tile(const Job *job, int64_t row, int64_t o, const int r, const int c, c
   UNROLL for (int i = 0; i < r; i++) {
     float y[4];
     stq(y, sum[i]);
-    UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j, y[j]);
+    UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j * apart, y[j]);
   }
 }
-static void single(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, WIDENED); }
+static void single(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, 1, WIDENED, (Next){0}); }
 #ifdef __AVX512BF16__
-static void single_paired(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, PAIRED); }
+static void single_paired(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, 1, PAIRED, (Next){0}); }
 #define SINGLE(form) (form == PAIRED ? single_paired : single)
 #else
 #define SINGLE(form) single
 #endif
-IN void some_rows(const Job *job, int64_t row, int64_t o, int64_t to, const int r, const int form) {
-  for (; o + C <= to; o += C) tile(job, row, o, r, C, form);
-  for (; o < to; o++)
-    for (int i = 0; i < r; i++) SINGLE(form)(job, row + i, o);
+IN void some_rows(const Job *job, int64_t row, int64_t o, int64_t tiles, int64_t apart, const int r, const int form, Next next) {
+  for (int64_t n = 0; n < tiles; n++, o += job->runs ? 1 : C, next.at += 2 * job->w->in) tile(job, row, o, apart, r, C, form, next);
 }
 IN void all_rows(const Job *job, int64_t from, int64_t to, const int form) {
-  const int64_t rows = job->rows;
-  for (int64_t o = from, end; o < to; o = end) {
-    end = rows == 1 || o + STRIP > to ? to : o + STRIP;
+  const int64_t rows = job->rows, stride = 2 * job->w->in, tiles = (to - from) / C, passes = (rows + R - 1) / R, apart = job->runs ? tiles : 1;
+  const int64_t most = rows == 1 || (job->runs && passes == 1) ? tiles : job->runs ? strip_of(0, passes, stride) / C : STRIP / C;
+  for (int64_t begin = 0, end; begin < tiles; begin = end) {
+    end = begin + most < tiles ? begin + most : tiles;
+    const int64_t o = from + begin * (job->runs ? 1 : C), after = end < tiles ? from + end : from + job->threads * job->block;
+    const char *w = job->w->w;
     int64_t row = 0;
-    for (; row + R <= rows; row += R) some_rows(job, row, o, end, R, form);
+    int pass = 0;
+#define SOME(r) some_rows(job, row, o, end - begin, apart, r, form, passes > 1 ? share_of_runs(w + after * stride, apart * stride, pass++, passes) : in_runs(w + o * stride, r, C, apart * stride))
+    for (; row + R <= rows; row += R) SOME(R);
     switch (rows - row) {
-    case 5: some_rows(job, row, o, end, 5 < R ? 5 : R, form); break;
-    case 4: some_rows(job, row, o, end, 4 < R ? 4 : R, form); break;
-    case 3: some_rows(job, row, o, end, 3 < R ? 3 : R, form); break;
-    case 2: some_rows(job, row, o, end, 2 < R ? 2 : R, form); break;
-    case 1: some_rows(job, row, o, end, 1, form); break;
+    case 5: SOME(5 < R ? 5 : R); break;
+    case 4: SOME(4 < R ? 4 : R); break;
+    case 3: SOME(3 < R ? 3 : R); break;
+    case 2: SOME(2 < R ? 2 : R); break;
+    case 1: SOME(1); break;
     }
   }
+  for (int64_t o = from + tiles * C; o < to; o++)
+    for (int64_t row = 0; row < rows; row++) SINGLE(form)(job, row, o);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
 /* With 16 registers: inputs [from, stop) of one output and up to six rows, so that W is read, and widened, for all of them at once.

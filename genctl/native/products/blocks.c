@@ -4,7 +4,7 @@
    Sixteen outputs lie side by side: lane l adds up output l, four exact products at a time, so that no lanes are added up in
    the end. A block's sum is an exact integer, and each block is one fused multiplication and addition: the same bits on every
    instruction set, in any batch. x is quantised for each 32 numbers by its largest, as ggml does. */
-#include "job.h"
+#include "tiles.h"
 
 IN B four(const int8_t *p) { /* the same four codes in every lane */
   int32_t codes;
@@ -24,53 +24,70 @@ IN B four(const int8_t *p) { /* the same four codes in every lane */
 /* What the sum of a block begins with: it takes back what makes codes unsigned. */
 IN int32_t unsigned_by(const int eight, const int scales) { return scales == RANGES ? 0 : eight ? SHIFT : 8; }
 
-IN void tile_blocks(const Job *job, int64_t row, int64_t o, const int r, const int eight, const int scales) {
+/* r rows by c times 16 outputs, which are `apart` from each other */
+IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const int r, const int c, const int eight, const int scales) {
   const int64_t in = job->w->in, width = job->width, groups = in / 32;
   const int size = eight ? 64 : 32, is_signed = eight && scales != RANGES;
+  const int64_t line = apart * in * size / 64;
   const uint8_t *w = (const uint8_t *)job->w->w + o * in * size / 64;
   const uint16_t *half = job->w->range + o * groups;
   const uint16_t *brief = job->w->range + 2 * o * groups;
   const float *both = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * groups;
   const int8_t *x = job->codes + row * width;
   const int32_t *begin = job->total + row * 2 * groups;
-  F s[TALL];
-  UNROLL for (int i = 0; i < r; i++) s[i] = all(0);
+  F s[TALL][C], scale[C], second[C];
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
   for (int64_t g = 0; g < groups; g++) {
-    const F scale = scales == HALVES ? ldh(half + 16 * g) : scales == SHORTS ? ldb(brief + 32 * g) : ld(both + 32 * g);
-    const F second = scales == HALVES ? scale : scales == SHORTS ? ldb(brief + 32 * g + 16) : ld(both + 32 * g + 16);
-    I sum[TALL];
-    UNROLL for (int i = 0; i < r; i++) sum[i] = iall(unsigned_by(eight, scales) && !IN_PAIRS ? begin[i * 2 * groups + 2 * g] : 0);
+    I sum[TALL][C];
+    UNROLL for (int j = 0; j < c; j++) {
+      const int64_t at = j * apart * groups + 16 * g;
+      scale[j] = scales == HALVES ? ldh(half + at) : scales == SHORTS ? ldb(brief + 2 * at) : ld(both + 2 * at);
+      second[j] = scales == HALVES ? scale[j] : scales == SHORTS ? ldb(brief + 2 * at + 16) : ld(both + 2 * at + 16);
+    }
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++)
+      sum[i][j] = iall(unsigned_by(eight, scales) && !IN_PAIRS ? begin[i * 2 * groups + 2 * g] : 0);
     DEEP for (int q = 0; q < 8; q++, w += size) {
-      if (eight || !(q & 1)) __builtin_prefetch(w + 6144, 0, 2);
-      if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) {
-        s[i] = fma16(real(sum[i]), mul(scale, all(x_scale[(i * groups + g) * 2])), s[i]);
-        sum[i] = iall(begin[i * 2 * groups + 2 * g + 1]);
+      if (scales == SIXTEENS && q == 4) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
+        s[i][j] = fma16(real(sum[i][j]), mul(scale[j], all(x_scale[(i * groups + g) * 2])), s[i][j]);
+        sum[i][j] = iall(begin[i * 2 * groups + 2 * g + 1]);
       }
-      const B codes = eight ? is_signed ? shifted(ldc(w)) : ldc(w) : nibbles(w);
+      B codes[C];
+      UNROLL for (int j = 0; j < c; j++) {
+        const uint8_t *at = w + j * line;
+        if (eight || !(q & 1)) __builtin_prefetch(at + (c > 1 ? AHEAD_IN_RUNS(r) : 6144), 0, 2);
+        codes[j] = eight ? is_signed ? shifted(ldc(at)) : ldc(at) : nibbles(at);
+      }
       UNROLL for (int i = 0; i < r; i++) {
         const B u = four(x + i * width + 32 * g + 4 * q);
-        sum[i] = is_signed ? dots(sum[i], codes, u) : IN_PAIRS ? pairs(sum[i], codes, u) : dotu(sum[i], codes, u);
+        UNROLL for (int j = 0; j < c; j++)
+          sum[i][j] = is_signed ? dots(sum[i][j], codes[j], u) : IN_PAIRS ? pairs(sum[i][j], codes[j], u) : dotu(sum[i][j], codes[j], u);
       }
     }
-    UNROLL for (int i = 0; i < r; i++) {
-      if (IN_PAIRS) sum[i] = iadd(wide(sum[i]), iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0));
-      s[i] = fma16(real(sum[i]), mul(scales == SIXTEENS ? second : scale, all(x_scale[(i * groups + g) * 2])), s[i]);
-      if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[(i * groups + g) * 2 + 1]), s[i]);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
+      if (IN_PAIRS) sum[i][j] = iadd(wide(sum[i][j]), iall(unsigned_by(eight, scales) ? begin[i * 2 * groups + 2 * g] : 0));
+      s[i][j] = fma16(real(sum[i][j]), mul(scales == SIXTEENS ? second[j] : scale[j], all(x_scale[(i * groups + g) * 2])), s[i][j]);
+      if (scales == RANGES || scales == SHORTS) s[i][j] = fma16(second[j], all(x_scale[(i * groups + g) * 2 + 1]), s[i][j]);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) put16(job, row + i, o, job->w->out - o, s[i]);
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) put16(job, row + i, o + j * apart, job->w->out - o - j * apart, s[i][j]);
 }
 IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight, const int scales) {
   const int64_t rows = job->rows;
-  for (int64_t o = from; o < to; o += 16) {
+  int64_t o = from;
+  if (job->runs && rows == 1) { /* with more rows one stream is as fast */
+    const int64_t apart = (to - from) / (16 * C) * 16;
+    for (; o < from + apart; o += 16) tile_blocks(job, 0, o, apart, 1, C, eight, scales);
+    o = from + C * apart;
+  }
+  for (; o < to; o += 16) {
     int64_t row = 0;
-    for (; row + TALL <= rows; row += TALL) tile_blocks(job, row, o, TALL, eight, scales);
+    for (; row + TALL <= rows; row += TALL) tile_blocks(job, row, o, 0, TALL, 1, eight, scales);
     switch (rows - row) {
-    case 5: tile_blocks(job, row, o, 5 < TALL ? 5 : TALL, eight, scales); break;
-    case 4: tile_blocks(job, row, o, 4 < TALL ? 4 : TALL, eight, scales); break;
-    case 3: tile_blocks(job, row, o, 3 < TALL ? 3 : TALL, eight, scales); break;
-    case 2: tile_blocks(job, row, o, 2 < TALL ? 2 : TALL, eight, scales); break;
-    case 1: tile_blocks(job, row, o, 1, eight, scales); break;
+    case 5: tile_blocks(job, row, o, 0, 5 < TALL ? 5 : TALL, 1, eight, scales); break;
+    case 4: tile_blocks(job, row, o, 0, 4 < TALL ? 4 : TALL, 1, eight, scales); break;
+    case 3: tile_blocks(job, row, o, 0, 3 < TALL ? 3 : TALL, 1, eight, scales); break;
+    case 2: tile_blocks(job, row, o, 0, 2 < TALL ? 2 : TALL, 1, eight, scales); break;
+    case 1: tile_blocks(job, row, o, 0, 1, 1, eight, scales); break;
     }
   }
 }

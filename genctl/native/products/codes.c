@@ -5,14 +5,14 @@
 IN float scaled8(const Job *job, int64_t row, int64_t o, int32_t sum) { /* the scale has the 1 / 127 of the row in it */
   return (float)(sum - SHIFT * job->total[row]) * job->w->scale[o] * job->largest[row];
 }
-IN void put8(const Job *job, int64_t row, int64_t o, const int32_t *sums, const int c) { /* of four, or of one */
+IN void put8(const Job *job, int64_t row, int64_t o, int64_t apart, const int32_t *sums, const int c) { /* of four, or fewer */
   float v[4];
-  for (int j = 0; j < c; j++) v[j] = scaled8(job, row, o + j, sums[j]);
-  if (c == 4) put4(job, row, o, v);
-  else for (int j = 0; j < c; j++) put(job, row, o + j, v[j]);
+  for (int j = 0; j < c; j++) v[j] = scaled8(job, row, o + j * apart, sums[j]);
+  if (c == 4) put4(job, row, o, apart, v);
+  else for (int j = 0; j < c; j++) put(job, row, o + j * apart, v[j]);
 }
-IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, const Next next) {
-  const int64_t in = job->w->in, width = job->width;
+IN void tile8(const Job *job, int64_t row, int64_t o, int64_t apart, const int r, const int c, const Next next) {
+  const int64_t in = job->w->in, line = apart * in, width = job->width;
   const char *w = (const char *)job->w->w + o * in;
   const int8_t *x = job->codes + row * width;
   I s[TALL][C];
@@ -23,7 +23,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, 
     UNROLL for (int j = 0; j < c; j++) {
       if (c == 1 && job->rows > TALL) __builtin_prefetch(w + k + 2048, 0, 3); /* later rows read it from the second cache */
       else ASK(k / 64, j);
-      v[j] = shifted(ldc(w + j * in + k));
+      v[j] = shifted(ldc(w + j * line + k));
     }
     UNROLL for (int i = 0; i < r; i++) {
       B u = ldc(x + i * width + k);
@@ -31,7 +31,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, 
     }
   }
   if (k < in) {
-    UNROLL for (int j = 0; j < c; j++) v[j] = shifted(ldcn(w + j * in + k, (int)(in - k)));
+    UNROLL for (int j = 0; j < c; j++) v[j] = shifted(ldcn(w + j * line + k, (int)(in - k)));
     UNROLL for (int i = 0; i < r; i++) {
       B u = ldc(x + i * width + k);
       UNROLL for (int j = 0; j < c; j++) s[i][j] = dots(s[i][j], v[j], u);
@@ -41,37 +41,43 @@ IN void tile8(const Job *job, int64_t row, int64_t o, const int r, const int c, 
     UNROLL for (int i = 0; i < r; i += 4) {
       int32_t y[4];
       itree4(s[i][0], s[i + 1 < r ? i + 1 : i][0], s[i + 2 < r ? i + 2 : i][0], s[i + 3 < r ? i + 3 : i][0], y);
-      UNROLL for (int l = 0; l < 4 && i + l < r; l++) put8(job, row + i + l, o, y + l, 1);
+      UNROLL for (int l = 0; l < 4 && i + l < r; l++) put8(job, row + i + l, o, 1, y + l, 1);
     }
   } else UNROLL for (int i = 0; i < r; i++) {
     int32_t y[4];
     itree4(s[i][0], s[i][1 % c], s[i][2 % c], s[i][3 % c], y);
-    put8(job, row + i, o, y, c);
+    put8(job, row + i, o, apart, y, c);
   }
 }
-#define TILE8(row, o, r, c, next) tile8(job, row, o, r, c, next)
-/* One row: W is read from begin to end; the lanes of four outputs are added up together. */
-static void one8(const Job *job, int64_t from, int64_t to) {
-  const int64_t in = job->w->in;
+#define TILE8(row, o, apart, r, c, next) tile8(job, row, o, apart, r, c, next)
+/* One row: W is read in runs, or from begin to end; the lanes of four outputs are added up together. */
+IN void one8(const Job *job, int64_t from, int64_t to, const int runs) {
+  const int64_t in = job->w->in, tiles = (to - from) / 4, apart = runs ? tiles : 1, line = apart * in;
   const int8_t *x = job->codes;
-  int64_t o = from;
-  for (; o + 4 <= to; o += 4) {
+  for (int64_t n = 0; n < tiles; n++) {
+    const int64_t o = from + n * (runs ? 1 : 4);
     const char *w = (const char *)job->w->w + o * in;
     I s[4];
-    UNROLL for (int j = 0; j < 4; j++, w += in) {
-      s[j] = iall(0);
-      int64_t k = 0;
-      for (; k + 64 <= in; k += 64) {
-        __builtin_prefetch(w + k + 12288, 0, 2);
-        s[j] = dots(s[j], shifted(ldc(w + k)), ldc(x + k));
+    int64_t k = 0;
+    UNROLL for (int j = 0; j < 4; j++) s[j] = iall(0);
+    if (runs) for (; k + 64 <= in; k += 64) {
+      const B u = ldc(x + k);
+      UNROLL for (int j = 0; j < 4; j++) {
+        __builtin_prefetch(w + j * line + k + AHEAD_IN_RUNS(1), 0, 2);
+        s[j] = dots(s[j], shifted(ldc(w + j * line + k)), u);
       }
-      if (k < in) s[j] = dots(s[j], shifted(ldcn(w + k, (int)(in - k))), ldc(x + k));
+    } else UNROLL for (int j = 0; j < 4; j++) {
+      for (k = 0; k + 64 <= in; k += 64) {
+        __builtin_prefetch(w + j * line + k + 12288, 0, 2);
+        s[j] = dots(s[j], shifted(ldc(w + j * line + k)), ldc(x + k));
+      }
     }
+    if (k < in) UNROLL for (int j = 0; j < 4; j++) s[j] = dots(s[j], shifted(ldcn(w + j * line + k, (int)(in - k))), ldc(x + k));
     int32_t y[4];
     itree4(s[0], s[1], s[2], s[3], y);
-    put8(job, 0, o, y, 4);
+    put8(job, 0, o, apart, y, 4);
   }
-  for (; o < to; o++) tile8(job, 0, o, 1, 1, (Next){0});
+  for (int64_t o = from + 4 * tiles; o < to; o++) tile8(job, 0, o, 1, 1, 1, (Next){0});
 }
 void codes8(const Job *job, int64_t from, int64_t to) {
 #ifdef __AMX_BF16__
@@ -80,7 +86,8 @@ void codes8(const Job *job, int64_t from, int64_t to) {
     return;
   }
 #endif
-  if (job->rows == 1) one8(job, from, to);
+  if (job->rows == 1 && job->runs) one8(job, from, to, 1);
+  else if (job->rows == 1) one8(job, from, to, 0);
   else ALL_ROWS(TILE8, job->w->in)
 }
 

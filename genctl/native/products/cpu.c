@@ -1,5 +1,6 @@
 /* Which variants this CPU can run, and what this file was built from. Compiled without any instruction beyond the baseline's
    need in the variant that is loaded first. */
+#include <stdatomic.h>
 #include <string.h>
 #ifndef SOURCES
 #define SOURCES "unknown"
@@ -36,6 +37,10 @@ int runs(const char *variant) {
   if (a < 1 || !__get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) || !(a7 >> 5 & 1)) return 0; /* AVX512_BF16 */
   return avx512 && (saved >> 17 & 3) == 3 && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && tiles_are_permitted(); /* BF16, TILE, INT8 */
 }
+static int is_amd(void) {
+  unsigned a, b, c, d;
+  return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
+}
 /* Whether a variant that runs is faster than the next one. Intel's vdpbf16ps has half the speed of multiplications in float32. */
 int suits(const char *variant) {
   unsigned a, b, c, d;
@@ -53,3 +58,18 @@ int runs(const char *variant) { return !strcmp(variant, "neon") || !strcmp(varia
 int suits(const char *variant) { return variant != 0; }
 int runs(const char *variant) { return !strcmp(variant, "plain"); }
 #endif
+
+/* Whether this CPU follows several runs of a weight by itself (tiles.h): 1, 0, or -1 as long as nobody asked. Tests set it. */
+atomic_int follows_runs = -1;
+int reads_runs(void) {
+  int known = atomic_load_explicit(&follows_runs, memory_order_relaxed);
+  if (known < 0) {
+#if defined(__x86_64__)
+    known = is_amd();
+#else
+    known = 0;
+#endif
+    atomic_store_explicit(&follows_runs, known, memory_order_relaxed);
+  }
+  return known;
+}

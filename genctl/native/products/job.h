@@ -4,6 +4,8 @@
 #include "lanes.h"
 #include "products.h"
 
+int reads_runs(void); /* cpu.c */
+
 #define STRIP 64 /* outputs whose weights stay in the second cache while all rows pass */
 /* Rows and outputs of a tile. With 16 registers, which hold 8 numbers each, one output and many rows: W is read from memory
    for all of them at once, and no sum is moved out of its register. */
@@ -24,6 +26,7 @@ typedef struct {
   const int32_t *total; /* CODES8: [N], of a row's codes; blocks: [N, I / 16], what sums begin with */
   void *y;
   int type, threads, form; /* form: of x, in bfloat16.c */
+  int runs;                /* whether a tile's outputs are in runs of their own, see tiles.h */
   int count, group; /* of few rows of [I, O]: sums, see `sums_of`, of parts that lie in groups */
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
@@ -41,9 +44,9 @@ IN void put(const Job *j, int64_t row, int64_t o, float v) {
   if (j->type == F32) ((float *)j->y)[at] = v;
   else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
 }
-IN void put4(const Job *j, int64_t row, int64_t o, const float *v) { /* four outputs side by side */
-  if (j->type != F32) {
-    for (int l = 0; l < 4; l++) put(j, row, o + l, v[l]);
+IN void put4(const Job *j, int64_t row, int64_t o, int64_t apart, const float *v) { /* four outputs */
+  if (j->type != F32 || apart != 1) {
+    for (int l = 0; l < 4; l++) put(j, row, o + l * apart, v[l]);
     return;
   }
   float *to = (float *)j->y + row * j->y_row + j->first + o;

@@ -26,7 +26,7 @@ class Library:
     """One variant of the library, and the functions that it exports."""
 
     def __init__(self, path: Path) -> None:
-        self.variant = path.stem
+        self.variant, self.path = path.stem, path
         loaded = ctypes.CDLL(str(path))
         loaded.built_from.restype = ctypes.c_char_p
         self.built_from, *self.variants = loaded.built_from().decode().split()  # their digest; what else was compiled

@@ -26,9 +26,9 @@ IN int is_deep(const Job *job) { return job->rows > TALL && job->w->in > DEPTH &
 #endif
 
 /* Inputs [from, stop) of r rows by c outputs: added to `sums` [DEEP_STRIP, 16] of each row, and summed up if they are the last. */
-IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r, const int c, const Next next, int64_t from, int64_t stop, float *sums) {
-  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = in * size, step = DEEP_STRIP * 16;
-  const char *w = (const char *)job->w->w + o * stride + from * size;
+IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apart, const int r, const int c, const Next next, int64_t from, int64_t stop, float *sums) {
+  const int64_t in = job->w->in, size = type == F32 ? 4 : 2, stride = apart * in * size, step = DEEP_STRIP * 16;
+  const char *w = (const char *)job->w->w + (o * in + from) * size;
   const float *x = job->x + row * in + from;
   F s[TALL][C], v[C];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
@@ -63,7 +63,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     float y[16];
     UNROLL for (int j = 0; j < 4; j++) UNROLL for (int l = 0; l < 4; l++) v[4 * j + l] = s[l % TALL][j % C];
     tree16(v, y);
-    UNROLL for (; i < 4; i++) put4(job, row + i, o, y + 4 * i);
+    UNROLL for (; i < 4; i++) put4(job, row + i, o, apart, y + 4 * i);
   }
   if (c == 1 && r > 1) {
     UNROLL for (; i < r; i += 4) {
@@ -76,20 +76,23 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, const int r
     if (c == 4) {
       float y[4];
       tree4(s[i][0], s[i][1 % C], s[i][2 % C], s[i][3 % C], y);
-      put4(job, row + i, o, y);
-    } else UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j, tree(s[i][j]));
+      put4(job, row + i, o, apart, y);
+    } else UNROLL for (int j = 0; j < c; j++) put(job, row + i, o + j * apart, tree(s[i][j]));
   }
 }
 
-/* One row: four outputs, each a chain of its own. What is asked for ahead is the second four after them, line after line, so that
-   memory sees one stream and not four; or what comes next in long rows. Which of them is known when this is compiled. */
-IN void one(const Job *job, const int type, int64_t from, int64_t to, const int along) {
-  const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32;
+/* One row: four outputs, each a chain of its own, in runs or side by side. What is asked for ahead is then the second four after
+   them, line after line, so that memory sees one stream and not four; or what comes next in runs and in long rows. Which of them is
+   known when this is compiled. */
+enum { SIDE_BY_SIDE, LONG_ROWS, IN_RUNS };
+IN void one(const Job *job, const int type, int64_t from, int64_t to, const int how) {
+  const int64_t in = job->w->in, stride = in * (type == F32 ? 4 : 2), step = type == F32 ? 16 : 32, tiles = (to - from) / 4;
+  const int64_t apart = how == IN_RUNS ? tiles : 1, line = apart * stride;
   const float *x = job->x;
-  int64_t o = from;
-  for (; o + 4 <= to; o += 4) {
+  for (int64_t n = 0; n < tiles; n++) {
+    const int64_t o = from + n * (how == IN_RUNS ? 1 : 4);
     const char *w = (const char *)job->w->w + o * stride;
-    const Next next = along ? along_rows(w, 4, stride) : (Next){w + 8 * stride, 4, 256, 64};
+    const Next next = how == IN_RUNS ? in_runs(w, 1, 4, line) : how == LONG_ROWS ? along_rows(w, 4, stride) : (Next){w + 8 * stride, 4, 256, 64};
     F s[4];
     UNROLL for (int j = 0; j < 4; j++) s[j] = all(0);
     int64_t k = 0;
@@ -97,28 +100,28 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to, const int 
       F u = ld(x + k), v = type == F32 ? u : ld(x + k + 16);
       UNROLL for (int j = 0; j < 4; j++) {
         ASK(k / step, j);
-        s[j] = fma16(u, load(w + j * stride, k, type), s[j]);
-        if (type != F32) s[j] = fma16(v, load(w + j * stride, k + 16, type), s[j]);
+        s[j] = fma16(u, load(w + j * line, k, type), s[j]);
+        if (type != F32) s[j] = fma16(v, load(w + j * line, k + 16, type), s[j]);
       }
     }
     for (; k < in; k += 16) {
       const int n = in - k < 16 ? (int)(in - k) : 16;
       F u = n == 16 ? ld(x + k) : ldn(x + k, n);
-      UNROLL for (int j = 0; j < 4; j++) s[j] = fma16(u, n == 16 ? load(w + j * stride, k, type) : loadn(w + j * stride, k, type, n), s[j]);
+      UNROLL for (int j = 0; j < 4; j++) s[j] = fma16(u, n == 16 ? load(w + j * line, k, type) : loadn(w + j * line, k, type, n), s[j]);
     }
     float y[4];
     tree4(s[0], s[1], s[2], s[3], y);
-    put4(job, 0, o, y);
+    put4(job, 0, o, apart, y);
   }
-  for (; o < to; o++) tile(job, type, 0, o, 1, 1, (Next){0}, 0, in, 0);
+  for (int64_t o = from + 4 * tiles; o < to; o++) tile(job, type, 0, o, 1, 1, 1, (Next){0}, 0, in, 0);
 }
-#define F32_TILE(row, o, r, c, next) tile(job, F32, row, o, r, c, next, 0, job->w->in, 0)
-#define F16_TILE(row, o, r, c, next) tile(job, F16, row, o, r, c, next, 0, job->w->in, 0)
+#define F32_TILE(row, o, apart, r, c, next) tile(job, F32, row, o, apart, r, c, next, 0, job->w->in, 0)
+#define F16_TILE(row, o, apart, r, c, next) tile(job, F16, row, o, apart, r, c, next, 0, job->w->in, 0)
 IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
   const int64_t size = type == F32 ? 4 : 2, stride = OUTPUTS == 1 ? job->w->in * size : next.lines * (stop - k) * size;
   int64_t o = begin;
-  for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += stride) tile(job, type, row, o, r, OUTPUTS, next, k, stop, sums);
-  for (; o < end; o++, sums += 16) tile(job, type, row, o, r, 1, next, k, stop, sums);
+  for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += stride) tile(job, type, row, o, 1, r, OUTPUTS, next, k, stop, sums);
+  for (; o < end; o++, sums += 16) tile(job, type, row, o, 1, r, 1, next, k, stop, sums);
 }
 IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
   const int64_t in = job->w->in, rows = job->rows, size = type == F32 ? 4 : 2;
@@ -150,15 +153,17 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
   }
 }
 static void plain_f32(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1 && job->w->in * 4 > PAGE) one(job, F32, from, to, 1);
-  else if (job->rows == 1) one(job, F32, from, to, 0);
+  if (job->rows == 1 && job->runs) one(job, F32, from, to, IN_RUNS);
+  else if (job->rows == 1 && job->w->in * 4 > PAGE) one(job, F32, from, to, LONG_ROWS);
+  else if (job->rows == 1) one(job, F32, from, to, SIDE_BY_SIDE);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F32, from, to);
   else ALL_ROWS(F32_TILE, job->w->in * 4)
 }
 static void plain_f16(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1 && job->w->in * 2 > PAGE) one(job, F16, from, to, 1);
-  else if (job->rows == 1) one(job, F16, from, to, 0);
+  if (job->rows == 1 && job->runs) one(job, F16, from, to, IN_RUNS);
+  else if (job->rows == 1 && job->w->in * 2 > PAGE) one(job, F16, from, to, LONG_ROWS);
+  else if (job->rows == 1) one(job, F16, from, to, SIDE_BY_SIDE);
   else if (is_turned(job)) outputs_turned(job, from, to);
   else if (is_deep(job)) deep(job, F16, from, to);
   else ALL_ROWS(F16_TILE, job->w->in * 2)
@@ -240,6 +245,9 @@ static void cut(Job *job) {
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 
+/* With 16 registers, codes of several rows and blocks are read as fast in one stream. */
+static int in_runs_here(const Weight *w, int64_t rows) { return reads_runs() && (OUTPUTS > 1 || w->form == PLAIN || (w->form == CODES8 && rows == 1)); }
+
 static void some_rows(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
   Job jobs[MOST_PRODUCTS];
   int64_t first = 0, work = 0;
@@ -248,7 +256,7 @@ static void some_rows(const Weight *const *w, int32_t count, const void *x, void
   const int64_t y_row = first;
   first = 0;
   for (int n = 0; n < count; n++) {
-    jobs[n] = (Job){.w = w[n], .given = x, .y = y, .type = type, .threads = threads, .rows = rows, .first = first, .y_row = y_row};
+    jobs[n] = (Job){.w = w[n], .given = x, .y = y, .type = type, .threads = threads, .rows = rows, .first = first, .y_row = y_row, .runs = in_runs_here(w[n], rows)};
     first += w[n]->out;
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);

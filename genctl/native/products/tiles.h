@@ -1,4 +1,9 @@
-/* Strips of outputs, over which the tiles of all rows pass. */
+/* Strips of outputs, over which the tiles of all rows pass.
+
+   The outputs of a tile lie one after the other, or each is in a run of its own: of a piece's outputs the first tile takes the
+   first one of each run, the next tile the second ones. Weights are then read at places that are far from each other, each from
+   begin to end. AMD's CPUs follow such streams by themselves, and wait less than for rows that lie side by side, whatever is asked
+   for ahead. */
 #ifndef TILES_H
 #define TILES_H
 #include "job.h"
@@ -17,35 +22,52 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
   const int lines = pass < shares ? (int)(C * (pass + 1) / shares - first) : 0;
   return (Next){strip + bytes * first / C, lines, lines * 64, 64};
 }
+/* The same for runs, `apart` bytes from each other */
+IN Next share_of_runs(const char *run, int64_t apart, int64_t pass, int64_t passes) {
+  const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
+  const int lines = pass < shares ? (int)(C * (pass + 1) / shares - first) : 0;
+  return (Next){run + first * apart, lines, 64, apart};
+}
 /* Where rows of a weight are longer than a page, memory follows four of them, not two, by itself if it is asked shortly before. */
 #define PAGE 4096
 IN Next along_rows(const char *w, const int outputs, int64_t stride) { return (Next){w + 512, outputs, 64, stride}; }
+/* Runs that one pass reads: a little is asked for ahead in each, so that it does not wait where its next page begins. */
+#define AHEAD_IN_RUNS(rows) ((rows) > 2 ? 3072 : 1024)
+IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { return (Next){w + AHEAD_IN_RUNS(rows), runs, 64, apart}; }
 #define ASK(line, j) \
   if ((j) < next.lines) __builtin_prefetch(next.at + (line) * next.step + (j) * next.apart, 0, 2)
 
 /* Strips of outputs, whose weights stay in the second cache while the tiles of all rows, of `tall` rows by `wide` outputs, pass;
-   where x is larger than that, of some rows after others. `after`: what this thread reads after these outputs. One output
-   streams 8 KB behind what is asked for. */
+   where x is larger than that, of some rows after others. Tile n takes outputs `apart` from each other, tile n + 1 those that are
+   `step` on. `after`: what this thread reads after these outputs. One output streams 8 KB behind what is asked for. */
 #define ROWS(call, r, c) \
   { \
-    const char *w = (const char *)job->w->w + begin * stride; \
-    Next next = (c) == 1 ? (Next){w + 8192, 1, 64, 0} : !along ? share_of(strip, (end - begin) * stride, pass, passes) : pass ? (Next){0} : along_rows(w, c, stride); \
-    int64_t o = begin; \
-    for (; o + (c) <= end; o += (c), next.at += next.lines * stride) call(row, o, r, c, next); \
-    for (; o < end; o++) \
-      for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, (Next){0}); \
+    const int64_t first_o = from + begin * step, next_o = from + end * step; \
+    const char *w = (const char *)job->w->w + first_o * stride; \
+    const char *ahead = end < tiles ? (const char *)job->w->w + next_o * stride : after; \
+    Next next = (c) == 1 ? (Next){w + 8192, 1, 64, 0} \
+                : runs   ? passes > 1 ? share_of_runs(ahead, apart * stride, pass, passes) : in_runs(w, r, c, apart * stride) \
+                : !along ? share_of(ahead, (end - begin) * (c) * stride, pass, passes) \
+                : pass   ? (Next){0} \
+                         : along_rows(w, c, stride); \
+    for (int64_t o = first_o; o < next_o; o += step, next.at += (runs ? 1 : next.lines) * stride) call(row, o, apart, r, c, next); \
+    if (end == tiles) \
+      for (int64_t o = from + tiles * (c); o < to; o++) \
+        for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, 1, (Next){0}); \
     pass++; \
   }
 #define STRIPS(call, a_stride, tall, wide) \
   { \
-    const int64_t stride = a_stride, large = job->rows * stride > 1 << 20, most = large ? 16 * tall : job->rows; \
+    const int64_t stride = a_stride, large = job->rows * stride > 1 << 20, most = large ? 16 * tall : job->rows, tiles = (to - from) / wide; \
+    const int runs = job->runs && wide > 1 && job->rows <= 3 * tall; /* with more, to compute takes longer than to read */ \
+    const int64_t apart = runs ? tiles : 1, step = runs ? 1 : wide; \
     const char *after = (const char *)job->w->w + (from + job->threads * job->block) * stride; \
     for (int64_t first = 0, rows; first < job->rows; first += rows) { \
       rows = first + most < job->rows ? most : job->rows - first; \
-      const int64_t passes = (rows + tall - 1) / tall, width = strip_of(large || wide == 1, passes, stride), along = wide > 2 && stride > PAGE && passes <= 2; \
-      for (int64_t begin = from; begin < to; begin += width) { \
-        const int64_t end = begin + width < to ? begin + width : to; \
-        const char *strip = end < to ? (const char *)job->w->w + end * stride : after; \
+      const int64_t passes = (rows + tall - 1) / tall, width = runs && passes == 1 ? tiles : strip_of(large || wide == 1, passes, stride) / wide; \
+      const int along = wide > 2 && stride > PAGE && passes <= 2; \
+      for (int64_t begin = 0, end; begin == 0 || begin < tiles; begin = end) { \
+        end = begin + width < tiles ? begin + width : tiles; \
         int64_t row = first; \
         int pass = 0; \
         for (; row + tall <= first + rows; row += tall) ROWS(call, tall, wide) \
@@ -56,6 +78,7 @@ IN Next along_rows(const char *w, const int outputs, int64_t stride) { return (N
         case 2: ROWS(call, 2 < tall ? 2 : tall, wide) break; \
         case 1: ROWS(call, 1, wide) break; \
         } \
+        if (end == tiles) break; \
       } \
     } \
   }
