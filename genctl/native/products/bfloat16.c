@@ -154,6 +154,10 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
     all_rows(job, from, to, PAIRED);
     return;
   }
+  if (job->form == TURNED && job->type == BF16) {
+    outputs_by_pairs(job, from, to);
+    return;
+  }
 #elif defined(__AMX_BF16__)
   if (job->form == TILED) {
     outputs_amx(job, from, to);
@@ -203,13 +207,14 @@ static void pad(void *p, int row) {
   memset(x + in, 0, 2 * (size_t)(job->width - in));
 }
 #endif
+#define MANY_PAIRS 33 /* rows from which on outputs are turned */
 void prepare_bf16(Job *job) {
   const int64_t rows = job->rows, in = job->w->in;
   const int threads = rows * in > 1 << 15 ? job->threads : 1;
   job->width = (in + 31) & ~(int64_t)31;
 #ifdef __AVX512BF16__
   if (job->type == BF16) {
-    job->form = PAIRED;
+    job->form = rows >= MANY_PAIRS && in >= 256 ? TURNED : PAIRED;
     job->x = job->width == in ? job->given : scratch(0, 2 * (size_t)(rows * job->width));
     if (job->width != in) pieces(pad, job, (int)rows, threads);
     return;

@@ -9,7 +9,7 @@
    registers. */
 #if defined(__AMX_BF16__)
 #define FEW 12
-#elif defined(__AVX512BF16__) /* 9 to 12 rows not measured */
+#elif defined(__AVX512BF16__)
 #define FEW 8
 #elif defined(__AVX512F__)
 #define FEW 20
@@ -110,7 +110,12 @@ static void sum_parts(void *p, int block) {
 
 /* -- many rows: GROUP rows by WIDE columns in registers ------------------------------------------------------------------------ */
 
-#define DEPTH 64 /* inputs whose weights stay in the first cache while the tiles of all rows pass */
+/* Inputs whose weights stay in the first cache while the tiles of all rows pass */
+#ifdef __AVX512BF16__
+#define DEPTH 128
+#else
+#define DEPTH 64
+#endif
 typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
   char *copy;                          /* of W: WIDENED float32 [DEPTH, WIDE]; PAIRED two rows side by side [DEPTH / 2, WIDE, 2] */
@@ -146,21 +151,8 @@ IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind 
   }
 }
 /* One chain: 16 inputs */
-IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[GROUP][C], const int r, const int form) {
+IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[GROUP][C], const int r) {
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
-  if (form == PAIRED) {
-#ifdef __AVX512BF16__
-    for (int d = 0; d < 16; d += 2, at += LINE) {
-      B v[C];
-      UNROLL for (int j = 0; j < C; j++) v[j] = ldc(at + 64 * j);
-      UNROLL for (int i = 0; i < r; i++) {
-        const B u = _mm512_set1_epi32(*(const int32_t *)((const uint16_t *)job->x + (row + i) * job->width + k + d));
-        UNROLL for (int j = 0; j < C; j++) s[i][j] = dot(s[i][j], v[j], u);
-      }
-    }
-#endif
-    return;
-  }
   for (int d = 0; d < 16; d++, at += LINE) {
     F v[C];
     UNROLL for (int j = 0; j < C; j++) v[j] = ld((const float *)at + 16 * j);
@@ -170,15 +162,14 @@ IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[GROUP]
     }
   }
 }
-IN void tile(const Job *job, const Across *a, int64_t row, const int r, const int form) {
+IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
   const char *at = a->copy;
-  const int64_t size = LINE * (form == PAIRED ? 8 : 16);
-  for (int64_t k = a->k; k < a->stop; k += 32, at += 2 * size) {
+  for (int64_t k = a->k; k < a->stop; k += 32, at += 32 * LINE) {
     F s[GROUP][C];
     float kept[GROUP][C][16];
-    chain(job, at, row, k, s, r, form);
+    chain(job, at, row, k, s, r);
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(kept[i][j], s[i][j]);
-    chain(job, at + size, row, k + 16, s, r, form);
+    chain(job, at + 16 * LINE, row, k + 16, s, r);
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
       float *sum = a->sums + ((row + i) * C + j) * 16;
       const F both = add(ld(kept[i][j]), s[i][j]);
@@ -186,18 +177,54 @@ IN void tile(const Job *job, const Across *a, int64_t row, const int r, const in
     }
   }
 }
-IN void rows_of(const Job *job, const Across *a, const int form) {
+IN void rows_of(const Job *job, const Across *a) {
   const int64_t rows = job->rows;
   int64_t row = 0;
-  for (; row + GROUP <= rows; row += GROUP) tile(job, a, row, GROUP, form);
+  for (; row + GROUP <= rows; row += GROUP) tile(job, a, row, GROUP);
   switch (rows - row) {
-  case 5: tile(job, a, row, 5 < GROUP ? 5 : GROUP, form); break;
-  case 4: tile(job, a, row, 4 < GROUP ? 4 : GROUP, form); break;
-  case 3: tile(job, a, row, 3 < GROUP ? 3 : GROUP, form); break;
-  case 2: tile(job, a, row, 2 < GROUP ? 2 : GROUP, form); break;
-  case 1: tile(job, a, row, 1, form); break;
+  case 5: tile(job, a, row, 5 < GROUP ? 5 : GROUP); break;
+  case 4: tile(job, a, row, 4 < GROUP ? 4 : GROUP); break;
+  case 3: tile(job, a, row, 3 < GROUP ? 3 : GROUP); break;
+  case 2: tile(job, a, row, 2 < GROUP ? 2 : GROUP); break;
+  case 1: tile(job, a, row, 1); break;
   }
 }
+#ifdef __AVX512BF16__
+#define HIGH 2 /* rows of a tile, whose two chains and sums are in registers */
+IN void tile_of_pairs(const Job *job, const Across *a, int64_t row, const int r) {
+  const char *at = a->copy;
+  F sum[HIGH][C];
+  UNROLL for (int i = 0; i < r; i++) for (int64_t k = a->k; k < a->stop; k += 32)
+    __builtin_prefetch((const uint16_t *)job->x + (row + HIGH + i) * job->width + k, 0, 3);
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++)
+    sum[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
+  for (int64_t k = a->k; k < a->stop; k += 32, at += 16 * LINE) {
+    F s[2][HIGH][C];
+    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[n][i][j] = all(0);
+    for (int d = 0; d < 8; d++) UNROLL for (int n = 0; n < 2; n++) {
+      B v[C];
+      UNROLL for (int j = 0; j < C; j++) v[j] = ldc(at + (8 * n + d) * LINE + 64 * j);
+      UNROLL for (int i = 0; i < r; i++) {
+        const B u = _mm512_set1_epi32(*(const int32_t *)((const uint16_t *)job->x + (row + i) * job->width + k + 16 * n + 2 * d));
+        UNROLL for (int j = 0; j < C; j++) s[n][i][j] = dot(s[n][i][j], v[j], u);
+      }
+    }
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+      const F both = add(s[0][i][j], s[1][i][j]);
+      sum[i][j] = k == a->part ? both : add(sum[i][j], both);
+    }
+  }
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(a->sums + ((row + i) * C + j) * 16, sum[i][j]);
+}
+IN void rows_of_pairs(const Job *job, const Across *a) {
+  int64_t row = 0;
+  for (; row + HIGH <= job->rows; row += HIGH) tile_of_pairs(job, a, row, HIGH);
+  switch (job->rows - row) {
+  case 2: tile_of_pairs(job, a, row, 2); break;
+  case 1: tile_of_pairs(job, a, row, 1); break;
+  }
+}
+#endif
 static void end_part(const Job *job, const Across *a) {
   const int64_t rows = job->rows, in = job->w->in, wide = job->w->out - a->o;
   for (int64_t i = 0; i < rows; i++)
@@ -224,12 +251,12 @@ static void many_rows(void *p, int number) {
 #ifdef __AVX512BF16__
       if (job->form == PAIRED) {
         copy(job, &a, PAIRED);
-        rows_of(job, &a, PAIRED);
+        rows_of_pairs(job, &a);
         continue;
       }
 #endif
       copy(job, &a, WIDENED);
-      rows_of(job, &a, WIDENED);
+      rows_of(job, &a);
     }
     end_part(job, &a);
   }

@@ -108,6 +108,8 @@ void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);
 void lay_out_turned_bf16(Job *job, int threads);
 void outputs_turned_bf16(const Job *job, int64_t from, int64_t to);
+/* The same by dot products of pairs (bfloat16_pairs.c), where the CPU has them */
+void outputs_by_pairs(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
 #define PARTS_BF16 2
 void across_bf16(Job *job);
