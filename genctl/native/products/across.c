@@ -270,7 +270,7 @@ void across(Job *job) {
   job->length = length_of(w);
   job->count = (int)((w->in + job->length - 1) / job->length);
   if (rows > FEW) {
-  const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
+    const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
     pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;

@@ -26,17 +26,32 @@
 
 /* -- few rows: a chain of 16 inputs along some columns; of 32 columns the sums of the second ones of pairs lie first ------- */
 
-/* Sixteen rows of a weight are read side by side; more would be more streams than memory follows. So the sums of the first chain
-   wait in `chains` for those of the second one. */
-IN void group_along(const Job *job, int64_t k, const int there, int64_t o, const int some, float *chains, float *sums, int64_t row, const int rows, const int last) {
+/* Inputs whose rows of a weight are read side by side. AMD's CPUs follow eight rows, and sums of a chain wait in between; others
+   were measured with all 16. */
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+#define INPUTS 16
+#else
+#define INPUTS 8
+#endif
+/* Where a chain's sums are, those of the first chain for the end of the second one, and the part's; what is asked for ahead, and how
+   far its lines are apart */
+typedef struct {
+  float *chain, *sums;
+  const float *first;
+  const char *ahead;
+  int64_t apart;
+} Along;
+IN void group_along(const Job *job, const Along *a, int64_t k, const int there, int64_t o, int64_t c, const int some, int64_t row, const int rows, const int begins, const int ends) {
   const int64_t out = job->w->out, step = SUMS_ROW(job);
   const float *x = job->x + row * job->width + k;
+  const uint16_t *w = (const uint16_t *)job->w->w + k * out + o + c;
+  const char *ahead = a->ahead + (a->apart == 64 ? INPUTS : 1) * 2 * c;
   F s[2][GROUP]; /* halves of pairs, rows */
-  UNROLL for (int i = 0; i < rows; i++) s[0][i] = s[1][i] = all(0);
-  DEEP for (int d = 0; d < 16; d++) {
+  UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++)
+    s[half][i] = begins ? all(0) : ld(a->chain + (row + i) * step + c + 16 * half);
+  DEEP for (int d = 0; d < INPUTS; d++, w += out) {
     if (d >= there) break;
-    const uint16_t *w = (const uint16_t *)job->w->w + (k + d) * out + o;
-    if (!row) __builtin_prefetch(w + 16 * out, 0, 2);
+    if (!row) __builtin_prefetch(ahead + d * a->apart, 0, 2);
     const B v = some == 32 ? ldc(w) : ldcn(w, 2 * some);
     UNROLL for (int i = 0; i < rows; i++) {
       const F u = all(x[i * job->width + d]);
@@ -45,31 +60,41 @@ IN void group_along(const Job *job, int64_t k, const int there, int64_t o, const
     }
   }
   UNROLL for (int i = 0; i < rows; i++) UNROLL for (int half = 0; half < 2; half++) {
-    float *to = sums + (row + i) * step + 16 * half, *chain = chains + (row + i) * step + 16 * half;
-    if (last) st(to, add(ld(to), add(ld(chain), s[half][i])));
-    else st(chain, s[half][i]);
+    const int64_t at = (row + i) * step + c + 16 * half;
+    if (ends) st(a->sums + at, add(ld(a->sums + at), add(ld(a->first + at), s[half][i])));
+    else st(a->chain + at, s[half][i]);
   }
 }
-IN void along(const Job *job, int64_t k, const int there, int64_t o, int64_t n, float *chains, float *sums, const int rest, const int last) {
+IN void along(const Job *job, const Along *a, int64_t k, const int there, int64_t o, int64_t n, const int rest, const int begins, const int ends) {
   for (int64_t c = 0; c < n; c += 32) {
     const int some = n - c < 32 ? (int)(n - c) : 32;
     int64_t row = 0;
-    for (; row + GROUP <= job->rows; row += GROUP) group_along(job, k, there, o + c, some, chains + c, sums + c, row, GROUP, last);
-    if (rest) group_along(job, k, there, o + c, some, chains + c, sums + c, row, rest, last);
+    for (; row + GROUP <= job->rows; row += GROUP) group_along(job, a, k, there, o, c, some, row, GROUP, begins, ends);
+    if (rest) group_along(job, a, k, there, o, c, some, row, rest, begins, ends);
   }
 }
+/* Inputs of a chain of which some are missing: `there` may be 0 or less */
+static __attribute__((noinline)) void last_along(const Job *job, const Along *a, int64_t k, int there, int64_t o, int64_t n, int begins, int ends) {
+  for (int64_t c = 0; c < n; c += 32)
+    for (int64_t row = 0; row < job->rows; row++)
+      group_along(job, a, k, there, o, c, n - c < 32 ? (int)(n - c) : 32, row, 1, begins, ends);
+}
 IN void part_of(const Job *job, int64_t k, int64_t stop, int64_t o, int64_t n, float *sums, const int rest) {
-  const size_t size = sizeof(float) * (size_t)(job->rows * SUMS_ROW(job));
-  float *chains = scratch(4, size);
-  memset(sums, 0, size);
-  for (; k + 32 <= stop; k += 32) {
-    along(job, k, 16, o, n, chains, sums, rest, 0);
-    along(job, k + 16, 16, o, n, chains, sums, rest, 1);
-  }
-  if (k == stop) return;
-  const int there = (int)(stop - k);
-  along(job, k, there < 16 ? there : 16, o, n, chains, sums, rest, 0);
-  along(job, k + 16, there < 16 ? 0 : there - 16, o, n, chains, sums, rest, 1);
+  const int64_t size = job->rows * SUMS_ROW(job), out = job->w->out;
+  float *chains = scratch(4, sizeof(float) * (size_t)(2 * size));
+  /* whole rows of 8 inputs are one stretch of memory, and asked for from begin to end; columns row by row */
+  Along a = {.sums = sums, .first = chains, .apart = n == out && INPUTS < 16 ? 64 : 2 * out};
+  memset(sums, 0, sizeof(float) * (size_t)size);
+  for (; k < stop; k += 32)
+    for (int d = 0; d < 32; d += INPUTS) {
+      const int begins = d % 16 == 0, ends = d == 32 - INPUTS, there = (int)(stop - k - d);
+      a.chain = chains + d / 16 * size;
+      a.ahead = (const char *)((const uint16_t *)job->w->w + (k + d + INPUTS) * out + o);
+      if (there < INPUTS) last_along(job, &a, k + d, there, o, n, begins, ends);
+      else if (ends) along(job, &a, k + d, INPUTS, o, n, rest, INPUTS == 16, 1);
+      else if (begins) along(job, &a, k + d, INPUTS, o, n, rest, 1, 0);
+      else along(job, &a, k + d, INPUTS, o, n, rest, 0, 0);
+    }
 }
 static void few_rows(void *p, int number) {
   const Job *job = p;

@@ -49,6 +49,8 @@ IN void tile8(const Job *job, int64_t row, int64_t o, int64_t apart, const int r
     put8(job, row + i, o, apart, y, c);
   }
 }
+static __attribute__((noinline)) void single8(const Job *job, int64_t row, int64_t o) { tile8(job, row, o, 1, 1, 1, (Next){0}); }
+#define TILE8_SINGLE(row, o) single8(job, row, o)
 #define TILE8(row, o, apart, r, c, next) tile8(job, row, o, apart, r, c, next)
 /* One row: W is read in runs, or from begin to end; the lanes of four outputs are added up together. */
 IN void one8(const Job *job, int64_t from, int64_t to, const int runs) {
@@ -77,7 +79,7 @@ IN void one8(const Job *job, int64_t from, int64_t to, const int runs) {
     itree4(s[0], s[1], s[2], s[3], y);
     put8(job, 0, o, apart, y, 4);
   }
-  for (int64_t o = from + 4 * tiles; o < to; o++) tile8(job, 0, o, 1, 1, 1, (Next){0});
+  for (int64_t o = from + 4 * tiles; o < to; o++) single8(job, 0, o);
 }
 void codes8(const Job *job, int64_t from, int64_t to) {
 #ifdef __AMX_BF16__

@@ -37,12 +37,13 @@ typedef struct {
   int pieces;
 } Job;
 
+/* Outputs of 16 bits are stored out of line: tiles have dozens of these places, and each would be compiled with all types. */
+static __attribute__((noinline)) void put_short(const Job *j, int64_t at, float v) { ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v); }
 IN void put(const Job *j, int64_t row, int64_t o, float v) {
-  const Weight *w = j->w;
-  if (w->bias) v += w->bias[o];
+  if (j->w->bias) v += j->w->bias[o];
   const int64_t at = row * j->y_row + j->first + o;
   if (j->type == F32) ((float *)j->y)[at] = v;
-  else ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v);
+  else put_short(j, at, v);
 }
 IN void put4(const Job *j, int64_t row, int64_t o, int64_t apart, const float *v) { /* four outputs */
   if (j->type != F32 || apart != 1) {
@@ -53,6 +54,16 @@ IN void put4(const Job *j, int64_t row, int64_t o, int64_t apart, const float *v
   if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
   else memcpy(to, v, 16);
 }
+/* Sixteen outputs, or the first n of them */
+static __attribute__((noinline)) void put_some(const Job *j, int64_t row, int64_t o, int64_t n, const float *v) {
+  if (n >= 16 && j->type == BF16) {
+    uint16_t *to = (uint16_t *)j->y + row * j->y_row + j->first + o;
+    const float *bias = j->w->bias;
+    for (int l = 0; l < 16; l++) to[l] = to_bf16(bias ? v[l] + bias[o + l] : v[l]);
+    return;
+  }
+  for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, v[l]);
+}
 IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   if (n >= 16 && j->type == F32) {
     if (j->w->bias) v = add(v, ld(j->w->bias + o));
@@ -60,14 +71,8 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
     return;
   }
   float h[16];
-  if (n >= 16 && j->type == BF16) {
-    st(h, j->w->bias ? add(v, ld(j->w->bias + o)) : v);
-    uint16_t *to = (uint16_t *)j->y + row * j->y_row + j->first + o;
-    for (int l = 0; l < 16; l++) to[l] = to_bf16(h[l]);
-    return;
-  }
   st(h, v);
-  for (int64_t l = 0; l < 16 && l < n; l++) put(j, row, o + l, h[l]);
+  put_some(j, row, o, n, h);
 }
 
 IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */

@@ -81,6 +81,11 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apa
   }
 }
 
+/* One row and one output, where no other tile fits */
+static __attribute__((noinline)) void single(const Job *job, int type, int64_t row, int64_t o, int64_t from, int64_t stop, float *sums) {
+  if (type == F32) tile(job, F32, row, o, 1, 1, 1, (Next){0}, from, stop, sums);
+  else tile(job, F16, row, o, 1, 1, 1, (Next){0}, from, stop, sums);
+}
 /* One row: four outputs, each a chain of its own, in runs or side by side. What is asked for ahead is then the second four after
    them, line after line, so that memory sees one stream and not four; or what comes next in runs and in long rows. Which of them is
    known when this is compiled. */
@@ -113,15 +118,18 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to, const int 
     tree4(s[0], s[1], s[2], s[3], y);
     put4(job, 0, o, apart, y);
   }
-  for (int64_t o = from + 4 * tiles; o < to; o++) tile(job, type, 0, o, 1, 1, 1, (Next){0}, 0, in, 0);
+  for (int64_t o = from + 4 * tiles; o < to; o++) single(job, type, 0, o, 0, in, 0);
 }
+#define F32_TILE_SINGLE(row, o) single(job, F32, row, o, 0, job->w->in, 0)
+#define F16_TILE_SINGLE(row, o) single(job, F16, row, o, 0, job->w->in, 0)
 #define F32_TILE(row, o, apart, r, c, next) tile(job, F32, row, o, apart, r, c, next, 0, job->w->in, 0)
 #define F16_TILE(row, o, apart, r, c, next) tile(job, F16, row, o, apart, r, c, next, 0, job->w->in, 0)
 IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
   const int64_t size = type == F32 ? 4 : 2, stride = OUTPUTS == 1 ? job->w->in * size : next.lines * (stop - k) * size;
   int64_t o = begin;
   for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += stride) tile(job, type, row, o, 1, r, OUTPUTS, next, k, stop, sums);
-  for (; o < end; o++, sums += 16) tile(job, type, row, o, 1, r, 1, next, k, stop, sums);
+  for (; o < end; o++, sums += 16)
+    for (int i = 0; i < r; i++) single(job, type, row + i, o, k, stop, sums + i * DEEP_STRIP * 16);
 }
 IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
   const int64_t in = job->w->in, rows = job->rows, size = type == F32 ? 4 : 2;

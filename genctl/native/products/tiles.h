@@ -39,7 +39,8 @@ IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { 
 
 /* Strips of outputs, whose weights stay in the second cache while the tiles of all rows, of `tall` rows by `wide` outputs, pass;
    where x is larger than that, of some rows after others. Tile n takes outputs `apart` from each other, tile n + 1 those that are
-   `step` on. `after`: what this thread reads after these outputs. One output streams 8 KB behind what is asked for. */
+   `step` on. `after`: what this thread reads after these outputs. One output streams 8 KB behind what is asked for. What no tile
+   takes, `call`_SINGLE computes, output by output. */
 #define ROWS(call, r, c) \
   { \
     const int64_t first_o = from + begin * step, next_o = from + end * step; \
@@ -53,7 +54,7 @@ IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { 
     for (int64_t o = first_o; o < next_o; o += step, next.at += (runs ? 1 : next.lines) * stride) call(row, o, apart, r, c, next); \
     if (end == tiles) \
       for (int64_t o = from + tiles * (c); o < to; o++) \
-        for (int q = 0; q < (r); q++) call(row + q, o, 1, 1, 1, (Next){0}); \
+        for (int q = 0; q < (r); q++) call##_SINGLE(row + q, o); \
     pass++; \
   }
 #define STRIPS(call, a_stride, tall, wide) \
