@@ -115,6 +115,14 @@ def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> 
     assert share > 0
 
 
+@pytest.mark.parametrize("key", ["lookup-code", "lookup-json", "lookup-summary"])
+def test_a_checkpoint_writes_the_text_that_it_knows_by_heart(key: str, stock: Path) -> None:
+    (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
+    assert measured.same(sides.GENCTL) is True
+    text, (ask,) = measured.case.size.by_heart, measured.case.work.asks
+    assert (*ask.prompt, *measured.tokens[sides.GENCTL][0]) == text
+
+
 @pytest.mark.parametrize("key", ["lookup-float32", "early-exit"])
 def test_drafts_are_measured_beside_greedy_search_without_them(key: str, stock: Path) -> None:
     (measured,) = measuring.run([case(key)], opener(stock), rounds=1)

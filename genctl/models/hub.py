@@ -54,7 +54,15 @@ class LoadedModel:
         from genctl.compat import untested_versions  # with torch
 
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *self._products, *untested_versions())
+        products = () if self.remarks else self._products
+        return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *products, *untested_versions())
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Notes that are always shown: an outdated library, since everything is slow then and nobody chose it."""
+        from genctl.native.products.library import OUTDATED, why_not
+
+        return self._products if self._products and why_not() == OUTDATED else ()
 
     @property
     def _products(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Size:
     model_type: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     deciding: int | None = None  # so many first layers say nearly what all say; None: each layer matters alike
+    by_heart: tuple[int, ...] = ()  # GPT-2: the text that it writes, token after token, whatever it reads
 
     @property
     def vocabulary(self) -> int:
@@ -136,7 +137,9 @@ def _transformers(size: Size, place: Path) -> None:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size.fields, **ids))
     _sharpen(model)
     if size.deciding is not None:
-        _quieten(model, size.deciding)
+        _quieten(model.model.layers[size.deciding :], "self_attn.o_proj", "mlp.down_proj")
+    if size.by_heart:
+        _learn(model, size.by_heart)
     model.eval().save_pretrained(place)
     _tokenizer(size).save_pretrained(place)
 
@@ -160,14 +163,24 @@ def _sharpen(model: Any) -> None:
         head[: len(SPECIAL)] = 0.0
 
 
-def _quieten(model: Any, deciding: int) -> None:
-    """Let the layers after the first `deciding` add little, as the later layers of a trained model often do."""
+def _quieten(layers: Any, *outputs: str) -> None:
+    """Let layers add little, as the later layers of a trained model often do."""
     import torch
 
     with torch.no_grad():
-        for layer in model.model.layers[deciding:]:
-            layer.self_attn.o_proj.weight.mul_(QUIET)
-            layer.mlp.down_proj.weight.mul_(QUIET)
+        for layer in layers:
+            for name in outputs:
+                layer.get_submodule(name).weight.mul_(QUIET)
+
+
+def _learn(model: Any, text: tuple[int, ...]) -> None:
+    """Let each position say the token that comes next, louder than all else."""
+    import torch
+
+    _quieten(model.transformer.h, "attn.c_proj", "mlp.c_proj")
+    with torch.no_grad():
+        following = model.get_output_embeddings().weight[list(text[1:])]
+        model.transformer.wpe.weight[: len(text) - 1] = 3 * following
 
 
 def _gain(name: str, spread: float) -> float:

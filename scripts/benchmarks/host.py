@@ -34,6 +34,12 @@ for _ in range(9):
     best = min(best, time.perf_counter() - began)
 print({_READ} / best)
 """
+_PRODUCTS = """
+from genctl.native.products.library import library, why_not
+
+found = library()
+print(f"torch's ({why_not()})" if found is None else f"its own, {found.variant}")
+"""
 
 
 def cores() -> tuple[int, ...]:
@@ -129,6 +135,12 @@ def gpu_model(device: str) -> str:
     return found.stdout.strip() or device
 
 
+def products() -> str:
+    """What computes genctl's matrix products; asked in a process of its own, because it takes torch."""
+    found = subprocess.run([sys.executable, "-c", _PRODUCTS], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 def versions() -> dict[str, str]:
     """Installed versions of everything that takes part; absent packages are left out."""
     found = {"Python": platform.python_version()}
@@ -152,6 +164,7 @@ def header(chosen: Sequence[int], rounds: int, device: str, bandwidth: float | N
         "device": device if device == "cpu" else gpu_model(device),
         "rounds": rounds,
         "environment": {key: value for key, value in environment(len(chosen)).items() if key.startswith("OMP")},
+        "products": products(),
         "versions": versions(),
     }
 
@@ -168,6 +181,7 @@ def sentence(found: Mapping[str, object]) -> str:
         f"{found['date']}; {found['cpu']}, {found['cores']} cores{reads}{device}; every side has {found['threads']} "
         f"threads and its affinity is set to CPU {', '.join(map(str, chosen))} when it starts, with "
         f"{', '.join(f'{key}={value}' for key, value in pinned_by.items())}; "
-        f"{', '.join(f'{key} {value}' for key, value in packages.items())}; median of {found['rounds']} rounds, in "
+        f"{', '.join(f'{key} {value}' for key, value in packages.items())}; genctl's products: {found['products']}; "
+        f"median of {found['rounds']} rounds, in "
         "which the sides take turns; in brackets the least and the greatest ratio within a round"
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from . import limit
 from .checkpoints import SPECIAL, Size, deep, gpt2, qwen2, t5
 from .commands import BUILTIN
 from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, UNDRAFTED
+from .texts import TEXTS, excerpt
 from .work import Ask, Ran, Work
 
 Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MB"]
@@ -110,6 +111,13 @@ class Plan:
         asks = (Ask(self.prompt(tokens, number, size), new, knobs or {}) for number in range(count))
         return Work(tuple(asks), count)
 
+    def by_heart(self, name: str, knobs: Mapping[str, Any]) -> tuple[Size, Work]:
+        """A checkpoint that writes one of `texts`, and its last tokens to be written."""
+        new = 2 * self.lengths.new
+        text = excerpt(name, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
+        size = replace(self.causal, name=f"{self.causal.name}-{name.rpartition(' ')[2].lower()}", by_heart=text)
+        return size, Work((Ask(text[:-new], new, knobs),))
+
 
 def decoding(plan: Plan) -> Iterator[Case]:
     """Greedy search with one row in each type, then with several rows; both checkpoints."""
@@ -192,7 +200,7 @@ def beams(plan: Plan) -> Iterator[Case]:
 
 
 def drafts(plan: Plan) -> Iterator[Case]:
-    """Tokens drafted by prompt lookup, in a text that soon repeats itself, and by a tenth of the model."""
+    """Tokens drafted by prompt lookup, in circles and in real texts, and by a tenth of the model."""
     lengths, lookup = plan.lengths, {"prompt_lookup_num_tokens": 10}
     for dtype in ("float32", "int8"):
         yield Case(
@@ -200,6 +208,13 @@ def drafts(plan: Plan) -> Iterator[Case]:
             plan.rows(1, lengths.short, 2 * lengths.new, lookup), dtype, (GENCTL, GENERATE, UNDRAFTED),
             equal=True if dtype == "float32" else None,
             other_dtypes={GENERATE: "float32"} if dtype == "int8" else {},
+        )  # fmt: skip
+    for name in TEXTS:
+        size, work = plan.by_heart(name, lookup)
+        key = name.rpartition(" ")[2].lower()
+        yield Case(
+            f"lookup-{key}", f"GPT-2 small size, prompt lookup, a text that is {name}, float32", size, work,
+            sides=(GENCTL, GENERATE, UNDRAFTED),
         )  # fmt: skip
     work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)
     title = f"{plan.deep.layers} layers of {plan.deep.hidden}, early exit after 2, float32"

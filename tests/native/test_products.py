@@ -19,6 +19,7 @@ from genctl.native import quantized
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products import build, library
 from genctl.native.products.library import FOLDER, Library
+from tests.cli.tool import genctl
 from tests.native import evex
 from tests.warm import python
 
@@ -354,6 +355,9 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(build, "digest", lambda: "another")
         assert library.library() is None
         assert "older than their sources" in library.why_not()
+        done = genctl("run", "Once", "-n", "1")
+        assert done.status == 0
+        assert done.err.count("matrix products: torch (the compiled products are older than their sources") == 1
     finally:
         library._choice.cache_clear()
 

@@ -149,10 +149,10 @@ class Session:
         return () if self.threads is None else (self.threads.note,)
 
     def remarks(self, resolved: Resolved) -> list[str]:
-        """Notes on the cache of a job that are always shown."""
+        """Notes that are always shown: on the cache of a job, and on the checkpoint."""
         from genctl.engines.local.runtime import cache_notes
 
-        return cache_notes(self.forward, self.name, resolved)
+        return [*cache_notes(self.forward, self.name, resolved), *self.loaded.remarks]
 
     @property
     def facts(self) -> list[tuple[str, str]]:

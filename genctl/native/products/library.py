@@ -19,6 +19,7 @@ from genctl.native.products import build
 VARIABLE = "GENCTL_PRODUCTS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h numbers them
 FOLDER = build.HERE
+OUTDATED = "the compiled products are older than their sources: install again"
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -94,7 +95,7 @@ def _choice() -> tuple[Library | None, str]:
     except (OSError, AttributeError):
         return None, "the products of this installation are not compiled"
     if base.built_from != build.digest():
-        return None, "the compiled products are older than their sources: install again"
+        return None, OUTDATED
     if wanted and wanted not in base.variants:
         there = ", ".join(base.variants)
         raise UsageError(f"{VARIABLE}={wanted}: the compiler of this installation did not know it, only {there}")
