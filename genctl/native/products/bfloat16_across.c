@@ -5,7 +5,7 @@
 #include "bfloat16.h"
 #include "job.h"
 
-/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. GROUP: rows whose sums are in
+/* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. GROUP: of few rows those whose sums are in
    registers. */
 #if defined(__AMX_BF16__)
 #define FEW 12
@@ -133,7 +133,7 @@ static void sum_parts(void *p, int block) {
   as_before(mode);
 }
 
-/* -- many rows: GROUP rows by WIDE columns in registers ------------------------------------------------------------------------ */
+/* -- many rows: TALL rows by WIDE columns, or half of them, in registers ------------------------------------------------------ */
 
 /* Inputs whose weights stay in the first cache while the tiles of all rows pass */
 #ifdef __AVX512BF16__
@@ -147,6 +147,9 @@ typedef struct {
   float *sums, *total;                 /* [N, WIDE], of the part, and of the parts before it */
 } Across;
 #define LINE (WIDE * 4) /* bytes of the copy */
+#define AHEAD 768 /* numbers of x between what is computed and what is asked for: those of the next tile */
+/* The end of a block, and of the last one behind the last input, where zeros are */
+IN int64_t stop_of(int64_t k, int64_t part_stop) { return k + DEPTH < part_stop ? k + DEPTH : k + ((part_stop - k + 31) & ~(int64_t)31); }
 
 IN void copy_widened(const uint16_t *one, const uint16_t *two, char *to) {
   UNROLL for (int j = 0; j < C; j++) {
@@ -175,42 +178,52 @@ IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind 
     else copy_widened(one, two, to);
   }
 }
-/* One chain: 16 inputs */
-IN void chain(const Job *job, const char *at, int64_t row, int64_t k, F s[GROUP][C], const int r) {
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[i][j] = all(0);
-  for (int d = 0; d < 16; d++, at += LINE) {
+/* One chain: 16 inputs, columns 16 [begin, end) */
+IN void chain(const char *at, const float *x, F s[TALL][C], const int r, const int begin, const int end) {
+  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) s[i][j] = all(0);
+  for (int d = 0; d < 16; d++, at += LINE, x += r) {
     F v[C];
-    UNROLL for (int j = 0; j < C; j++) v[j] = ld((const float *)at + 16 * j);
+    UNROLL for (int j = begin; j < end; j++) v[j] = ld((const float *)at + 16 * j);
+    __builtin_prefetch(x + AHEAD, 0, 3);
     UNROLL for (int i = 0; i < r; i++) {
-      const F u = all(job->x[(row + i) * job->width + k + d]);
-      UNROLL for (int j = 0; j < C; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+      const F u = all(x[i]);
+      UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
 }
-IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
+IN void columns(const Job *job, const Across *a, int64_t row, const int r, const int begin, const int end) {
   const char *at = a->copy;
-  for (int64_t k = a->k; k < a->stop; k += 32, at += 32 * LINE) {
-    F s[GROUP][C];
-    float kept[GROUP][C][16];
-    chain(job, at, row, k, s, r);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(kept[i][j], s[i][j]);
-    chain(job, at + 16 * LINE, row, k + 16, s, r);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+  const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
+  for (int64_t k = a->k; k < a->stop; k += 32, at += 32 * LINE, x += 32 * r) {
+    F s[TALL][C];
+    float kept[TALL][C][16];
+    chain(at, x, s, r, begin, end);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) st(kept[i][j], s[i][j]);
+    chain(at + 16 * LINE, x + 16 * r, s, r, begin, end);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
       float *sum = a->sums + ((row + i) * C + j) * 16;
       const F both = add(ld(kept[i][j]), s[i][j]);
       st(sum, k == a->part ? both : add(ld(sum), both));
     }
   }
 }
+IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
+  if (OUTPUTS > 1) {
+    columns(job, a, row, r, 0, C);
+    return;
+  }
+  columns(job, a, row, r, 0, C / 2); /* with 16 registers: more sums at a time, so that none waits for its own last number */
+  columns(job, a, row, r, C / 2, C);
+}
 IN void rows_of(const Job *job, const Across *a) {
   const int64_t rows = job->rows;
   int64_t row = 0;
-  for (; row + GROUP <= rows; row += GROUP) tile(job, a, row, GROUP);
+  for (; row + TALL <= rows; row += TALL) tile(job, a, row, TALL);
   switch (rows - row) {
-  case 5: tile(job, a, row, 5 < GROUP ? 5 : GROUP); break;
-  case 4: tile(job, a, row, 4 < GROUP ? 4 : GROUP); break;
-  case 3: tile(job, a, row, 3 < GROUP ? 3 : GROUP); break;
-  case 2: tile(job, a, row, 2 < GROUP ? 2 : GROUP); break;
+  case 5: tile(job, a, row, 5 < TALL ? 5 : TALL); break;
+  case 4: tile(job, a, row, 4 < TALL ? 4 : TALL); break;
+  case 3: tile(job, a, row, 3 < TALL ? 3 : TALL); break;
+  case 2: tile(job, a, row, 2 < TALL ? 2 : TALL); break;
   case 1: tile(job, a, row, 1); break;
   }
 }
@@ -271,8 +284,7 @@ static void many_rows(void *p, int number) {
   for (a.part = 0; a.part < in; a.part = a.part_stop) {
     a.part_stop = a.part + job->length < in ? a.part + job->length : in;
     for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
-      a.stop = a.k + DEPTH < a.part_stop ? a.k + DEPTH : a.part_stop;
-      a.stop = a.k + ((a.stop - a.k + 31) & ~(int64_t)31); /* zeros behind the last input */
+      a.stop = stop_of(a.k, a.part_stop);
 #ifdef __AVX512BF16__
       if (job->form == PAIRED) {
         copy(job, &a, PAIRED);
@@ -298,6 +310,24 @@ static void widen(void *p, int row) {
     const int64_t at = row * in + k;
     if (k + 16 <= in) st(x + k, load(job->given, at, job->type));
     else st(x + k, k < in ? loadn(job->given, at, job->type, (int)(in - k)) : all(0));
+  }
+}
+/* x as the tiles of many rows read it: of a block of inputs all rows, number after number of a tile's rows */
+static void lay_out(void *p, int number) {
+  const Job *job = p;
+  const int64_t in = job->w->in, row = (int64_t)number * TALL, r = job->rows - row < TALL ? job->rows - row : TALL;
+  for (int64_t k = 0, stop, part_stop = job->length; k < in; k = stop, part_stop += k < part_stop ? 0 : job->length) {
+    stop = stop_of(k, part_stop < in ? part_stop : in);
+    float *to = (float *)job->packed + k * job->rows + row * (stop - k);
+    for (int64_t from = k; from < stop; from += 16) {
+      float x[TALL][16];
+      for (int64_t i = 0; i < r; i++) {
+        const int64_t at = (row + i) * in + from, n = in - from;
+        st(x[i], n >= 16 ? load(job->given, at, job->type) : n > 0 ? loadn(job->given, at, job->type, (int)n) : all(0));
+      }
+      for (int l = 0; l < 16; l++)
+        for (int64_t i = 0; i < r; i++) *to++ = x[i][l];
+    }
   }
 }
 #ifdef __AVX512BF16__
@@ -343,12 +373,14 @@ void across_bf16(Job *job) {
   }
 #endif
   job->form = WIDENED;
-  job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
-  pieces(widen, job, (int)rows, ready);
   if (rows > FEW) {
+    job->packed = scratch(0, sizeof(float) * (size_t)(rows * job->width) + 4 * AHEAD);
+    pieces(lay_out, job, (int)((rows + TALL - 1) / TALL), ready);
     pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
     return;
   }
+  job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
+  pieces(widen, job, (int)rows, ready);
   const int64_t shares = (threads + job->count - 1) / job->count; /* whole rows, where parts are enough for the threads */
   const int64_t share = ((out + shares - 1) / shares + 63) / 64 * 64, most = SUMS / rows / 64 * 64;
   job->block = share < most ? share : most;
