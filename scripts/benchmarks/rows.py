@@ -111,11 +111,11 @@ class Plan:
         asks = (Ask(self.prompt(tokens, number, size), new, knobs or {}) for number in range(count))
         return Work(tuple(asks), count)
 
-    def by_heart(self, name: str, knobs: Mapping[str, Any]) -> tuple[Size, Work]:
+    def by_heart(self, key: str, knobs: Mapping[str, Any]) -> tuple[Size, Work]:
         """A checkpoint that writes one of `texts`, and its last tokens to be written."""
         new = 2 * self.lengths.new
-        text = excerpt(name, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
-        size = replace(self.causal, name=f"{self.causal.name}-{name.rpartition(' ')[2].lower()}", by_heart=text)
+        text = excerpt(key, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
+        size = replace(self.causal, name=f"{self.causal.name}-{key}", by_heart=text)
         return size, Work((Ask(text[:-new], new, knobs),))
 
 
@@ -209,13 +209,10 @@ def drafts(plan: Plan) -> Iterator[Case]:
             equal=True if dtype == "float32" else None,
             other_dtypes={GENERATE: "float32"} if dtype == "int8" else {},
         )  # fmt: skip
-    for name in TEXTS:
-        size, work = plan.by_heart(name, lookup)
-        key = name.rpartition(" ")[2].lower()
-        yield Case(
-            f"lookup-{key}", f"GPT-2 small size, prompt lookup, a text that is {name}, float32", size, work,
-            sides=(GENCTL, GENERATE, UNDRAFTED),
-        )  # fmt: skip
+    for key, (words, *_) in TEXTS.items():
+        size, work = plan.by_heart(key, lookup)
+        title = f"GPT-2 small size, prompt lookup in {words}, float32"
+        yield Case(f"lookup-{key}", title, size, work, sides=(GENCTL, GENERATE, UNDRAFTED))
     work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)
     title = f"{plan.deep.layers} layers of {plan.deep.hidden}, early exit after 2, float32"
     yield Case("early-exit", title, plan.deep, work, sides=(GENCTL, GENERATE, UNDRAFTED))

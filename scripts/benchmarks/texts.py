@@ -33,13 +33,17 @@ def summary() -> str:
     return "\n\n".join([*points, "In short:", *(re.split(r"(?<=[.:]) ", point)[0] for point in points)])
 
 
-# name -> how it is made, and whether its last words are taken
-TEXTS = {"code": (code, False), "JSON": (structured, False), "a summary": (summary, True)}
+# key -> the text in words, how it is made, and whether its last words are taken
+TEXTS = {
+    "code": ("code", code, False),
+    "json": ("JSON", structured, False),
+    "summary": ("a summary of its source", summary, True),
+}
 
 
-def excerpt(name: str, length: int, vocabulary: int, special: int) -> tuple[int, ...]:
+def excerpt(key: str, length: int, vocabulary: int, special: int) -> tuple[int, ...]:
     """`length` tokens of a text: its words are numbered as they come first, after `special` ids."""
-    make, last = TEXTS[name]
+    _, make, last = TEXTS[key]
     words = _WORD.findall(make())
     words = words[-length:] if last else words[:length]
     known = {word: place for place, word in enumerate(dict.fromkeys(words))}
