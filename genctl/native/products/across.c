@@ -25,7 +25,6 @@
 #define LEAST 128 /* columns of a thread: with fewer, threads have parts of the inputs */
 #define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
 #define EVEN 192 /* rows from which on each tile asks for its share of the next block; with fewer the first two tiles do */
-#define AHEAD 768 /* numbers of x between what is computed and what is asked for: those of the next tile */
 /* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
    are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
 #define BLOCK 128
@@ -172,7 +171,7 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
         st(copy + 16 * j, v[j]);
       }
     }
-    __builtin_prefetch(x + AHEAD, 0, 3);
+    __builtin_prefetch(x + X_AHEAD, 0, 3);
     if (early && ++next == a->strips) next = 0, ahead += out * size;
     UNROLL for (int i = 0; i < r; i++) {
       F u = all(x[i]);

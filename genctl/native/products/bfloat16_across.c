@@ -147,7 +147,6 @@ typedef struct {
   float *sums, *total;                 /* [N, WIDE], of the part, and of the parts before it */
 } Across;
 #define LINE (WIDE * 4) /* bytes of the copy */
-#define AHEAD 768 /* numbers of x between what is computed and what is asked for: those of the next tile */
 /* The end of a block, and of the last one behind the last input, where zeros are */
 IN int64_t stop_of(int64_t k, int64_t part_stop) { return k + DEPTH < part_stop ? k + DEPTH : k + ((part_stop - k + 31) & ~(int64_t)31); }
 
@@ -184,7 +183,7 @@ IN void chain(const char *at, const float *x, F s[TALL][C], const int r, const i
   for (int d = 0; d < 16; d++, at += LINE, x += r) {
     F v[C];
     UNROLL for (int j = begin; j < end; j++) v[j] = ld((const float *)at + 16 * j);
-    __builtin_prefetch(x + AHEAD, 0, 3);
+    __builtin_prefetch(x + X_AHEAD, 0, 3);
     UNROLL for (int i = 0; i < r; i++) {
       const F u = all(x[i]);
       UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
@@ -374,7 +373,7 @@ void across_bf16(Job *job) {
 #endif
   job->form = WIDENED;
   if (rows > FEW) {
-    job->packed = scratch(0, sizeof(float) * (size_t)(rows * job->width) + 4 * AHEAD);
+    job->packed = scratch(0, sizeof(float) * (size_t)(rows * job->width));
     pieces(lay_out, job, (int)((rows + TALL - 1) / TALL), ready);
     pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
     return;

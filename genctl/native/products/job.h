@@ -6,6 +6,7 @@
 
 int reads_runs(void); /* cpu.c */
 
+#define X_AHEAD 768 /* numbers of x in the order of its tiles, between what is computed and what is asked for: of the next tile */
 #define STRIP 64 /* outputs whose weights stay in the second cache while all rows pass */
 /* Rows and outputs of a tile. With 16 registers, which hold 8 numbers each, one output and many rows: W is read from memory
    for all of them at once, and no sum is moved out of its register. */

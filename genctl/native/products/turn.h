@@ -5,7 +5,6 @@
 
 #define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
 #define GROUP 258 /* rows, whose sums stay in the second cache: tiles of any height */
-#define X_AHEAD 768 /* numbers of x between what is computed and what is asked for */
 #if defined(__AVX2__) && !defined(__AVX512F__)
 #define LEAST 24
 #else
