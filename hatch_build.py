@@ -5,25 +5,27 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sysconfig
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PRODUCTS = "genctl/native/products"
+COMPILER = "ziglang==0.17.1"  # clang, as a package
 
 
 class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
     """Where nothing can compile, the wheel is pure Python."""
 
+    def dependencies(self) -> list[str]:
+        """The compiler, where there is something to compile: its package takes longer to install than genctl."""
+        products = self._products
+        return [COMPILER] if products.variants() and not products.is_built() else []
+
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile: an editable installation beside the sources, a wheel elsewhere; and name it after its platform."""
-        folder = Path(self.root, PRODUCTS)
-        spec = importlib.util.spec_from_file_location("products_build", folder / "build.py")
-        assert spec is not None
-        assert spec.loader is not None
-        products = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(products)
+        products, folder = self._products, Path(self.root, PRODUCTS)
         why = ""
         if not products.is_built():
             if version != "editable":
@@ -35,7 +37,7 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        for name in products.built(folder):
+        for name in (products.CPU, *products.built(folder)):
             build_data["force_include"][str(folder / f"{name}.so")] = f"{PRODUCTS}/{name}.so"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
@@ -45,3 +47,12 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
     @property
     def _elsewhere(self) -> Path:
         return Path(self.directory, ".products")
+
+    @cached_property
+    def _products(self) -> Any:
+        spec = importlib.util.spec_from_file_location("products_build", Path(self.root, PRODUCTS, "build.py"))
+        assert spec is not None
+        assert spec.loader is not None
+        products = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(products)
+        return products

@@ -26,7 +26,7 @@ from genctl.config.toml import decode, item_lines, lines, parse, printable, read
 from genctl.errors import PresetError
 
 PREFIX = "GENCTL_"
-OTHER_VARIABLES = ("GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS")
+OTHER_VARIABLES = ("GENCTL_UPDATE_SCREENS", "GENCTL_API_KEY", "GENCTL_PRODUCTS", "GENCTL_BUILD")
 TEST_PREFIX = "GENCTL_TEST"
 
 

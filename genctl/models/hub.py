@@ -59,10 +59,10 @@ class LoadedModel:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes that are always shown: an outdated library, since everything is slow then and nobody chose it."""
-        from genctl.native.products.library import OUTDATED, why_not
+        """Notes that are always shown: a library that cannot be used, since everything is slow then."""
+        from genctl.native.products.library import is_unusable
 
-        return self._products if self._products and why_not() == OUTDATED else ()
+        return self._products if self._products and is_unusable() else ()
 
     @property
     def _products(self) -> tuple[str, ...]:

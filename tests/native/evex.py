@@ -38,14 +38,21 @@ def _made() -> Path | None:
     if compiler is None:
         return None
     with tempfile.TemporaryDirectory() as folder:
-        files = [path for path in build.sources() if path.suffix == ".c"]
+        files = [path for path in build.sources() if path.suffix == ".c" and path.stem != build.CPU]
         texts = [Path(folder, f"{path.stem}.s") for path in files]
-        _all([build.command(compiler, "avxvnni", to, [path], [], "-S") for path, to in zip(files, texts, strict=True)])
+        _all(
+            [build.compile_command(compiler, "avxvnni", path, to, "-S") for path, to in zip(files, texts, strict=True)]
+        )
         for text in texts:
             text.write_text(VEX.sub("", text.read_text()))
         assert "vpdpbusd" in "".join(text.read_text() for text in texts)
+        mark = Path(folder, "cpu.o")
+        sources = f'-DSOURCES="{build.mark_of([], [])}"'
+        _all([build.compile_command(compiler, "avxvnni", build.HERE / "cpu.c", mark, sources, "-c")])
+        objects = [text.with_suffix(".o") for text in texts]
+        _all([build.compile_command(compiler, "avx512", text, to) for text, to in zip(texts, objects, strict=True)])
         made = Path(folder, KEPT.name)
-        _all([build.command(compiler, "avx512", made, texts, [], "-shared")])
+        _all([build.link_command(compiler, "avx512", [*objects, mark], made)])
         with tempfile.TemporaryDirectory(dir=KEPT.parent) as beside:
             Path(beside, KEPT.name).write_bytes(made.read_bytes())
             Path(beside, KEPT.name).replace(KEPT)

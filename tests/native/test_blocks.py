@@ -12,10 +12,10 @@ from genctl.native import linear
 from genctl.native.blocks import KINDS, Blocks, BlocksPlain, Embeddings
 from genctl.native.compiled import CompiledProduct
 from genctl.native.linear import Products
-from genctl.native.products import build
 from genctl.native.products.library import Library
 from tests.native import test_products
-from tests.native.test_products import loadable, variant
+from tests.native.test_products import loadable
+from tests.native.test_products import plainest as plainest_library
 
 numpy = pytest.importorskip("numpy")
 gguf = pytest.importorskip("gguf")
@@ -89,7 +89,7 @@ def test_a_row_has_the_same_bits_in_any_company(compiled: Library, kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bits_are_those_of_every_instruction_set(kind: str) -> None:
-    plainest = variant(list(build.variants())[-1])
+    plainest = plainest_library()
     for size in fitting(kind):
         held, x = blocks(kind, size), inputs(33, size[1]) * torch.logspace(-20, 20, 33)[:, None]
         x[3], x[5, 7], x[6, 31] = 0.0, torch.nan, torch.inf

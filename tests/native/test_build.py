@@ -1,45 +1,89 @@
-"""How the products are compiled: what a compiler does not know is left out, and nothing is compiled twice."""
+"""How the products are compiled: for which CPUs, by which compiler, and nothing twice."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from genctl.errors import UsageError
 from genctl.native.products import build, library
+from tests.native.test_products import plainest
 
 VARIANTS = list(build.variants())
 pytestmark = pytest.mark.skipif("avxvnni" not in VARIANTS, reason="flags of x86-64 compilers")
-COMPILER = """#!{python}
-import sys
-if "-mavxvnni" in sys.argv and {old}:
-    sys.exit("error: unrecognized option")
-if "-march=x86-64-v4" in sys.argv and "-c" not in sys.argv and {broken}:
-    sys.exit("lanes.h: error: it fails")
-if "-march=x86-64" in sys.argv and {foreign}:
-    sys.exit("error: unknown CPU")
-mark = [one.replace(chr(34), "") for one in sys.argv if one.startswith("-DSOURCES=")]
-with open(sys.argv[sys.argv.index("-o") + 1], "w") as file:
-    print({name!r}, *mark, "\\0", file=file, sep="")
-"""
+HERE = ["avx512", "avxvnni", "avx2", "plain"]  # what the CPU of these tests runs, best first
 
 
-def use(folder: Path, monkeypatch: pytest.MonkeyPatch, **kinds: str) -> None:
-    """Compilers by name, each with what it cannot do; they write what they were told to remember."""
-    commands = []
-    for name, cannot in kinds.items():
-        path = folder / name
-        flags = {word: word in cannot.split() for word in ("old", "broken", "foreign")}
-        text = COMPILER.format(python=sys.executable, name=name, **flags)
-        path.write_text(text)
-        path.chmod(0o755)
-        commands.append((str(path),))
-    monkeypatch.setattr(build, "compilers", lambda: commands)
+@dataclass
+class Compilers:
+    """Compilers by name, each with what it cannot do. They write their name, and what they were told to remember."""
+
+    kinds: dict[str, str]
+    compiled: list[tuple[str, str]] = field(default_factory=list)  # sources, each with the CPU
+
+    def run(self, commands: list[list[str]]) -> list[tuple[int, str]]:
+        return [self._perform(*command) for command in commands]
+
+    def _perform(self, name: str, *words: str) -> tuple[int, str]:
+        out = Path(words[words.index("-o") + 1])
+        cannot, march = self.kinds[name], next(one for one in words if one.startswith("-march"))
+        files = [Path(one) for one in words if one.endswith((".c", ".o")) and one != str(out)]
+        if "old" in cannot and "-mavxvnni" in words:
+            return 1, "error: unrecognized option"
+        if "broken" in cannot and march == "-march=x86-64-v4" and "-O2" in words:
+            return 1, "lanes.h: error: it fails"
+        if "foreign" in cannot and march == "-march=x86-64":
+            return 1, "error: unknown CPU"
+        if "-E" in words:  # the AMX files differ with the CPU, all others with the basic instructions
+            text = f"{files[0]} {march} {words if 'amx' in files[0].stem else ''}"
+        elif "-shared" in words:
+            text = "".join(file.read_text() for file in files)
+        else:
+            mark = [one.partition("=")[2].strip('"') for one in words if one.startswith("-DSOURCES=")]
+            text = f"{name} {' '.join(mark)}\0"
+            if "-O2" in words:
+                self.compiled.append((files[0].stem, march))
+        out.write_text(text)
+        return 0, ""
+
+
+class FakeCpu:
+    """A CPU that runs the variants of `HERE`, and what the fake compiler has linked for it."""
+
+    slow: tuple[str, ...] = ()
+
+    def __init__(self, path: Path) -> None:
+        mark = re.search(build.digest() + r"[^\0]*", path.read_text())
+        assert mark
+        self.built_from, self.variants, self.known = build.read_mark(mark[0])
+
+    def runs(self, variant: str) -> bool:
+        return variant in HERE
+
+    def suits(self, variant: str) -> bool:
+        return variant not in self.slow
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(build, "Cpu", FakeCpu)
+    monkeypatch.setenv("GENCTL_BUILD", "all")
+    library._choice.cache_clear()
+    yield
+    library._choice.cache_clear()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, **kinds: str) -> Compilers:
+    made = Compilers(kinds)
+    monkeypatch.setattr(build, "compilers", lambda: [(name,) for name in kinds])
+    monkeypatch.setattr(build, "run", made.run)
+    return made
 
 
 @pytest.fixture
@@ -49,13 +93,76 @@ def folder(tmp_path: Path) -> Path:
 
 
 def made_by(folder: Path) -> dict[str, str]:
-    return {path.stem: path.read_text().split("-D")[0] for path in folder.glob("*.so")}
+    """The compiler of each library."""
+    return {path.stem: path.read_text().split()[0] for path in folder.glob("*.so") if path.stem != "cpu"}
 
 
-def test_a_variant_that_the_compiler_does_not_know_is_left_out(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("extent", "slow", "wanted"),
+    [
+        ("", (), ["avx512"]),
+        ("", ("avx512",), ["avxvnni"]),
+        ("runnable", (), HERE),
+        ("all", (), VARIANTS),
+    ],
+)
+def test_what_is_compiled(
+    extent: str,
+    slow: tuple[str, ...],
+    wanted: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    use(tmp_path, monkeypatch, gcc10="old")
+    """By default the variant that this CPU runs fastest, and no other."""
+    monkeypatch.setattr(FakeCpu, "slow", slow)
+    monkeypatch.setenv("GENCTL_BUILD", extent)
+    use(monkeypatch, gcc13="")
+    assert build.build(folder) == ""
+    assert build.built(folder) == wanted
+    assert build.is_built(folder)
+    assert {path.stem for path in folder.iterdir()} == {"cpu", *wanted}
+
+
+def test_more_is_compiled_where_more_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gcc10="old")
+    monkeypatch.setenv("GENCTL_BUILD", "")
+    build.build(folder)
+    monkeypatch.setenv("GENCTL_BUILD", "runnable")
+    assert not build.is_built(folder)
+    build.build(folder)
+    assert build.built(folder) == ["avx512", "avx2", "plain"]
+    assert build.is_built(folder)
+    monkeypatch.setenv("GENCTL_BUILD", "")
+    assert build.is_built(folder)
+    monkeypatch.setenv("GENCTL_BUILD", "fastest")
+    with pytest.raises(ValueError, match="GENCTL_BUILD=fastest: it may be runnable or all, or not set"):
+        build.is_built(folder)
+
+
+def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gcc13="")
+    monkeypatch.setenv("GENCTL_BUILD", "")
+    build.build(folder)
+    monkeypatch.setattr(FakeCpu, "runs", lambda self, variant: variant in ("avx2", "plain"))
+    assert not build.is_built(folder)
+    monkeypatch.setattr(library, "FOLDER", folder)
+    assert library.library() is None
+    assert library.why_not() == "the products of this installation are for another CPU (avx512): install again"
+    assert library.is_unusable()  # so that it is said without --verbose
+
+
+def test_variants_share_the_objects_of_equal_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compilers = use(monkeypatch, gcc13="")
+    build.build(folder)
+    done = [one for one in compilers.compiled if one[0] != "cpu"]
+    once = [one for one in done if not one[0].startswith("amx")]
+    assert len(once) == len(set(once))  # plain, AVX2 and AVX-512: three times each
+    assert len(once) == 3 * len({name for name, _ in once})
+    assert sum(name == "amx" for name, _ in done) == len(VARIANTS)
+
+
+def test_a_variant_that_the_compiler_does_not_know_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gcc10="old")
     (folder / "avxvnni.so").write_text("of older sources")
     others = [name for name in VARIANTS if name != "avxvnni"]
     assert build.build(folder) == ""
@@ -65,10 +172,8 @@ def test_a_variant_that_the_compiler_does_not_know_is_left_out(
 
 
 @pytest.mark.parametrize("lost", ["amx", VARIANTS[-1]] if VARIANTS else [])
-def test_a_variant_that_was_compiled_has_to_stay(
-    lost: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(tmp_path, monkeypatch, gcc10="old")
+def test_a_variant_that_was_compiled_has_to_stay(lost: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gcc10="old")
     build.build(folder)
     (folder / f"{lost}.so").unlink()
     assert not build.is_built(folder)
@@ -76,70 +181,72 @@ def test_a_variant_that_was_compiled_has_to_stay(
     assert build.is_built(folder)
 
 
-def test_the_compiler_that_knows_the_most_is_used(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(tmp_path, monkeypatch, gcc10="old", gcc13="", clang18="")
+def test_the_compiler_that_knows_the_most_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, gcc10="old", gcc13="", clang18="")
     assert build.build(folder) == ""
     assert made_by(folder) == dict.fromkeys(VARIANTS, "gcc13")
 
 
-def test_a_compiler_that_fails_at_what_it_knows_is_not_used(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(tmp_path, monkeypatch, bad="broken", gcc10="old")
+def test_a_compiler_that_fails_at_what_it_knows_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, bad="broken", gcc10="old")
     assert build.build(folder) == ""
     assert set(made_by(folder).values()) == {"gcc10"}
-    use(tmp_path, monkeypatch, bad="broken")
-    assert build.build(folder) == f"{tmp_path / 'bad'} failed: lanes.h: error: it fails"
+    use(monkeypatch, bad="broken")
+    assert build.build(folder) == "bad failed: lanes.h: error: it fails"
 
 
-def test_a_compiler_for_another_machine_is_not_used(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(tmp_path, monkeypatch, cross="foreign")
-    assert build.build(folder) == f"{tmp_path / 'cross'} compiles nothing for this CPU"
+def test_a_compiler_for_another_machine_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, cross="foreign")
+    assert build.build(folder) == "cross compiles nothing for this CPU"
     assert not build.built(folder)
     assert not list(folder.iterdir())
 
 
-def test_what_was_left_out_is_refused_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "avxvnni" not in build.built():
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
-    with_it = " ".join([build.digest(), *build.built()]).encode()
-    without = with_it.replace(b"avxvnni", b" " * len("avxvnni"))
-    for name in build.built():
-        if name != "avxvnni":
-            whole = (library.FOLDER / f"{name}.so").read_bytes()
-            (tmp_path / f"{name}.so").write_bytes(whole.replace(with_it, without))
-    monkeypatch.setattr(library, "FOLDER", tmp_path)
+@pytest.mark.parametrize(
+    ("extent", "variant", "message"),
+    [
+        ("all", "avxvnni", "GENCTL_PRODUCTS=avxvnni: the compiler of this installation did not know it, only amx, "),
+        ("all", "amx", "GENCTL_PRODUCTS=amx: this CPU runs avx512, avx2, plain"),
+        ("", "plain", "GENCTL_PRODUCTS=plain: this installation has avx512"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_its_name(
+    extent: str, variant: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENCTL_BUILD", extent)
+    use(monkeypatch, gcc10="old")
+    build.build(folder)
+    monkeypatch.setattr(library, "FOLDER", folder)
+    monkeypatch.setenv("GENCTL_PRODUCTS", variant)
+    with pytest.raises(UsageError, match=message):
+        library.library()
+
+
+def test_what_the_cpu_library_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     library._choice.cache_clear()
-    try:
-        monkeypatch.setenv("GENCTL_PRODUCTS", "avxvnni")
-        with pytest.raises(UsageError, match="GENCTL_PRODUCTS=avxvnni: the compiler of this installation did not know"):
-            library.library()
-        library._choice.cache_clear()
-        monkeypatch.delenv("GENCTL_PRODUCTS")
-        assert "avxvnni" not in library.runnable()
-        assert library.runnable()[-1] == VARIANTS[-1]
-    finally:
-        library._choice.cache_clear()
+    assert plainest().built_from == build.digest()
+    assert set(library.runnable()) <= set(build.built())
 
 
-def test_dot_products_of_avxvnni_need_no_avx512() -> None:
+def test_dot_products_of_avxvnni_need_no_avx512(tmp_path: Path) -> None:
     """VEX encodings alone: C4, three inverted bits and map 2, 256 bits with prefix 66, opcode 50."""
-    if "avxvnni" not in build.built():
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE, or by a compiler that does not know avxvnni")
-    file = library.FOLDER / "avxvnni.so"
-    found = re.findall(
-        rb"\xc4[\x42\x62\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d]\x50",
-        file.read_bytes(),
-    )
-    assert len(found) > 100
-    if shutil.which("objdump") is None:
-        return
-    done = subprocess.run(["objdump", "-d", str(file)], capture_output=True, text=True, check=True)
-    lines = [line.split("\t") for line in done.stdout.splitlines() if line.count("\t") > 1]
-    codes = [code for _, code, text in (line[:3] for line in lines) if "vpdpbusd" in text]
-    assert all(code.startswith("c4 ") for code in codes)
-    assert not [code for _, code, _ in (line[:3] for line in lines) if code.startswith("62 ")]  # EVEX
+    compiler = next((one for one in build.compilers() if "avxvnni" in build.known(one)), None)
+    if compiler is None:
+        pytest.skip("no compiler here knows avxvnni")
+    files = {name: tmp_path / f"{name}.o" for name in ("codes", "blocks")}
+    commands = [build.compile_command(compiler, "avxvnni", build.HERE / f"{name}.c", to) for name, to in files.items()]
+    assert [status for status, _ in build.run(commands)] == [0, 0]
+    for file in files.values():
+        found = re.findall(
+            rb"\xc4[\x42\x62\xc2\xe2][\x05\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d]\x50",
+            file.read_bytes(),
+        )
+        assert len(found) > 20
+        if shutil.which("objdump") is None:
+            continue
+        done = subprocess.run(["objdump", "-d", str(file)], capture_output=True, text=True, check=True)
+        lines = [line.split("\t") for line in done.stdout.splitlines() if line.count("\t") > 1]
+        codes = [code for _, code, text in (line[:3] for line in lines) if "vpdpbusd" in text]
+        assert all(code.startswith("c4 ") for code in codes)
+        assert not [code for _, code, _ in (line[:3] for line in lines) if code.startswith("62 ")]  # EVEX

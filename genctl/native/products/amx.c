@@ -6,8 +6,8 @@
    Weights [O, I]: a block of BLOCK inputs is 8 steps. Of 16 rows or outputs a step takes one tile, 1 KB, and the tiles of 16
    rows lie one after another: x [N / 16, steps, 16 rows, 16 pairs], a panel of W [O / 16, steps, 16 pairs, 16 outputs]. */
 #ifdef __AMX_BF16__
+#include "amx.h"
 #include "bfloat16.h"
-#include "job.h"
 
 #define TILE 512 /* numbers */
 #define NEXT 128 /* inputs whose weights [I, O] are asked for ahead */

@@ -3,7 +3,7 @@
    A tile of W is a block of 16 outputs, [8 fours of inputs, 16 outputs, 4], as it lies, or unpacked from 4 bits; one of x is a
    block of 16 rows, as it lies. So a tile of sums is [16 rows, 16 outputs], and is added to sums in registers. */
 #ifdef __AMX_BF16__
-#include "job.h"
+#include "amx.h"
 
 #define WAITING 262144 /* bytes of outputs that are unpacked while all rows pass */
 

@@ -4,6 +4,7 @@
    inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is turned when it
    is written. */
 #ifdef __AMX_BF16__
+#include "amx.h"
 #include "tiles.h"
 
 #define TILE 1024 /* bytes */

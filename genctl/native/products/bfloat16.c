@@ -1,4 +1,5 @@
 /* y = x W' + bias for bfloat16 weights [O, I] as they lie. The order of sums: bfloat16.h. */
+#include "amx.h"
 #include "bfloat16.h"
 #include "tiles.h"
 #include "turn.h"

@@ -2,8 +2,8 @@
 
    The inputs are cut into at most PARTS_BF16 parts, multiples of 32; parts are added in turn. Of each 32 inputs the first 16 are
    one chain from 0 on, the others another; the sum of the two is added to that of the part. tdpbf16ps can follow this (amx.c). */
+#include "amx.h"
 #include "bfloat16.h"
-#include "job.h"
 
 /* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. GROUP: of few rows those whose sums are in
    registers. */

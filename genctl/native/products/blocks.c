@@ -4,6 +4,8 @@
    Sixteen outputs lie side by side: lane l adds up output l, four exact products at a time, so that no lanes are added up in
    the end. A block's sum is an exact integer, and each block is one fused multiplication and addition: the same bits on every
    instruction set, in any batch. x is quantised for each 32 numbers by its largest, as ggml does. */
+#include "amx.h"
+#include "dots.h"
 #include "tiles.h"
 
 IN B four(const int8_t *p) { /* the same four codes in every lane */

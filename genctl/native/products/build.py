@@ -1,13 +1,20 @@
-"""Compile the products: one shared library for each instruction set that the platform's CPUs may have.
+"""Compile the products: a shared library for an instruction set, and one that says what the CPU has (cpu.c).
 
     python genctl/native/products/build.py
 
-builds them beside the sources, as `pip install` does through `hatch_build.py`. The compiler is clang of the package
-`ziglang` where it is installed, else that of the machine (CC, or cc). Nothing here needs another module of genctl.
+builds them beside the sources, as `pip install` does through `hatch_build.py`. `GENCTL_BUILD` says for which CPUs:
+
+    (not set)   this one: the variant that it runs fastest
+    runnable    this one: all variants that it runs, for tests
+    all         every CPU of the platform, for a wheel that travels
+
+The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Nothing here
+needs another module of genctl.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import os
@@ -18,9 +25,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+VARIABLE = "GENCTL_BUILD"
+EXTENTS = ("", "runnable", "all")  # what it may be
+CPU = "cpu"  # the library of cpu.c
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s", "-D_GNU_SOURCE")
 
 # machine -> variant, best first -> the flags of cc, the CPU as zig names it, and an instruction that no older one has.
@@ -88,25 +100,35 @@ def _flags(compiler: tuple[str, ...], name: str) -> tuple[str, ...]:
     if sys.platform == "linux":  # an old C library, so that a wheel runs on other distributions
         machine = platform.machine()
         flags += ("-target", f"{machine}-linux-gnu.2.{'17' if machine == 'x86_64' else '28'}")
+        flags += () if machine == "x86_64" else ("-mno-outline-atomics",)  # they are in a library that is not linked
     return flags
 
 
-def command(
-    compiler: tuple[str, ...], name: str, out: Path, files: list[Path], names: list[str], to: str = "-shared"
-) -> list[str]:
-    """How a variant is compiled. It holds the names of all that are compiled with it."""
-    mark = f'-DSOURCES="{" ".join([digest(), *names])}"'
-    return [*compiler, *FLAGS, to, mark, *_flags(compiler, name), "-o", str(out), *map(str, files), "-lpthread", "-lm"]
+def compile_command(compiler: tuple[str, ...], name: str, source: Path, to: Path, *how: str) -> list[str]:
+    """How a source is compiled for a variant: `how` is -c, or what is made in place of an object."""
+    return [*compiler, *FLAGS, *_flags(compiler, name), *(how or ("-c",)), str(source), "-o", str(to)]
+
+
+def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], to: Path) -> list[str]:
+    """How objects become a library. Zig would compile its run-time library first, which takes longer than all else."""
+    alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and sys.platform == "linux" else ()
+    return [
+        *(*compiler, "-shared", "-s", *_flags(compiler, name), "-o", str(to), *map(str, objects)),
+        *(*alone, "-lpthread", "-lm"),
+    ]
 
 
 def run(commands: list[list[str]]) -> list[tuple[int, str]]:
-    """Run them side by side: of each the status, and what it wrote. Raises OSError where one does not start."""
-    running = [
-        subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-        for one in commands
-    ]
-    outputs = [process.communicate()[0] for process in running]
-    return [(process.returncode, output) for process, output in zip(running, outputs, strict=True)]
+    """Run them, one on each core: of each the status, and what it wrote. Raises OSError where one does not start."""
+
+    def perform(command: list[str]) -> tuple[int, str]:
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
+        )
+        return done.returncode, done.stdout
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as cores:
+        return list(cores.map(perform, commands))
 
 
 def known(compiler: tuple[str, ...]) -> list[str]:
@@ -120,29 +142,138 @@ def known(compiler: tuple[str, ...]) -> list[str]:
         return [name for name, (status, _) in zip(variants(), run(commands), strict=True) if status == 0]
 
 
+def mark_of(made: Iterable[str], names: Iterable[str]) -> str:
+    """What a library remembers: the digest of its sources, what was compiled, and all that the compiler knew."""
+    return " ".join([digest(), *made, "of", *names])
+
+
+def read_mark(mark: str) -> tuple[str, list[str], list[str]]:
+    """The parts of a mark."""
+    whole, *words = mark.split()
+    end = words.index("of") if "of" in words else len(words)
+    return whole, words[:end], words[end + 1 :]
+
+
+class Cpu:
+    """The library of cpu.c: what this CPU runs, what the libraries beside it were built from, and which there are.
+
+    `variants` were compiled, and `known` are all that the compiler knew; both best first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError or AttributeError where it is none."""
+        loaded = ctypes.CDLL(str(path))
+        loaded.built_from.restype = ctypes.c_char_p
+        self.built_from, self.variants, self.known = read_mark(loaded.built_from().decode())
+        self._runs, self._suits = loaded.runs, loaded.suits
+        for function in (self._runs, self._suits):
+            function.argtypes, function.restype = (ctypes.c_char_p,), ctypes.c_int
+
+    def runs(self, variant: str) -> bool:
+        """Whether this CPU has the instructions of a variant."""
+        return bool(self._runs(variant.encode()))
+
+    def suits(self, variant: str) -> bool:
+        """Whether a variant that runs is faster on this CPU than the next one."""
+        return bool(self._suits(variant.encode()))
+
+
+def extent() -> str:
+    """The value of GENCTL_BUILD. Raises ValueError for one that means nothing."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in EXTENTS:
+        raise ValueError(f"{VARIABLE}={value}: it may be {' or '.join(EXTENTS[1:])}, or not set")
+    return value
+
+
+def wanted(cpu: Cpu, names: Iterable[str]) -> list[str]:
+    """Those of some variants, best first, that GENCTL_BUILD asks for on this CPU. Raises ValueError."""
+    if extent() == "all":
+        return list(names)
+    able = [name for name in names if cpu.runs(name)]
+    return able if extent() else next(([name] for name in able if cpu.suits(name)), [])
+
+
+class _Failed(Exception):
+    """A compiler fails at what it knows."""
+
+
+def _run_all(commands: list[list[str]]) -> list[str]:
+    """What they wrote. Raises _Failed for the first that failed."""
+    done = run(commands)
+    for command, (status, output) in zip(commands, done, strict=True):
+        if status != 0:
+            lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
+            named = command[: command.index("ziglang") + 2] if "ziglang" in command else command[:1]
+            raise _Failed(f"{shlex.join(named)} failed: {lines[0] if lines else 'no message'}")
+    return [output for _, output in done]
+
+
+def _objects(compiler: tuple[str, ...], names: list[str], folder: Path) -> dict[str, list[Path]]:
+    """The objects of each variant, compiled into `folder`. Raises _Failed.
+
+    Variants with the same basic instructions share those of all sources that the preprocessor makes the same text of.
+    """
+    files = sorted((path for path in sources() if path.suffix == ".c" and path.stem != CPU), key=_size, reverse=True)
+    pairs = [(name, file) for name in reversed(names) for file in files]  # the plainest compiles what is shared
+    texts = [str(number) for number in range(len(pairs))]
+    if len(names) > 1:
+        outs = [Path(folder, f"{number}.i") for number in range(len(pairs))]
+        _run_all([compile_command(compiler, *pair, out, "-E", "-P") for pair, out in zip(pairs, outs, strict=True)])
+        texts = [hashlib.sha256(out.read_bytes()).hexdigest() for out in outs]
+    found: dict[tuple[str, str], Path] = {}
+    commands: list[list[str]] = []
+    objects: dict[str, list[Path]] = {name: [] for name in names}
+    for (name, file), text in zip(pairs, texts, strict=True):
+        key = variants()[name][0][0], text
+        if key not in found:
+            found[key] = Path(folder, f"{name}-{file.stem}.o")
+            commands.append(compile_command(compiler, name, file, found[key]))
+        objects[name].append(found[key])
+    _run_all(commands)
+    return objects
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size
+
+
+def _cpu_library(compiler: tuple[str, ...], mark: str, folder: Path) -> tuple[Path, Path]:
+    """The object of cpu.c with a mark, and the library, for any CPU. Raises _Failed."""
+    plainest, made, library = list(variants())[-1], folder / f"{CPU}.o", folder / f"{CPU}.so"
+    _run_all([compile_command(compiler, plainest, HERE / f"{CPU}.c", made, f'-DSOURCES="{mark}"', "-c")])
+    _run_all([link_command(compiler, plainest, [made], library)])
+    return made, library
+
+
 def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> str:
-    """Compile some variants into `folder`, all or none; returns "", or what failed."""
-    files = [path for path in sources() if path.suffix == ".c"]
+    """Compile what is wanted of some variants into `folder`, all or nothing; returns "", or what failed."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        outs = [Path(temporary, f"{name}.so") for name in names]
-        done = run([command(compiler, name, out, files, names) for name, out in zip(names, outs, strict=True)])
-        for status, output in done:
-            if status != 0:
-                lines = [line for line in output.splitlines() if "error" in line] or output.splitlines()
-                return f"{shlex.join(compiler)} failed: {lines[0] if lines else 'no message'}"
-        for out in outs:
+        here = Path(temporary)
+        try:
+            probe = here / "probe"
+            probe.mkdir()
+            chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
+            mark, cpu = _cpu_library(compiler, mark_of(chosen, names), here)
+            objects = _objects(compiler, chosen, here)
+            outs = [here / f"{name}.so" for name in chosen]
+            _run_all([link_command(compiler, out.stem, [*objects[out.stem], mark], out) for out in outs])
+        except (_Failed, OSError) as error:
+            return str(error)
+        for out in (*outs, cpu):
             out.replace(folder / out.name)
-    for name in set(variants()) - set(names):
+    for name in set(variants()) - set(chosen):
         (folder / f"{name}.so").unlink(missing_ok=True)
     return ""
 
 
 def build(folder: Path = HERE) -> str:
-    """Compile the variants into `folder`, one file each; returns "", or why there are none.
+    """Compile what GENCTL_BUILD asks for into `folder`, one file each; returns "", or why there is nothing.
 
-    The compiler that knows the most of them is used, and what it does not know is left out; the last one must be there.
-    Where a variant that it knows fails, another compiler is tried.
+    The compiler that knows the most variants is used, and what it does not know is left out; the last one it must know.
+    Where it fails at one that it knows, another compiler is tried. Raises ValueError.
     """
+    extent()
     if not variants():
         return f"there are none for {platform.machine()} on {sys.platform}"
     able: list[tuple[tuple[str, ...], list[str]]] = []
@@ -166,19 +297,33 @@ def build(folder: Path = HERE) -> str:
 
 def built(folder: Path = HERE) -> list[str]:
     """The variants in `folder`, best first; empty where one is missing that was compiled, or has other sources."""
-    names = list(variants())
-    base = folder / f"{names[-1]}.so" if names else folder
-    mark = digest().encode()
-    found = re.search(mark + rb"((?: [a-z0-9]+)+)\0", base.read_bytes()) if base.is_file() else None
-    made = found[1].decode().split() if found else []
+    file, mark = folder / f"{CPU}.so", digest().encode()
+    found = re.search(mark + rb"(?: [a-z0-9]+)+\0", file.read_bytes()) if file.is_file() else None
+    made = read_mark(found[0][:-1].decode())[1] if found else []
     files = [folder / f"{name}.so" for name in made]
     return made if all(file.is_file() and mark in file.read_bytes() for file in files) else []
 
 
 def is_built(folder: Path = HERE) -> bool:
-    """Whether all variants that the compiler knew are there, made from the sources as they are."""
-    return bool(built(folder))
+    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError."""
+    made = built(folder)
+    if not made:
+        extent()
+        return False
+    cpu = Cpu(folder / f"{CPU}.so")
+    chosen = wanted(cpu, cpu.known)
+    return bool(chosen) and set(chosen) <= set(made)
+
+
+def main() -> str | None:
+    """Compile what is missing; returns what went wrong. With --check nothing is compiled: is anything missing?"""
+    try:
+        if is_built():
+            return None
+        return "the products are not compiled" if "--check" in sys.argv else build() or None
+    except ValueError as error:
+        return str(error)
 
 
 if __name__ == "__main__":
-    sys.exit(None if is_built() else build() or None)
+    sys.exit(main())

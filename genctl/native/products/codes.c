@@ -1,5 +1,7 @@
 /* Weights of 8 bits, a scale for each output: sums of integers are exact (with AMX see amx_codes.c). And rows of x as codes of 8
    bits, for these and for blocks. */
+#include "amx.h"
+#include "dots.h"
 #include "tiles.h"
 
 IN float scaled8(const Job *job, int64_t row, int64_t o, int32_t sum) { /* the scale has the 1 / 127 of the row in it */

@@ -31,6 +31,7 @@ IN uint16_t to_bf16(float f) { /* to the nearest, ties to even; a NaN stays one 
   uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
 }
+#if defined(__F16C__) || defined(__aarch64__)
 IN float from_f16(uint16_t h) {
   _Float16 f;
   memcpy(&f, &h, 2);
@@ -42,6 +43,35 @@ IN uint16_t to_f16(float f) {
   memcpy(&u, &h, 2);
   return u;
 }
+#else /* no instruction: a compiler would call a library for it, which a shared library has to bring */
+IN float from_f16(uint16_t h) {
+  const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
+  float f = (float)rest * 0x1p-24f; /* below 2^-14 */
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  if (rest >= 0x400) u = (rest << 13) + (rest < 0x7c00 ? 112u << 23 : 224u << 23);
+  if (rest > 0x7c00) u |= 0x400000; /* a quiet NaN */
+  u |= sign;
+  memcpy(&f, &u, 4);
+  return f;
+}
+IN uint16_t to_f16(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  const uint32_t sign = u >> 16 & 0x8000;
+  u &= 0x7fffffff;
+  if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
+  if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more */
+  if (u < 0x38800000) { /* below 2^-14: numbers from 0.5 on are as far apart as those of float16 there */
+    memcpy(&f, &u, 4);
+    f += 0.5f;
+    memcpy(&u, &f, 4);
+    return (uint16_t)(sign | (u - 0x3f000000));
+  }
+  u += 0xfff + (u >> 13 & 1); /* to the nearest, ties to even */
+  return (uint16_t)(sign | (u - (112u << 23)) >> 13);
+}
+#endif
 
 #if defined(__AVX512F__) /* ------------------------------------------------------------------------- AVX-512, VNNI */
 #include <immintrin.h>
@@ -87,10 +117,6 @@ IN __m128 quarter(F v) {
 typedef __m512i B; /* 64 bytes */
 IN B ldc(const void *p) { return _mm512_loadu_si512(p); }
 IN B ldcn(const void *p, int n) { return _mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, p); }
-IN B shifted(B w) { return _mm512_xor_si512(w, _mm512_set1_epi8((char)0x80)); } /* codes + 128: this dot product wants one unsigned side */
-IN I dots(I sum, B w, B x) { return _mm512_dpbusd_epi32(sum, w, x); }
-#define SHIFT 128
-IN I dotu(I sum, B w, B x) { return _mm512_dpbusd_epi32(sum, w, x); }
 IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(raw, low)), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low), 1);
@@ -144,26 +170,6 @@ IN __m128 quarter(F v) {
 }
 typedef struct { __m256i a, b; } B;
 IN B ldc(const void *p) { return EACH(B, _mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)); }
-#ifdef __AVXVNNI__
-IN __m256i flipped(__m256i w) { return _mm256_xor_si256(w, _mm256_set1_epi8((char)0x80)); }
-IN B shifted(B w) { return EACH(B, flipped(w.a), flipped(w.b)); } /* codes + 128, as with AVX-512 */
-#define SHIFT 128
-IN I dotu(I sum, B w, B x) { return EACH(I, _mm256_dpbusd_avx_epi32(sum.a, w.a, x.a), _mm256_dpbusd_avx_epi32(sum.b, w.b, x.b)); }
-IN I dots(I sum, B w, B x) { return dotu(sum, w, x); }
-#else
-IN B shifted(B w) { return w; }
-#define SHIFT 0
-IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the sign of w: pairs stay below 2^15, as no code is -128 */
-  __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-}
-IN I dots(I sum, B w, B x) { return EACH(I, dots8(sum.a, w.a, x.a), dots8(sum.b, w.b, x.b)); }
-IN __m256i dotu8(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1))); }
-IN I dotu(I sum, B w, B x) { return EACH(I, dotu8(sum.a, w.a, x.a), dotu8(sum.b, w.b, x.b)); }
-#define PAIRS /* of codes of 4 bits: eight times two products stay below 2^15, so they are widened once for a block */
-IN I pairs(I sum, B w, B x) { return EACH(I, _mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, x.b))); }
-IN I wide(I sum) { return EACH(I, _mm256_madd_epi16(sum.a, _mm256_set1_epi16(1)), _mm256_madd_epi16(sum.b, _mm256_set1_epi16(1))); }
-#endif
 IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
   return EACH(B, _mm256_and_si256(raw, low), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low));
@@ -212,18 +218,6 @@ IN int32_t largest(I a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]),
 IN F ldb(const uint16_t *p) { F r; FOUR r.v[q] = vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16)); return r; }
 IN F ldh(const uint16_t *p) { F r; FOUR r.v[q] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q))); return r; }
 IN B ldc(const void *p) { B r; FOUR r.v[q] = vld1q_s8((const int8_t *)p + 16 * q); return r; }
-IN B shifted(B w) { return w; }
-#define SHIFT 0
-IN int32x4_t dots4(int32x4_t sum, int8x16_t w, int8x16_t x) {
-#ifdef __ARM_FEATURE_DOTPROD
-  return vdotq_s32(sum, w, x);
-#else
-  int16x8_t low = vmull_s8(vget_low_s8(w), vget_low_s8(x)), high = vmull_high_s8(w, x);
-  return vaddq_s32(sum, vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
-#endif
-}
-IN I dots(I sum, B w, B x) { FOUR sum.v[q] = dots4(sum.v[q], w.v[q], x.v[q]); return sum; }
-IN I dotu(I sum, B w, B x) { return dots(sum, w, x); } /* codes of 4 bits are positive with a sign, too */
 IN B nibbles(const uint8_t *p) {
   B r;
   for (int q = 0; q < 2; q++) {
@@ -285,10 +279,6 @@ IN int32_t largest(I a) { int32_t m = a.v[0]; SIXTEEN m = a.v[l] > m ? a.v[l] : 
 IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
 IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
 IN B ldc(const void *p) { B r; memcpy(&r, p, 64); return r; }
-IN B shifted(B w) { return w; }
-#define SHIFT 0
-IN I dots(I sum, B w, B x) { SIXTEEN for (int m = 4 * l; m < 4 * l + 4; m++) sum.v[l] += (int32_t)w.v[m] * x.v[m]; return sum; }
-IN I dotu(I sum, B w, B x) { return dots(sum, w, x); }
 IN B nibbles(const uint8_t *p) { B r; for (int m = 0; m < 32; m++) { r.v[m] = p[m] & 15; r.v[m + 32] = p[m] >> 4; } return r; }
 #endif
 

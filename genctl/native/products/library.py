@@ -19,7 +19,8 @@ from genctl.native.products import build
 VARIABLE = "GENCTL_PRODUCTS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h numbers them
 FOLDER = build.HERE
-OUTDATED = "the compiled products are older than their sources: install again"
+AGAIN = "install again"
+OUTDATED = f"the compiled products are older than their sources: {AGAIN}"
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -30,10 +31,7 @@ class Library:
         self.variant, self.path = path.stem, path
         loaded = ctypes.CDLL(str(path))
         loaded.built_from.restype = ctypes.c_char_p
-        self.built_from, *self.variants = loaded.built_from().decode().split()  # their digest; what else was compiled
-        loaded.runs.argtypes, loaded.runs.restype = (ctypes.c_char_p,), ctypes.c_int
-        loaded.suits.argtypes, loaded.suits.restype = (ctypes.c_char_p,), ctypes.c_int
-        self._runs, self._suits = loaded.runs, loaded.suits
+        self.built_from = build.read_mark(loaded.built_from().decode())[0]
         self.products = _typed(loaded.products, _POINTER, _INT, _POINTER, _POINTER, _LONG, _INT, _INT)
         self.attention = _typed(loaded.attention, _POINTER, _INT)
         self.rms_norm = _typed(loaded.rms_norm, _POINTER, _POINTER, _FLOAT, _POINTER, _LONG, _LONG, _INT, _INT, _INT)
@@ -49,14 +47,6 @@ class Library:
         self.entropy = _typed(loaded.entropy, _POINTER, _POINTER, _LONG, _LONG, _INT)
         loaded.use_openmp.argtypes, loaded.use_openmp.restype = (_POINTER,), None
         loaded.use_openmp(_openmp())
-
-    def runs(self, variant: str) -> bool:
-        """Whether this CPU has the instructions of a variant."""
-        return bool(self._runs(variant.encode()))
-
-    def suits(self, variant: str) -> bool:
-        """Whether a variant that runs is faster on this CPU than the next one."""
-        return bool(self._suits(variant.encode()))
 
 
 def _typed(function: Any, *arguments: Any) -> Any:
@@ -91,19 +81,32 @@ def _choice() -> tuple[Library | None, str]:
     if not known:
         return None, "no products are compiled for this platform"
     try:
-        base = Library(FOLDER / f"{known[-1]}.so")
+        cpu = build.Cpu(FOLDER / f"{build.CPU}.so")
     except (OSError, AttributeError):
         return None, "the products of this installation are not compiled"
-    if base.built_from != build.digest():
+    if cpu.built_from != build.digest():
         return None, OUTDATED
-    if wanted and wanted not in base.variants:
-        there = ", ".join(base.variants)
-        raise UsageError(f"{VARIABLE}={wanted}: the compiler of this installation did not know it, only {there}")
-    able = [name for name in base.variants if base.runs(name)]
+    if wanted and wanted not in cpu.known:
+        raise UsageError(
+            f"{VARIABLE}={wanted}: the compiler of this installation did not know it, only {', '.join(cpu.known)}"
+        )
+    able = [name for name in cpu.known if cpu.runs(name)]
     if wanted and wanted not in able:
         raise UsageError(f"{VARIABLE}={wanted}: this CPU runs {', '.join(able)}")
-    name = wanted or next(name for name in able if base.suits(name))
-    return base if name == base.variant else Library(FOLDER / f"{name}.so"), ""
+    if wanted and wanted not in cpu.variants:
+        raise UsageError(
+            f"{VARIABLE}={wanted}: this installation has {', '.join(cpu.variants)}",
+            hint=f"{build.VARIABLE}=runnable compiles all that this CPU runs, when genctl is installed",
+        )
+    there = [name for name in able if name in cpu.variants]
+    if not there:
+        return None, f"the products of this installation are for another CPU ({', '.join(cpu.variants)}): {AGAIN}"
+    name = wanted or next((name for name in there if cpu.suits(name)), there[0])
+    try:
+        found = Library(FOLDER / f"{name}.so")
+    except (OSError, AttributeError):
+        return None, OUTDATED
+    return (found, "") if found.built_from == cpu.built_from else (None, OUTDATED)
 
 
 def library() -> Library | None:
@@ -116,7 +119,14 @@ def why_not() -> str:
     return _choice()[1]
 
 
+def is_unusable() -> bool:
+    """Whether there is a library, but not for these sources or this CPU: everything is slow, and nobody chose it."""
+    return why_not().endswith(AGAIN)
+
+
 def runnable() -> list[str]:
-    """The variants that this CPU runs, best first; empty where none is compiled."""
-    found = library()
-    return [] if found is None else [name for name in found.variants if found.runs(name)]
+    """The variants of this installation that this CPU runs, best first; empty where none is compiled."""
+    if library() is None:
+        return []
+    cpu = build.Cpu(FOLDER / f"{build.CPU}.so")
+    return [name for name in cpu.variants if cpu.runs(name)]

@@ -6,6 +6,7 @@
      [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
      Codes of 8 bits: see codes.c. Blocks of 8 and 4 bits: see blocks.c.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
+#include "amx.h"
 #include "tiles.h"
 
 /* -- [O, I] -------------------------------------------------------------------------------------------------------- */
