@@ -19,6 +19,7 @@ from genctl.errors import InputError, nearest
 
 S = TypeVar("S")
 Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
+CUT = ("length", "context", "time")  # reasons to end a text that could have gone on
 UNKNOWN_ID = -1  # of a token whose id a server does not tell; its alternatives go down from there
 Watched: TypeAlias = tuple[int, str, float, int]  # id, text, log-probability, rank
 
@@ -70,7 +71,7 @@ class Hypothesis:
     tokens: tuple[int, ...]  # the new tokens, EOS included, padding never
     logprob: float
     total: float
-    reason: str  # eos | length | stop | time | interrupted
+    reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
     score: float = 0.0  # total / len(tokens) ** length_penalty
     slot: int | None = None
     stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"

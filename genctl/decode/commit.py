@@ -148,7 +148,7 @@ def first_stop(
                 if (stop := criterion(written)) is not None:
                     return count, Stop(*stop)
         if before + count >= lane.max_new_tokens:
-            return count, Stop("length", lane.limit)
+            return count, Stop("context" if lane.limit else "length", lane.limit)
     return (len(tokens), Stop(interrupted)) if interrupted and tokens else None
 
 

@@ -267,7 +267,7 @@ class Written:
 class Stop(NamedTuple):
     """Why a row ends."""
 
-    reason: str  # eos | length | stop | time | interrupted
+    reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
     what: str = ""  # the stop string, the pattern or the limit
     kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
 

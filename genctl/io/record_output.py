@@ -35,6 +35,7 @@ class RowTally:
             what = f"sequence {number}" if len(result.sequences) > 1 else "the text"
             empty = not (sequence.text.strip() if texts else sequence.token_ids)
             ends = {sequence.finish_reason: f"ended by {sequence.finish_reason}"}
+            ends |= {"length": ends["context"]} if "context" in ends else {}
             ends |= {"empty": "is empty"} if empty else {}
             ends |= {"unmet": sequence.lack} if sequence.unmet else {}
             words = next((words for end, words in ends.items() if end in wanted), "")

@@ -75,7 +75,7 @@
   };
   const nats = (value) => (value === null || value === undefined ? null : value / SCALE);
   const counted = (many, one, more) => `${many.toLocaleString("en")} ${many === 1 ? one : more || `${one}s`}`;
-  const ending = (end) => ({ eos: "ended by itself", length: "cut at max_new_tokens", stop: `stopped by ${end.cause || "a criterion"}`,
+  const ending = (end) => ({ eos: "ended by itself", length: "cut at max_new_tokens", context: `cut at the ${end.cause || "context"}`, stop: `stopped by ${end.cause || "a criterion"}`,
     time: "cut by the time limit", interrupted: "interrupted", unfinished: "unfinished", scored: "scored" })[end.reason] || end.reason;
   const nameOf = (lane) => (lane.run !== undefined ? [lane.run, lane.id, ...(lane.seed === null ? [] : [`seed ${lane.seed}`])].join(" · ")
     : lane.place ? `prompt ${lane.place}` : lane.lane);

@@ -110,7 +110,7 @@ def failure(lane: LaneHistory, *, numbered: bool = True) -> Text:
 
 def stop_words(reason: str, stop: str, number: int = 1) -> str:
     """Why a text ended, with what stopped it in quotes."""
-    if reason == "length" and stop:  # not what was asked for, but what the model can hold
+    if reason in ("context", "length") and stop:  # older files have "length" for both
         return f"cut at the {widgets.visible(stop)}"
     if reason == "time" and stop.startswith("row_timeout"):
         return "cut at row_timeout"

@@ -31,6 +31,7 @@ PLAIN = Style()
 _ENDED = {
     "eos": ("ended by itself", "ended by themselves"),
     "length": ("cut at max_new_tokens", "cut at max_new_tokens"),
+    "context": ("cut at the context", "cut at the context"),
     "stop": ("stopped", "stopped"),
     "time": ("cut at max_time", "cut at max_time"),
     "interrupted": ("interrupted", "interrupted"),

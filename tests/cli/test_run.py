@@ -215,6 +215,21 @@ def test_a_prompt_above_the_context_states_both_lengths(gpt2: Path) -> None:
     assert "256" in done.err
 
 
+def test_a_text_that_fills_the_context_says_so_and_one_that_reaches_its_limit_does_not(gpt2: Path) -> None:
+    rows = [json.dumps({"id": str(length), "prompt_ids": [5] * length}) for length in (240, 256, 9)]
+    asked = ("run", "-m", str(gpt2), "--input-format", "jsonl", "--set", "eos_token_id=[]", "-n", "20")
+    done = genctl(*asked, "--format", "jsonl", stdin="\n".join(rows))
+    found = [(one["id"], one["finish_reason"], one["usage"]["new_tokens"]) for one in done.records]
+    assert found == [("240", "context", 16), ("256", "context", 1), ("9", "length", 20)]
+    note = "the text ends at the context of 256 tokens, before max_new_tokens (finish_reason: context)"
+    assert done.err == f'note: prompt "256": {note}\n'  # it ends first
+    assert genctl(*asked, "-q", stdin=rows[0]).err == ""
+    assert genctl(*asked, "--fail-on", "length", stdin=rows[0]).status == 4
+    assert genctl(*asked, "--fail-on", "context", stdin=rows[0]).status == 4
+    assert genctl(*asked, "--fail-on", "context", stdin=rows[2]).status == 0
+    assert "cut at the context of 256 tokens" in genctl(*asked, stdin=rows[0], terminal=True).err
+
+
 def test_a_terminal_shows_the_text_and_a_summary() -> None:
     done = genctl("run", *NUMBERS, "42", "--seed", "9", terminal=True)
     assert done.status == 0

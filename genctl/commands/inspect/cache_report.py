@@ -282,7 +282,7 @@ def ended_words(ended: Mapping[str, Any] | None) -> str:
     if reason == "steps":
         every = "" if ended["steps"] == 1 else "all "
         return f"ended after {every}{steps}" if ended["steps"] else "ended after the prefill"
-    if reason == "length":
+    if reason in ("length", "context"):
         bound = f" by the {widgets.visible(ended['stop'])}" if ended.get("stop") else ": all tokens were written"
         return f"ended after {steps}{bound}"
     what = widgets.visible(ended["stop"]) if ended.get("stop") else reason

@@ -62,6 +62,7 @@ class RunJob(job.Job[RunOptions]):
 
             self.checks = RunChecks(options, self.say)
         self.threads: int | None = None  # that compute a step
+        self.said_full = False  # that a text ended because the context was full
         self.bar: RowsBar | None = None
         self.err_console: Console | None = None
 
@@ -394,6 +395,7 @@ class RunJob(job.Job[RunOptions]):
         if row.index >= self.output.done:
             for note in result.shortfalls(self.of(row)):
                 self.say(f"warning: {note}")
+            self._say_full(row, result)
         self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
         trees = [] if self.search is None else self.search.records(row.id)
         records: Sequence[Mapping[str, Any]] = trees or records_of(
@@ -406,6 +408,13 @@ class RunJob(job.Job[RunOptions]):
             texts=self.texts,
         )
         self.output.put(row.index, records)
+
+    def _say_full(self, row: InputRow, result: Result) -> None:
+        """Say once that a text ended because the context was full, where no view shows the ends of texts."""
+        full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
+        if full is not None and not self.said_full and not self.live:
+            self.said_full = True
+            self.note(f"{self.of(row)}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
 
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Write the record of a row that failed; with --strict it is the last one."""

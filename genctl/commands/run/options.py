@@ -31,7 +31,7 @@ from genctl.io.writers import FORMATS, Format
 
 BEAMS = (Layer("genctl beam", {"num_beams": 5}, said="user"),)
 
-Ending = Literal["length", "empty", "stop", "time", "unmet"]
+Ending = Literal["length", "context", "empty", "stop", "time", "unmet"]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class RunOptions(PresetOptions):
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
     fail_on: tuple[Ending, ...] = CHECKS.repeated(
-        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
-        "length|empty|stop|time|unmet",
+        "exit with 4 if a sequence ended so (length: by the context, too), is empty, or lacks a forced word (unmet); repeatable",
+        "length|context|empty|stop|time|unmet",
     )
     check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")
     check_runtime: bool = CHECKS.switch(

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
+from genctl.events import CUT, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, advance, with_tokens
 
 if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
@@ -88,7 +88,7 @@ class LaneText:
     def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
         """The hypothesis, marked if the budget or the time cut off a text that is incomplete in the grammar."""
         grammar = self.grammar
-        if grammar is None or hypothesis.reason not in ("length", "time"):
+        if grammar is None or hypothesis.reason not in CUT:
             return hypothesis
         if not grammar.cut(hypothesis.tokens, self.prompt_length):
             return hypothesis

@@ -328,9 +328,9 @@ class Planner:
         return replace(prompt, ids=cut), len(ids) - len(cut)
 
     def _most_new_tokens(self, generation: Generation, length: int, prompt: Prompt) -> tuple[int, str]:
-        """The maximum number of new tokens, and its reason if that is the context."""
+        """The maximum number of new tokens, and its reason if that is the context. A full context has room for one."""
         context = self.context
-        if context is not None and len(prompt.ids) >= context + int(self.forward.is_encoder_decoder):
+        if context is not None and len(prompt.ids) > context:
             raise InputError(
                 f"the prompt has {count(len(prompt.ids), 'token')}, but the model's context is {context}",
                 hint="--truncate left keeps its end (right its beginning, middle both)",
@@ -342,9 +342,8 @@ class Planner:
                 raise InputError(f"the prompt has {count(length, 'token')}, but max_length is {generation.max_length}")
         if most is None:
             most = DEFAULT_NEW_TOKENS
-        if context is None or most <= context - length:
-            return most, ""
-        return context - length, f"context of {context} tokens"
+        room = most if context is None else max(context - length, 1)
+        return (most, "") if most <= room else (room, f"context of {context} tokens")
 
     def _processors(
         self,

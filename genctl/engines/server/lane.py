@@ -169,7 +169,7 @@ class RemoteLane:
             else ending_of(sequence.end, could_stop=could_stop(self.generation))
         )
         text = sequence.text
-        cut = incomplete(self.generation, text) if words in ("length", "time") else ""
+        cut = incomplete(self.generation, text) if words in events.CUT else ""
         known = bool(ids) and all(id >= 0 for id in ids)
         return events.Hypothesis(
             ids if known else (),

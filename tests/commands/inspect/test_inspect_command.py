@@ -457,7 +457,7 @@ def test_a_preset_yields_to_the_steps(gpt2: Path, tmp_path: Path) -> None:
 def test_the_context_may_end_it_early(tmp_path: Path) -> None:
     small = checkpoint("gpt2", tmp_path / "small", n_positions=14)
     found = report(PROMPT, "-m", str(small))
-    assert found["ended"] == {"reason": "length", "steps": 3, "stop": "context of 14 tokens"}
+    assert found["ended"] == {"reason": "context", "steps": 3, "stop": "context of 14 tokens"}
     assert "ended after 3 steps by the context of 14 tokens" in " ".join(
         inspect(PROMPT, "-m", str(small), stdin="").out.replace("ended     ", "ended ").split("\n")
     )
