@@ -338,6 +338,7 @@ class RunSpec:
 
     name: str
     layers: tuple[Layer, ...]
+    mode: str | None = None  # the decoding mode that it names (`named_strategies`)
 
     what: ClassVar[str] = "run"  # in messages
 

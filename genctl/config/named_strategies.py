@@ -42,14 +42,18 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
     For an unknown name the layer is `broken`, so that all mistakes are reported together.
     """
     if name not in NAMED:
-        near = nearest(name.lower().replace("_", "-"), NAMED)
-        suggestion = f"; did you mean {near}?" if near else ""
-        sentence = f"--strategy {name}: there is no such strategy{suggestion}"
-        error = PresetError(sentence.replace("\n", "\\n"), hint=f"there are: {', '.join(NAMED)}")
+        error = PresetError(unknown(name), hint=f"there are: {', '.join(NAMED)}")
         return Layer("flag", {}, said="command", broken=(error,))
     own = {key for flag in flags for key in flag.values}
     values = {key: value for key, value in NAMED[name].items() if key not in own}
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
+
+
+def unknown(name: str) -> str:
+    """The sentence for a name that no strategy has."""
+    near = nearest(name.lower().replace("_", "-"), NAMED)
+    suggestion = f"; did you mean {near}?" if near else ""
+    return f"--strategy {name}: there is no such strategy{suggestion}".replace("\n", "\\n")
 
 
 def check(name: str, kind: str) -> None:

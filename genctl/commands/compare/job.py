@@ -183,7 +183,7 @@ class CompareJob(Job[CompareOptions]):
         runs = [self.runs[place] for place in members]
         engine = self._opened(members, runs[0])
         engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
-        settled = each(runs, lambda run: self.settle(engine, run.layers))
+        settled = each(runs, lambda run: self.settle(engine, run.layers, run.mode))
         for place, resolved in zip(members, settled, strict=True):
             self.resolved[place] = resolved
             self.hidden[place] = engine.reads_hidden(resolved)

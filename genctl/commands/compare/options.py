@@ -35,7 +35,9 @@ class CompareOptions(ModelOptions):
 
     presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
     strategies: tuple[str, ...] = RUNS.repeated(
-        "a run given inline; values as TOML or JSON; extends=PRESET", "NAME:KNOB=VALUE,…", "--strategy"
+        "a decoding mode by name, or a run given inline; values as TOML or JSON; extends=PRESET",
+        "NAME:KNOB=VALUE,…",
+        "--strategy",
     )
     models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
     seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from genctl import params
-from genctl.config import presets, settings
+from genctl.config import named_strategies, presets, settings
 from genctl.config.inline import read_knobs
 from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer
 from genctl.errors import GenctlError, UsageError
@@ -66,7 +66,9 @@ def read_runs(
         except UsageError as error:
             mistakes.append(error)
             continue
-        written.append(RunSpec(name, (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)))
+        mode = name if name in named_strategies.NAMED else None
+        layers = (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)
+        written.append(RunSpec(name, layers, mode))
     runs = [*named, *written]
     if mistakes:
         each(runs, RunSpec.early, mistakes)
@@ -105,7 +107,8 @@ def split_models(texts: Iterable[str]) -> list[str]:
 def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
     """`NAME:knob=value,knob=value` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
 
-    Commas inside quotes and brackets belong to the value. Raises UsageError.
+    A decoding mode by name brings its knobs, which the others refine; alone, a name has to be one. Commas inside quotes
+    and brackets belong to the value. Raises UsageError.
     """
     name, separator, rest = text.partition(":")
     name = name.strip()
@@ -117,7 +120,14 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
         )
     if not NAME.fullmatch(name) or "/" in name:
         raise UsageError(f"--strategy {text!r}: a name has letters, digits, spaces and . : @ + - _, at most 60")
-    values = read_knobs(rest, place, ("extends",)) if separator else {}
+    if not separator and name not in named_strategies.NAMED:
+        is_preset = any(one.name == name for one in presets.available())
+        preset = f"-p {name} takes the preset of this name; " if is_preset else ""
+        raise UsageError(
+            named_strategies.unknown(name),
+            hint=f'{preset}there are: {", ".join(named_strategies.NAMED)}; "{name}:knob=value" gives a run a name',
+        )
+    values = {**named_strategies.NAMED.get(name, {}), **read_knobs(rest, place, ("extends",))}
     extended = _extended(values.pop("extends"), place) if "extends" in values else ()
     return name, extended, Layer(place, values, said="user", typed=True)
 
@@ -140,7 +150,7 @@ def _on(run: RunSpec, model: str) -> RunSpec:
         if one.kind == "command"
     )
     beneath = tuple(old for old in run.layers if old.kind != "command")
-    return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer))
+    return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer), run.mode)
 
 
 def _extended(value: Any, place: str) -> tuple[str, ...]:

@@ -137,8 +137,8 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     return Side(
         text,
         (*beneath, *([layer] if values else ())),
-        resume,
-        Layer(place, declared, said="user", typed=True) if declared else None,
+        resume=resume,
+        declared=Layer(place, declared, said="user", typed=True) if declared else None,
     )
 
 

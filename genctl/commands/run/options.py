@@ -55,7 +55,7 @@ class RunOptions(PresetOptions):
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
     fail_on: tuple[Ending, ...] = CHECKS.repeated(
-        "exit with 4 if a sequence ended so (length: by the context, too), is empty, or lacks a forced word (unmet); repeatable",
+        "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
         "length|context|empty|stop|time|unmet",
     )
     check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")

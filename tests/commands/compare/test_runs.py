@@ -61,6 +61,29 @@ def test_precedence_is_files_then_the_runs_own_then_flags(tmp_path: Path, monkey
     assert (generation.max_new_tokens, generation.num_beams, generation.length_penalty) == (1, 3, 2.0)
 
 
+def test_a_decoding_mode_is_taken_by_name_and_refined_by_knobs() -> None:
+    runs = read_runs([], ["beam", "greedy", "contrastive:top_k=6"], [], [flags_layer({"max_new_tokens": 3})])
+    modes = [(run.name, run.early().generation) for run in runs]
+    assert [(name, one.num_beams, one.penalty_alpha, one.max_new_tokens) for name, one in modes] == [
+        ("beam", 4, None, 3), ("greedy", 1, None, 3), ("contrastive", 1, 0.6, 3),
+    ]  # fmt: skip
+    assert modes[2][1].top_k == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence", "hint"),
+    [
+        ("nonsense", "there is no such strategy", "there are: greedy, sample, beam"),
+        ("beem", "there is no such strategy; did you mean beam?", "there are: greedy"),
+        ("nucleus", "there is no such strategy", "-p nucleus takes the preset of this name"),
+    ],
+)
+def test_a_name_that_is_no_decoding_mode_is_refused(name: str, sentence: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=sentence) as caught:
+        read_runs([], [name], [], [])
+    assert hint in caught.value.hint
+
+
 def test_an_inline_strategy_may_extend_presets_and_goes_above_them() -> None:
     (run,) = read_runs([], ["own:extends=nucleus,top_p=0.5"], [], [])
     generation = run.early().generation
@@ -75,7 +98,7 @@ def test_a_preset_given_by_path_is_called_by_its_stem(tmp_path: Path) -> None:
 
 def test_runs_keep_the_order_of_presets_and_strategies() -> None:
     order = ["strategies", "presets", "strategies", "presets"]
-    runs = read_runs(["greedy", "nucleus"], ["one:num_beams=2", "two"], [], [], order)
+    runs = read_runs(["greedy", "nucleus"], ["one:num_beams=2", "two:"], [], [], order)
     assert [run.name for run in runs] == ["one", "greedy", "two", "nucleus"]
 
 
