@@ -6,7 +6,6 @@ queries share one), D features of a head.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -97,59 +96,33 @@ def attention(
 ) -> Tensor:
     """Attention of the fed tokens. Their keys and values are appended to a layer of the cache, if there is one.
 
-    query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F], sinks [H] -> [N, F, H·D].
+    query [N, H, F, D], key and value [N, K, F, D], bias f32 [N or 1, H, 1, past + F] -> [N, F, H·D]. `sinks` [H] are
+    scores of one more column, which every token sees and whose value is 0 (Xiao et al. 2023, arXiv:2309.17453).
     """
     prompt = None
     if layer is not None:
         key, value = layer.update(key, value)
         prompt = layer.prompt
-    if sinks is not None:
-        return _with_sinks(query, key, value, visible, sinks, scaling=scaling, window=window)
     library = ops.compiled(query)
     if library is not None and key.dtype == query.dtype:
         parts = [(key, value)] if prompt is None else [prompt, (key, value)]  # a prompt that rows share is read once
         count = sum(keys.shape[2] for keys, _ in parts)
         seen_columns = {"bias": None if bias is None else bias[..., -count:], **visible.columns(count, window)}
-        return ops.attention(library, query, parts, scaling=scaling, softcap=softcap, **seen_columns)
+        return ops.attention(library, query, parts, scaling=scaling, softcap=softcap, sinks=sinks, **seen_columns)
     if layer is not None and prompt is not None:
-        plain = query.shape[2] == 1 and visible.mask is None and softcap is None and bias is None
-        if plain:  # the prompt's columns are read once for all rows that continue it
+        plain = query.shape[2] == 1 and visible.mask is None
+        if (
+            plain and softcap is None and bias is None and sinks is None
+        ):  # the prompt's columns are read once for all rows that continue it
             from genctl.decode.cache.shared import attend
 
             return attend(query, prompt, (key, value), scaling).flatten(2)
         key, value = layer.content()
     seen = visible.of(key.shape[2], window)
-    if softcap is not None or bias is not None:
-        mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, fed=visible.fed)
+    if softcap is not None or bias is not None or sinks is not None:
+        mixed = _by_hand(query, key, value, seen, scaling, softcap, bias, sinks, fed=visible.fed)
     else:
         mixed = _fused(query, key, value, seen, scaling, fed=visible.fed)
-    return mixed.transpose(1, 2).flatten(2)
-
-
-def _with_sinks(
-    query: Tensor, key: Tensor, value: Tensor, visible: Mask, sinks: Tensor, *, scaling: float, window: int | None
-) -> Tensor:
-    """Attention sinks (Xiao et al. 2023, arXiv:2309.17453), one score for each head: [N, F, H·D].
-
-    A sink is a column before the others that all tokens see. Its key and value are 0, so that its score is its bias.
-    """
-    rows, kv_heads, columns, size = key.shape
-    zeros = key.new_zeros(rows, kv_heads, 1, size)
-    bias = torch.zeros(1, len(sinks), visible.fed, 1 + columns, device=query.device)
-    bias[..., 0] = sinks.float()[:, None]
-    if window is not None and columns > window:  # the library counts the sink's column as one that is far away
-        positions = torch.arange(columns, device=query.device)
-        bias[..., 1:].masked_fill_(positions <= positions[columns - visible.fed :, None] - window, -math.inf)
-    library = ops.compiled(query)
-    if library is not None and key.dtype == query.dtype:
-        there = visible.columns(columns, None)
-        if there["mask"] is not None:
-            there["mask"] = F.pad(there["mask"], (1, 0), value=True)
-        return ops.attention(library, query, [(zeros, zeros), (key, value)], scaling=scaling, bias=bias, **there)
-    key, value = torch.cat([zeros, key], 2), torch.cat([zeros, value], 2)
-    seen = visible.of(columns, None)
-    seen = None if seen is None else F.pad(seen, (1, 0), value=True)
-    mixed = _by_hand(query, key, value, seen, scaling, None, bias, fed=visible.fed)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -199,10 +172,11 @@ def _by_hand(
     scaling: float,
     softcap: float | None,
     bias: Tensor | None,
+    sinks: Tensor | None,
     *,
     fed: int,
 ) -> Tensor:
-    """The same in two products, for scores with a soft cap or a bias. [N, H, F, D]"""
+    """The same in two products, for scores with a soft cap, a bias or sinks. [N, H, F, D]"""
     rows, heads, _, size = query.shape
     kv_heads = key.shape[1]
     if seen is None and fed > 1:
@@ -215,5 +189,7 @@ def _by_hand(
         scores = scores + bias[..., -scores.shape[-1] :].to(scores.dtype)
     if seen is not None:
         scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (weights.view(rows, kv_heads, -1, key.shape[2]) @ value).view(rows, heads, fed, size)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).view(1, -1, 1, 1).expand(rows, -1, fed, -1)], -1)
+    weights = scores.softmax(-1, dtype=torch.float32)[..., : key.shape[2]].to(value.dtype)
+    return (weights.reshape(rows, kv_heads, -1, key.shape[2]) @ value).view(rows, heads, fed, size)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from genctl.native.linear import Joined, Linear
 from genctl.native.mlp import MLP
+from genctl.native.products import ops
 from genctl.native.spec import Experts
 
 
@@ -34,8 +35,10 @@ class Mixture:
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Scores f32 [T, X] -> weights f32 and numbers int64 of the chosen experts, each [T, C]."""
-        weights, chosen = scores.softmax(-1).topk(self.spec.chosen, -1)
-        return weights / weights.sum(-1, keepdim=True) if self.spec.normed else weights, chosen
+        found = ops.compiled(scores)
+        shares = scores.softmax(-1) if found is None else ops.softmax(found, scores, plain=True)
+        weights, chosen = shares.topk(self.spec.chosen, -1)
+        return weights / ops.total(weights)[:, None] if self.spec.normed else weights, chosen
 
     def products(self) -> Iterator[Linear | Joined]:
         """Its matrix products."""

@@ -15,6 +15,8 @@ from genctl.native.linear import Joined, Linear
 from genctl.native.norms import Norm
 from genctl.native.products import ops
 
+QUICK = 1.702  # of the approximation of GELU by a sigmoid (Hendrycks and Gimpel 2016, arXiv:1606.08415)
+
 
 class MLP:
     """down(act(up(x))), or with a gate down(act(gate(x)) · up(x)) (Shazeer 2020, arXiv:2002.05202)."""
@@ -40,8 +42,14 @@ class ClampedGate:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., 2 · I] -> [..., I]."""
-        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit)
-        return (up + 1) * (gate * torch.sigmoid(gate * self.alpha))
+        gate, up = x[..., ::2].clamp(max=self.limit), x[..., 1::2].clamp(-self.limit, self.limit) + 1
+        library = ops.compiled(gate)
+        if library is None:
+            return up * (gate * torch.sigmoid(gate * self.alpha))
+        if self.alpha == QUICK:
+            return ops.activate(library, "quick_gelu", gate, up)
+        gate, up = gate.float() * self.alpha, up.float() / self.alpha
+        return ops.activate(library, "silu", gate, up).to(x.dtype)
 
 
 class Activation:
@@ -71,5 +79,5 @@ ACTIVATIONS = {
     "gelu_new": _GELU_TANH,
     "gelu_fast": _GELU_TANH,
     "gelu_pytorch_tanh": _GELU_TANH,
-    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(1.702 * x)),
+    "quick_gelu": Activation("quick_gelu", lambda x: x * torch.sigmoid(QUICK * x)),
 }

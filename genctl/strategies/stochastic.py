@@ -11,6 +11,7 @@ from torch import Tensor
 
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError
+from genctl.native.products.ops import log_softmax
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,18 @@ def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tenso
     """Gumbel(logprobs) noise whose maximum in each row is `maxima`: f32 [R, V], [R] -> [R, V].
 
     The paper's appendix B.3: with Z the maximum drawn freely, v = T - G + log(1 - exp(G - Z)) and the conditioned value
-    is T - max(0, v) - log(1 + exp(-|v|)), which neither overflows nor cancels.
+    is T - max(0, v) - log(1 + exp(-|v|)), which neither overflows nor cancels. In float64, rounded once: the
+    last bits of torch's functions depend on the instruction set and on where a number lies in its row.
     """
     noise = torch.empty_like(logprobs).exponential_(1, generator=rng)
-    free = logprobs - noise.log()
+    free = logprobs.double() - noise.double().log()
     highest = free.amax(1, keepdim=True)
-    target = maxima[:, None]
+    target = maxima.double()[:, None]
     v = target - free + torch.log1p(-torch.exp(free - highest))
     bounded = target - v.clamp(min=0) - torch.log1p(torch.exp(-v.abs()))
-    return torch.where(logprobs == -torch.inf, -torch.inf, bounded)
+    return torch.where(logprobs == -torch.inf, -torch.inf, bounded).to(logprobs.dtype)
 
 
 def _normalised(scores: Tensor) -> Tensor:
     """Log-probabilities of scores f32 [R, V]; a row without any possible token stays at -inf."""
-    return scores.log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    return log_softmax(scores).nan_to_num(nan=-torch.inf, neginf=-torch.inf)

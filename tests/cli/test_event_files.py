@@ -13,7 +13,7 @@ from tests.cli.tool import genctl
 COMMANDS = {
     "run": ("run", "-m", "builtin:numbers", "12"),
     "beam": ("beam", "-m", "builtin:numbers", "12"),
-    "compare": ("compare", "--strategy", "a", "--strategy", "b:num_beams=2", "-m", "builtin:numbers", "12"),
+    "compare": ("compare", "--strategy", "a:", "--strategy", "b:num_beams=2", "-m", "builtin:numbers", "12"),
 }
 FLAGS = [("run", "--events"), ("beam", "--trace"), ("beam", "--events"), ("compare", "--events")]
 

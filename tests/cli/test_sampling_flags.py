@@ -59,7 +59,7 @@ def test_temperature_zero_is_greedy_even_with_do_sample(gpt2: Path) -> None:
 
 
 def test_runs_of_a_comparison(gpt2: Path) -> None:
-    runs = ("--strategy", "plain", "--strategy", "warm:temperature=0.7")
+    runs = ("--strategy", "plain:", "--strategy", "warm:temperature=0.7")
     command = ("compare", "-m", str(gpt2), *runs, "-n", "6", "--seed", "1", "x")
     done = genctl(*command, "--format", "jsonl", "--save", "was.json")
     assert done.status == 0

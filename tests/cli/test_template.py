@@ -104,7 +104,7 @@ def test_other_commands_have_it_too() -> None:
     assert score.records[0]["text"] == "12"
     assert genctl("score", "--template", "{a}{b}", "--format", "jsonl", "--input-format", "jsonl",
                   stdin='{"a": "1", "b": "2"}\n').records[0]["text"] == "12"  # fmt: skip
-    runs = ("--strategy", "a", "--strategy", "b:num_beams=2")
+    runs = ("--strategy", "a:", "--strategy", "b:num_beams=2")
     compare = genctl("compare", *runs, "-n", "2", "--template", "1{prompt}", "--format", "jsonl", "2")
     assert compare.records[0]["prompt"] == "12"
     inspected = genctl("inspect-cache", "-m", "builtin:numbers", "--template", "1{prompt}", "--format", "json", "2")

@@ -66,7 +66,7 @@ def read_runs(
         except UsageError as error:
             mistakes.append(error)
             continue
-        mode = name if name in named_strategies.NAMED else None
+        mode = name if ":" not in text else None
         layers = (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)
         written.append(RunSpec(name, layers, mode))
     runs = [*named, *written]
@@ -107,8 +107,8 @@ def split_models(texts: Iterable[str]) -> list[str]:
 def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
     """`NAME:knob=value,knob=value` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
 
-    A decoding mode by name brings its knobs, which the others refine; alone, a name has to be one. Commas inside quotes
-    and brackets belong to the value. Raises UsageError.
+    `NAME` alone is a decoding mode, with its knobs. Commas inside quotes and brackets belong to the value. Raises
+    UsageError.
     """
     name, separator, rest = text.partition(":")
     name = name.strip()
@@ -127,7 +127,7 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
             named_strategies.unknown(name),
             hint=f'{preset}there are: {", ".join(named_strategies.NAMED)}; "{name}:knob=value" gives a run a name',
         )
-    values = {**named_strategies.NAMED.get(name, {}), **read_knobs(rest, place, ("extends",))}
+    values = read_knobs(rest, place, ("extends",)) if separator else dict(named_strategies.NAMED[name])
     extended = _extended(values.pop("extends"), place) if "extends" in values else ()
     return name, extended, Layer(place, values, said="user", typed=True)
 

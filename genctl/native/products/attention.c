@@ -142,8 +142,8 @@ static void bend(const Attention *a, const Query *q) { /* what some families do 
   const float *bias = a->bias + q->row * a->bias_row + q->head * a->bias_head + q->token * a->bias_token;
   for (int64_t j = q->from; j < q->to; j++) q->scores[j] += bias[q->seen->column[j]];
 }
-/* scores -> their exponentials; returns the sum. There is room for 16 more, which become 0. */
-static float exponentials(float *scores, int64_t from, int64_t to) {
+/* scores -> their exponentials; returns the sum, with that of a sink or NULL. There is room for 16 more, which become 0. */
+static float exponentials(float *scores, int64_t from, int64_t to, const float *sink) {
   F top = all(-INFINITY), sum = all(0);
   st(scores + to, top);
   for (int64_t j = from; j < to; j += 16) {
@@ -154,13 +154,15 @@ static float exponentials(float *scores, int64_t from, int64_t to) {
   st(h, top);
   for (int n = 8; n; n /= 2)
     for (int l = 0; l < n; l++) h[l] = h[l] > h[l + n] ? h[l] : h[l + n];
-  const F most = all(h[0]);
+  const F most = all(sink && *sink > h[0] ? *sink : h[0]);
   for (int64_t j = from; j < to; j += 16) {
     const F e = exp16(sub(ld(scores + j), most));
     st(scores + j, e);
     sum = add(sum, e);
   }
-  return tree(sum);
+  if (!sink) return tree(sum);
+  st(h, exp16(sub(all(*sink), most)));
+  return tree(sum) + h[0];
 }
 
 IN const char *widen(const void *from, float *to, int64_t size, int type) {
@@ -249,7 +251,7 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
   }
   float sums[QUERIES];
   for (int i = 0; i < n; i++) {
-    sums[i] = exponentials(q[i].scores, q[i].from, q[i].to);
+    sums[i] = exponentials(q[i].scores, q[i].from, q[i].to, a->sinks ? a->sinks + q[i].head : NULL);
     memset(q[i].y, 0, sizeof(float) * (size_t)(size + 16));
     mix(q + i, 1, q[i].from, to > from ? from : q[i].to, size, type);
   }

@@ -38,6 +38,7 @@ class Attention(ctypes.Structure):
         *[(name, ctypes.c_float) for name in ("scaling", "softcap")],
         ("bias", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("bias_row", "bias_head", "bias_token")],
+        ("sinks", ctypes.c_void_p),
         ("y", ctypes.c_void_p),
     ]
 
@@ -149,12 +150,13 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """query [N, H, F, D], one or two stretches of columns, keys and values [P, K, T, D] -> [N, F, H·D].
 
     N / P rows in turn read one row of keys and values; P is 1 for a prompt that all rows share. mask bool [N, T] says
     which columns are there. `causal`: the fed tokens are the last columns, and see none after themselves. bias f32
-    [N or 1, H, F or 1, T].
+    [N or 1, H, F or 1, T], sinks [H].
     """
     rows, heads, fed, size = query.shape
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -162,6 +164,9 @@ def attention(
     made = fields(query, y, parts[0][0].shape[1], scaling=scaling, softcap=softcap)
     made.each = rows // max(len(keys) for keys, _ in parts)
     kept: list[Any] = see(made, mask=mask, causal=causal, window=window, bias=bias)
+    if sinks is not None:
+        kept.append(sinks.float().contiguous())
+        made.sinks = kept[-1].data_ptr()
     for number, (keys, values) in enumerate(parts):
         keys = keys if keys.stride(-1) == 1 else keys.contiguous()
         values = values if values.stride(-1) == 1 else values.contiguous()

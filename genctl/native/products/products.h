@@ -28,7 +28,7 @@ typedef struct {
 #define MOST_PRODUCTS 4
 void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads);
 
-/* -- attention (attention.c): y [N, F, H, D] = softmax(q k' scaling + bias) v over the columns that a token sees -- */
+/* -- attention (attention.c): y [N, F, H, D] = softmax(q k' scaling + bias) v over the columns that a token sees, and a sink -- */
 typedef struct {
   int32_t type, causal;
   int64_t rows, heads, kv_heads, fed, size; /* N, H, K, F, D: H / K query heads share one of keys and values */
@@ -43,6 +43,7 @@ typedef struct {
   float scaling, softcap;
   const float *bias;
   int64_t bias_row, bias_head, bias_token;
+  const float *sinks; /* [H] or NULL: a score that every token sees, and that belongs to no column */
   void *y;
 } Attention;
 void attention(const Attention *a, int32_t threads);
