@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from genctl.native.compiled import CompiledProduct
-from genctl.native.products import library
 from genctl.native.products.library import Library
+from genctl.native.products.variant import runnable
 from tests.native.test_products import (  # fixtures: compiled, threads
     compiled,
     inputs,
@@ -61,7 +61,7 @@ def test_a_row_has_the_same_bits_among_many(compiled: Library, size: tuple[int, 
 def test_tiny_numbers_have_the_same_bits_on_every_instruction_set(exponent: int, across: bool) -> None:
     """Products or weights around 2^-126: dot products of bfloat16 read and write less than that as 0."""
     plainest()
-    names = library.runnable()
+    names = runnable()
     matrix = (weight((130, 800)) * 10.0**exponent).to(BFLOAT16)
     x = inputs(40, 800, BFLOAT16) * torch.logspace(-20, 0, 40)[:, None].to(BFLOAT16)
     held = matrix.t().contiguous().t() if across else matrix

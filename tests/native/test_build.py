@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import UsageError
-from genctl.native.products import build, library
+from genctl.native.products import build, library, variant
 from tests.native.test_products import plainest
 
 VARIANTS = list(build.variants())
@@ -63,20 +63,20 @@ class FakeCpu:
         assert mark
         self.built_from, self.variants, self.known = build.read_mark(mark[0])
 
-    def runs(self, variant: str) -> bool:
-        return variant in HERE
+    def runs(self, name: str) -> bool:
+        return name in HERE
 
-    def suits(self, variant: str) -> bool:
-        return variant not in self.slow
+    def suits(self, name: str) -> bool:
+        return name not in self.slow
 
 
 @pytest.fixture(autouse=True)
 def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(build, "Cpu", FakeCpu)
     monkeypatch.setenv("GENCTL_BUILD", "all")
-    library._choice.cache_clear()
+    variant.choice.cache_clear()
     yield
-    library._choice.cache_clear()
+    variant.choice.cache_clear()
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **kinds: str) -> Compilers:
@@ -143,9 +143,9 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     use(monkeypatch, gcc13="")
     monkeypatch.setenv("GENCTL_BUILD", "")
     build.build(folder)
-    monkeypatch.setattr(FakeCpu, "runs", lambda self, variant: variant in ("avx2", "plain"))
+    monkeypatch.setattr(FakeCpu, "runs", lambda self, name: name in ("avx2", "plain"))
     assert not build.is_built(folder)
-    monkeypatch.setattr(library, "FOLDER", folder)
+    monkeypatch.setattr(variant, "FOLDER", folder)
     assert library.library() is None
     assert library.why_not() == "the products of this installation are for another CPU (avx512): install again"
     assert library.is_unusable()  # so that it is said without --verbose
@@ -203,7 +203,7 @@ def test_a_compiler_for_another_machine_is_not_used(folder: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("extent", "variant", "message"),
+    ("extent", "named", "message"),
     [
         ("all", "avxvnni", "GENCTL_PRODUCTS=avxvnni: the compiler of this installation did not know it, only amx, "),
         ("all", "amx", "GENCTL_PRODUCTS=amx: this CPU runs avx512, avx2, plain"),
@@ -211,22 +211,22 @@ def test_a_compiler_for_another_machine_is_not_used(folder: Path, monkeypatch: p
     ],
 )
 def test_what_is_not_there_is_refused_by_its_name(
-    extent: str, variant: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    extent: str, named: str, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GENCTL_BUILD", extent)
     use(monkeypatch, gcc10="old")
     build.build(folder)
-    monkeypatch.setattr(library, "FOLDER", folder)
-    monkeypatch.setenv("GENCTL_PRODUCTS", variant)
+    monkeypatch.setattr(variant, "FOLDER", folder)
+    monkeypatch.setenv("GENCTL_PRODUCTS", named)
     with pytest.raises(UsageError, match=message):
         library.library()
 
 
 def test_what_the_cpu_library_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    library._choice.cache_clear()
+    variant.choice.cache_clear()
     assert plainest().built_from == build.digest()
-    assert set(library.runnable()) <= set(build.built())
+    assert set(variant.runnable()) <= set(build.built())
 
 
 def test_dot_products_of_avxvnni_need_no_avx512(tmp_path: Path) -> None:

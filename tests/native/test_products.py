@@ -18,7 +18,8 @@ from genctl.errors import UsageError
 from genctl.native import quantized
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products import build, library
-from genctl.native.products.library import FOLDER, Library
+from genctl.native.products.library import Library
+from genctl.native.products.variant import choice, file_of, runnable
 from tests.cli.tool import genctl
 from tests.native import evex
 from tests.warm import python
@@ -50,9 +51,9 @@ def test_an_installation_has_compiled_them() -> None:
 def variant(name: str) -> Library:
     if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
         pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
-    if name in library.runnable():
-        return Library(FOLDER / f"{name}.so")
-    found = evex.library() if name == "avxvnni" and "avx512" in library.runnable() else None
+    if name in runnable():
+        return Library(file_of(name))
+    found = evex.library() if name == "avxvnni" and "avx512" in runnable() else None
     if found is None:
         pytest.skip(f"{name} is not compiled here, or this CPU does not run it: see GENCTL_BUILD in build.py")
     return Library(found)
@@ -60,14 +61,14 @@ def variant(name: str) -> Library:
 
 def plainest() -> Library:
     """The last of the variants that are compiled and run here."""
-    names = library.runnable() if build.is_built() else []
+    names = runnable() if build.is_built() else []
     return variant(names[-1] if names else "")
 
 
 def loadable() -> list[Library]:
     """All variants that run here, the last one among them."""
     plainest()
-    names = library.runnable()
+    names = runnable()
     if "avxvnni" not in names and "avx512" in names and evex.library():
         names.append("avxvnni")
     return [variant(name) for name in names]
@@ -335,28 +336,28 @@ callers = [threading.Thread(target=work) for _ in range(3)]
 assert not bad, bad
 """
     done = subprocess.run(
-        [*python(), "-c", code, str(FOLDER / f"{compiled.variant}.so")], capture_output=True, text=True, check=False
+        [*python(), "-c", code, str(file_of(compiled.variant))], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_variant_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    library._choice.cache_clear()
+    choice.cache_clear()
     try:
         monkeypatch.setenv("GENCTL_PRODUCTS", "sse9")
         with pytest.raises(UsageError, match="GENCTL_PRODUCTS=sse9: this platform has "):
             library.library()
-        library._choice.cache_clear()
+        choice.cache_clear()
         monkeypatch.setenv("GENCTL_PRODUCTS", "torch")
         assert library.library() is None
         assert library.why_not() == "GENCTL_PRODUCTS=torch"
     finally:
-        library._choice.cache_clear()
+        choice.cache_clear()
 
 
 def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     plainest()
-    library._choice.cache_clear()
+    choice.cache_clear()
     try:
         monkeypatch.setattr(build, "digest", lambda: "another")
         assert library.library() is None
@@ -365,7 +366,7 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
         assert done.status == 0
         assert done.err.count("matrix products: torch (the compiled products are older than their sources") == 1
     finally:
-        library._choice.cache_clear()
+        choice.cache_clear()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -397,17 +398,17 @@ def test_building_again_succeeds() -> None:
 
 def test_a_variant_that_is_slow_here_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     plainest()
-    library._choice.cache_clear()
+    choice.cache_clear()
     try:
-        best = library.runnable()[0]
-        library._choice.cache_clear()
-        monkeypatch.setattr(Library, "suits", lambda self, name: name != best)
+        best = runnable()[0]
+        choice.cache_clear()
+        monkeypatch.setattr(build.Cpu, "suits", lambda self, name: name != best)
         assert library.library().variant != best  # type: ignore[union-attr]
-        library._choice.cache_clear()
+        choice.cache_clear()
         monkeypatch.setenv("GENCTL_PRODUCTS", best)
         assert library.library().variant == best  # type: ignore[union-attr]
     finally:
-        library._choice.cache_clear()
+        choice.cache_clear()
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

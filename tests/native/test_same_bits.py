@@ -17,6 +17,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.native.products import build, library, ops
+from genctl.native.products.variant import runnable
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests import runtimes
@@ -97,7 +98,7 @@ for settings in ({}, {"do_sample": True, "top_p": 0.9}, {"num_beams": 3}):
 def test_runs_have_the_same_bits_on_every_instruction_set() -> None:
     """Greedy, sampled and with beams; torch is held to as plain kernels as the products."""
     written = {}
-    for name in library.runnable():
+    for name in runnable():
         environment = {**os.environ, "GENCTL_PRODUCTS": name, "OMP_NUM_THREADS": "2" if name == "avx512" else "1"}
         environment["ATEN_CPU_CAPABILITY"] = name if name in ("avx512", "avx2") else "default"
         done = subprocess.run([sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, check=False)
@@ -204,7 +205,7 @@ def test_sums_over_a_vocabulary_depend_on_no_threads_and_no_other_rows() -> None
             torch.set_num_threads(threads)
             found += [ops.entropy(logprobs), torch.stack([ops.entropy(row) for row in logprobs])]
             kept += [ops.total(shares), torch.stack([ops.total(row[None])[0] for row in shares])]
-            for name in library.runnable():
+            for name in runnable():
                 y = torch.empty(3)
                 variant(name).entropy(logprobs.data_ptr(), y.data_ptr(), 3, logprobs.shape[1], threads)
                 found.append(y)

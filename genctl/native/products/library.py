@@ -1,26 +1,17 @@
-"""The compiled library: which variant this CPU runs, and its functions.
-
-`GENCTL_PRODUCTS` names another variant (a slower instruction set), or `torch` for none.
-"""
+"""The compiled library, in the variant that this CPU runs (`variant`), and its functions."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from genctl.errors import UsageError
-from genctl.native.products import build
+from genctl.native.products import build, variant
 
-VARIABLE = "GENCTL_PRODUCTS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h numbers them
-FOLDER = build.HERE
-AGAIN = "install again"
-OUTDATED = f"the compiled products are older than their sources: {AGAIN}"
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -70,63 +61,27 @@ def _openmp() -> int | None:
 
 
 @cache
-def _choice() -> tuple[Library | None, str]:
-    """The variant to use, and why there is none or a slower one."""
-    wanted = os.environ.get(VARIABLE, "")
-    known = list(build.variants())
-    if wanted and wanted not in (*known, "torch"):
-        raise UsageError(f"{VARIABLE}={wanted}: this platform has {', '.join([*known, 'torch'])}")
-    if wanted == "torch":
-        return None, f"{VARIABLE}=torch"
-    if not known:
-        return None, "no products are compiled for this platform"
+def _loaded(name: str) -> tuple[Library | None, str]:
+    """The library of a variant, or why it cannot be used."""
     try:
-        cpu = build.Cpu(FOLDER / f"{build.CPU}.so")
+        found = Library(variant.file_of(name))
     except (OSError, AttributeError):
-        return None, "the products of this installation are not compiled"
-    if cpu.built_from != build.digest():
-        return None, OUTDATED
-    if wanted and wanted not in cpu.known:
-        raise UsageError(
-            f"{VARIABLE}={wanted}: the compiler of this installation did not know it, only {', '.join(cpu.known)}"
-        )
-    able = [name for name in cpu.known if cpu.runs(name)]
-    if wanted and wanted not in able:
-        raise UsageError(f"{VARIABLE}={wanted}: this CPU runs {', '.join(able)}")
-    if wanted and wanted not in cpu.variants:
-        raise UsageError(
-            f"{VARIABLE}={wanted}: this installation has {', '.join(cpu.variants)}",
-            hint=f"{build.VARIABLE}=runnable compiles all that this CPU runs, when genctl is installed",
-        )
-    there = [name for name in able if name in cpu.variants]
-    if not there:
-        return None, f"the products of this installation are for another CPU ({', '.join(cpu.variants)}): {AGAIN}"
-    name = wanted or next((name for name in there if cpu.suits(name)), there[0])
-    try:
-        found = Library(FOLDER / f"{name}.so")
-    except (OSError, AttributeError):
-        return None, OUTDATED
-    return (found, "") if found.built_from == cpu.built_from else (None, OUTDATED)
+        return None, variant.OUTDATED
+    return (found, "") if found.built_from == build.digest() else (None, variant.OUTDATED)
 
 
 def library() -> Library | None:
     """The library; None if torch's products are used. Raises UsageError for a variant that is not there."""
-    return _choice()[0]
+    name = variant.choice()[0]
+    return _loaded(name)[0] if name else None
 
 
 def why_not() -> str:
     """Why there is no library; "" if there is one."""
-    return _choice()[1]
+    name, why = variant.choice()
+    return _loaded(name)[1] if name else why
 
 
 def is_unusable() -> bool:
     """Whether there is a library, but not for these sources or this CPU: everything is slow, and nobody chose it."""
-    return why_not().endswith(AGAIN)
-
-
-def runnable() -> list[str]:
-    """The variants of this installation that this CPU runs, best first; empty where none is compiled."""
-    if library() is None:
-        return []
-    cpu = build.Cpu(FOLDER / f"{build.CPU}.so")
-    return [name for name in cpu.variants if cpu.runs(name)]
+    return why_not().endswith(variant.AGAIN)
