@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
@@ -162,7 +165,8 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
-        raise ModelError(f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}")
+        sentence = f"{len(missing)} of {len(shards)} shards are missing: {few(missing)}"
+        raise ModelError(sentence + _other_case(folder, missing))
     headers = {shard: read_header(folder / shard) for shard in shards}
     for name, shard in weight_map.items():
         if name not in headers[shard]:
@@ -171,6 +175,32 @@ def _sharded(folder: Path, index: Path) -> WeightFiles:
     dtype = dtype_name if isinstance(dtype_name, str) else _first_dtype(headers[shards[0]])
     tensors = {name: headers[shard][name] for name, shard in weight_map.items()}
     return WeightFiles(tuple(folder / shard for shard in shards), tensors, dtype=dtype)
+
+
+def _other_case(folder: Path, names: list[str]) -> str:
+    """The first file whose name is one of `names` in upper or lower case, as the end of a sentence."""
+    wanted = {name.lower() for name in names}
+    found = next((path.name for path in sorted(folder.iterdir()) if path.name.lower() in wanted), "")
+    return f"; {found} has another case" if found else ""
+
+
+@contextmanager
+def with_whole_index(folder: Path) -> Iterator[Path]:
+    """The folder; one of links, with a whole index of shards, where the index lacks the `metadata` of transformers.
+
+    Raises ModelError.
+    """
+    index = folder / INDEX
+    content = read_json(index, INDEX) if index.is_file() and not (folder / SINGLE).is_file() else {"metadata": {}}
+    if isinstance(content.get("metadata"), dict):
+        yield folder
+        return
+    with TemporaryDirectory(prefix="genctl-") as temporary:
+        for path in folder.iterdir():
+            if path.name != INDEX:
+                Path(temporary, path.name).symlink_to(path.absolute())
+        Path(temporary, INDEX).write_text(json.dumps({**content, "metadata": {}}))
+        yield Path(temporary)
 
 
 def _first_dtype(header: dict[str, Tensor]) -> str:

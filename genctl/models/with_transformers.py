@@ -5,13 +5,14 @@ The native runtime needs nothing of this module, except a tokenizer that it cann
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
 from genctl.models import adapter, architecture, check, prepare, runtime_choice, tokenizer_files, unused_tensors
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.progress import OnEvent, weights_bar
-from genctl.models.weights import few
+from genctl.models.weights import few, with_whole_index
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -88,9 +89,9 @@ def _model(
 
     attention = attention_for(config)
 
-    def read() -> Any:
+    def read(folder: Path) -> Any:
         return kind.from_pretrained(
-            checkpoint.folder,
+            folder,
             **checkpoint.place,
             config=config,
             dtype=dtype,
@@ -104,8 +105,8 @@ def _model(
             **placement,
         )
 
-    with weights_bar(on_event, runtime.model):
-        model, report = guarded(read, f"{checkpoint.folder} cannot be loaded")
+    with weights_bar(on_event, runtime.model), with_whole_index(checkpoint.folder) as folder:
+        model, report = guarded(lambda: read(folder), f"{checkpoint.folder} cannot be loaded")
     missing = sorted(report["missing_keys"])
     mismatched = sorted(str(entry[0] if isinstance(entry, tuple) else entry) for entry in report["mismatched_keys"])
     if mismatched:

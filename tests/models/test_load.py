@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,16 +136,55 @@ def test_max_memory_is_read_as_accelerate_wants_it() -> None:
     assert max_memory("0=20GiB, cpu = 1.5 GB,disk=9TB") == {0: "20GiB", "cpu": "1.5GB", "disk": "9TB"}
 
 
+INDEX = "model.safetensors.index.json"
+
+
+def sharded(folder: Path, place: Path) -> Path:
+    """The checkpoint in several files."""
+    made = Path(shutil.copytree(folder, place / "sharded"))
+    (made / "model.safetensors").unlink()
+    load(Runtime(model=str(folder), runtime="transformers")).model.save_pretrained(made, max_shard_size="50KB")
+    assert (made / INDEX).is_file()
+    return made
+
+
 def test_a_sharded_checkpoint_loads(llama: Path, tmp_path: Path) -> None:
-    sharded = tmp_path / "sharded"
+    place = tmp_path / "sharded"
     model = tiny("llama")
-    model.save_pretrained(sharded, max_shard_size="60KB")
-    assert len(list(sharded.glob("model-*.safetensors"))) > 1
-    found = load(Runtime(model=str(sharded), runtime="transformers"), need_tokenizer=False)
+    model.save_pretrained(place, max_shard_size="60KB")
+    assert len(list(place.glob("model-*.safetensors"))) > 1
+    found = load(Runtime(model=str(place), runtime="transformers"), need_tokenizer=False)
     assert found.tokenizer is None
     assert torch.equal(found.model.lm_head.weight, model.lm_head.weight)
     with pytest.raises(ModelError, match="has no tokenizer: give prompt_ids instead"):
         encode_prompt(found, "the cat")
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+@pytest.mark.parametrize("metadata", [{}, {"metadata": None}, {"metadata": {"total_size": "?"}}])
+def test_an_index_of_shards_needs_no_metadata(
+    runtime: str, metadata: dict[str, Any], llama: Path, tmp_path: Path
+) -> None:
+    folder = sharded(llama, tmp_path)
+    index = folder / INDEX
+    index.write_text(json.dumps({"weight_map": json.loads(index.read_text())["weight_map"], **metadata}))
+    found = load(Runtime(model=str(folder), runtime=runtime))
+    whole = load(Runtime(model=str(llama), runtime=runtime))
+    for name, tensor in whole.model.state_dict().items() if runtime == "transformers" else ():
+        assert torch.equal(found.model.state_dict()[name], tensor)
+    assert [file.name for file in folder.iterdir() if file.is_symlink()] == []
+
+
+def test_a_shard_in_another_case_or_elsewhere_is_named(llama: Path, tmp_path: Path) -> None:
+    folder = sharded(llama, tmp_path)
+    shard = sorted(folder.glob("model-0*.safetensors"))[0]
+    other = shard.rename(shard.with_name(shard.name.replace("model", "Model")))
+    with pytest.raises(ModelError, match=f"shards are missing: {shard.name}; {other.name} has another case"):
+        load(Runtime(model=str(folder)))
+    index = folder / INDEX
+    index.write_text(index.read_text().replace(shard.name, str(other)))
+    with pytest.raises(ModelError, match=f"names a weight file outside the folder: '{other}"[:80]):
+        load(Runtime(model=str(folder)))
 
 
 def test_prompts_become_ids_and_back(llama: Path) -> None:
