@@ -12,11 +12,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from genctl import params
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.notes import RepeatedErrors, Reuse
 from genctl.commands.options import ModelOptions
+from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.errors import Exit, GenctlError, count
+from genctl.errors import Exit, GenctlError, ModelError, count
 from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
@@ -90,11 +92,11 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with the options or with this launch."""
-        trust = {**self.options.trust, "allow_plugins": self.options.allow_plugins}
-        if any(trust.values()):
+        if any(setting.found for setting in resolved.settings.values()):
             from genctl.config.found_files import check_trust
 
-            check_trust(resolved.settings, trust)
+            check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
+            check_download(resolved)
         self.check_launch(resolved.runtime)
 
     def check_launch(self, runtime: Runtime) -> None:
@@ -412,6 +414,24 @@ def _libraries_hushed() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def check_download(resolved: Resolved) -> None:
+    """Raises ModelError for a checkpoint that a file names, unless the user did, and that is not on this machine."""
+    from genctl.config import found_files
+
+    key = found_files.download(resolved.settings)
+    if not key or not resolved.runtime.offline or resolved.runtime.backend is not None:
+        return
+    from genctl.models.resolve import needs_download
+
+    setting = resolved.settings[key]
+    if needs_download(setting.value, resolved.runtime.revision if key == "model" else None):
+        raise ModelError(
+            f"{setting.place}: {key} = {shown(setting.value)}: it is not on this machine, and nothing is downloaded "
+            "because of a file that you did not name",
+            hint=f"--{params.spelled(key)} {setting.value} downloads it",
+        )
 
 
 def start_seed(*resolved: Resolved) -> int:

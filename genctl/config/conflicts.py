@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import PROCESSORS
 from genctl.params import Generation, knobs, spelled
 
-# A file that is not the user's own: "named" on the command line, or read because it exists. "": all other places.
-Found: TypeAlias = Literal["", "named", "unnamed"]
+if TYPE_CHECKING:
+    from genctl.config.found_files import Objection
+
+# A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
+# chat or a tree. "kept": a chat or a tree that genctl keeps for the user. "": all other places.
+Found: TypeAlias = Literal["", "kept", "named", "unnamed"]
 
 # Knobs of sampling with another use: contrastive search takes its candidates by top_k.
 ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
@@ -48,6 +52,7 @@ class Setting:
     typed: bool = False  # whether the user typed it for this job
     implied: bool = False  # whether it follows from other settings (see `imply`)
     found: Found = ""  # how the file was reached, if it is not the user's own (see `found_files`)
+    objection: Objection | None = None  # why such a file may not set this value
 
 
 @dataclass(frozen=True)

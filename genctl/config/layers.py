@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from genctl import params
@@ -56,8 +57,8 @@ class Layer:
     kind of the layer; without it the first word of the origin decides (`generation_config`, `flag`, `--set`, `params`),
     and all other origins are files or the environment. `typed`: the user typed it for this job. `broken` holds errors
     of reading this place: `resolve` raises them with all other mistakes. `found`: how the file was reached, if it is
-    not the user's own (see `found_files`). `notice`: a message about the place itself. `items`: the places of the
-    tables of lists, by list, number from 1 and key ("": the table itself).
+    not the user's own (see `found_files`); `folder`: what came with it. `notice`: a message about the place itself.
+    `items`: the places of the tables of lists, by list, number from 1 and key ("": the table itself).
     """
 
     origin: str
@@ -67,6 +68,7 @@ class Layer:
     broken: tuple[PresetError, ...] = ()
     typed: bool = False
     found: Found = ""
+    folder: Path | None = None
     notice: str = ""
     items: Mapping[tuple[str, int, str], str] = field(default_factory=dict)
 
@@ -158,9 +160,15 @@ class _Reading:
                 earlier = self.settings.get(key)
                 if earlier and earlier.level == level and earlier.value != checked:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(earlier.value)} ({earlier.place})")
-                self.settings[key] = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
-                if not layer.found:
+                self._check_code_of_row(layer, key, checked)
+                setting = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
+                if layer.found:
+                    from genctl.config.found_files import objection
+
+                    setting = replace(setting, objection=objection(key, checked, layer.folder, layer.found))
+                else:
                     self.named.setdefault(key, []).append(checked)
+                self.settings[key] = setting
             except ListMistakes as wrong:
                 self.mistaken.add(key)
                 self.mistakes += [
@@ -174,16 +182,38 @@ class _Reading:
                 self.mistaken |= {key, wrong.near}
                 self.mistakes.append(f"{place}: {wrong}")
 
+    def _check_code_of_row(self, layer: Layer, key: str, value: Any) -> None:
+        """Raises Wrong for a row whose list names code, by a dotted path, that the run does not name."""
+        if layer.kind != "row" or key not in LISTS:
+            return
+        from genctl.config.found_files import code_of_row
+
+        run = self.settings.get(key)
+        if (code := code_of_row(key, value)) and (run is None or run.value != value):
+            raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
+
     def _check_found_files(self) -> None:
         """Add the mistakes of settings in found files, except those that the user has set too."""
         from genctl.config import found_files
 
         for key, setting in self.settings.items():
             if setting.found and found_files.confirmed(key, setting.value, self.named.get(key, ())):
-                self.settings[key] = replace(setting, found="")
+                self.settings[key] = replace(setting, found="", objection=None)
+        self._stay_offline()
         for sentence, hint in found_files.mistakes(self.settings, self.named):
             self.mistakes.append(sentence)
             self.hints.append(hint)
+
+    def _stay_offline(self) -> None:
+        """Nothing is downloaded because a found file names it, unless the user says whether the network is used."""
+        from genctl.config import found_files
+
+        served = self.settings.get("backend")
+        key = found_files.download(self.settings)
+        if not key or "offline" in self.named or (served is not None and served.value is not None):
+            return
+        named = self.settings[key]
+        self.settings["offline"] = Setting(True, named.level, f"{named.place}, which names {key}", named.kind)
 
     def finish(self, levels: int, *, tentative: bool = False) -> Resolved:
         """The job. Raises PresetError if anything is wrong."""

@@ -13,6 +13,7 @@ from typing import Any
 import tomli
 
 from genctl.config.check import Wrong, check, did_you_mean, known, named, shown
+from genctl.config.conflicts import Found
 from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
 from genctl.errors import PresetError, reason_of
@@ -167,6 +168,7 @@ def _named(name: str, place: str, chain: tuple[Path, ...], seen: set[Path], plac
     layers = _load(path, chain, seen, places)
     if layers and (hidden := _hidden(name, path, places)):
         layers[-1] = replace(layers[-1], notice=f"preset {name} is {short(path)}, which hides {hidden}")
+        layers = reached(layers, short(path), "unnamed")  # the name was meant for another file
     return layers
 
 
@@ -231,7 +233,27 @@ def _layers(
             layers += _load(base / parent, chain, seen, places)
         else:
             own = (*own, PresetError(f"{place}: extends = {shown(parent)}: leads out of the folder of the file"))
-    return [*layers, Layer(name, values, where, "user", own, found="" if is_own(base) else "named", items=items)]
+    if is_own(base):
+        return [*layers, Layer(name, values, where, "user", own, folder=base, items=items)]
+    layers = reached(layers, name, "named")
+    return [*layers, Layer(name, values, where, "user", own, found="named", folder=_root(base), items=items)]
+
+
+def reached(layers: Sequence[Layer], by: str, found: Found) -> list[Layer]:
+    """Presets that the found file `by` names: it has chosen what they set, even if they are the user's own."""
+
+    def chosen(layer: Layer) -> Layer:
+        if layer.folder is None or is_shipped(layer.folder) or layer.found == "unnamed":
+            return layer
+        where = layer.where if layer.found else {key: f"{place}, named by {by}" for key, place in layer.where.items()}
+        return replace(layer, found=found, where=where)
+
+    return [chosen(layer) for layer in layers]
+
+
+def _root(folder: Path) -> Path:
+    """The folder whose files came with a preset: presets/ lies inside of it."""
+    return folder.parent if folder.name == "presets" else folder
 
 
 def take_names(key: str, values: dict[str, Any], where: Mapping[str, str]) -> list[str]:

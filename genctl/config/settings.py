@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from genctl.config.check import UNSAFE, accepted, did_you_mean, known
+from genctl.config.check import UNSAFE, accepted, did_you_mean, known, shown
 from genctl.config.conflicts import Found
 from genctl.config.layers import Layer
 from genctl.config.presets import (
@@ -16,9 +15,12 @@ from genctl.config.presets import (
     broken,
     config_home,
     current_folder,
+    find,
     is_own,
+    is_path,
     load,
     parse_value,
+    reached,
     short,
     take_names,
 )
@@ -85,12 +87,27 @@ def file_layers(path: Path, places: Sequence[Folder] | None = None, *, found: Fo
     numbers = lines(text, table)
     where = {key: f"{name}:{numbers[key]}" if key in numbers else name for key in values}
     try:
-        presets = load(take_names("preset", values, where), places)
+        names = take_names("preset", values, where)
+        if found:
+            _check_paths(names, path, where["preset"] if names else name)
+        presets = load(names, places)
     except PresetError as error:
         presets = [broken(name, error)]
-    presets = [replace(layer, found=found) if layer.found and found else layer for layer in presets]
+    if found:
+        presets = reached(presets, name, found)
     items = {place: f"{name}:{line}" for place, line in item_lines(text, table).items()}
-    return [*presets, Layer(name, values, where, "user", found=found, items=items)]
+    return [*presets, Layer(name, values, where, "user", found=found, folder=path.parent, items=items)]
+
+
+def _check_paths(names: Sequence[str], file: Path, place: str) -> None:
+    """Raises PresetError for a path of a found file that leads out of the folder of the file."""
+    for each in filter(is_path, names):
+        try:
+            inside = find(each).resolve().is_relative_to(file.parent.resolve())
+        except (OSError, ValueError, RuntimeError):
+            inside = False
+        if not inside:
+            raise PresetError(f"{place}: preset = {shown(each)}: leads out of the folder of the file")
 
 
 def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:

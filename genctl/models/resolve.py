@@ -17,6 +17,7 @@ from genctl.models.weights import shown
 
 BUILTIN = Path(__file__).with_name("builtin")
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
+_NO_ID = (".git", "/", ".safetensors")  # ends of names that are not ids
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
@@ -88,9 +89,25 @@ def resolve(
     if exists:
         hint = "give the folder that holds it" if path.suffix in (".safetensors", ".json", ".bin") else ""
         raise ModelError(f"{model} is a file, not a checkpoint folder", hint=hint)
-    if not HUB_ID.fullmatch(model) or "--" in model or ".." in model or model.endswith((".git", "/", ".safetensors")):
+    if not _is_hub_id(model):
         raise ModelError(f"no such folder: {model}", hint="genctl models lists the checkpoints on this machine")
     return HubCheckpoint(model, revision, offline, allow_pickle, trust_remote_code, on_event, configs_only).fetch()
+
+
+def needs_download(model: str, revision: str | None) -> bool:
+    """Whether a name is that of a Hub checkpoint which is not in the cache. Never uses the network."""
+    try:
+        return not Path(model).expanduser().exists() and _is_hub_id(model) and not _cached(model, revision)
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _is_hub_id(model: str) -> bool:
+    return bool(HUB_ID.fullmatch(model)) and "--" not in model and ".." not in model and not model.endswith(_NO_ID)
+
+
+def _cached(model: str, revision: str | None) -> Path | None:
+    return HubCheckpoint(model, revision, True, False, False, None, configs_only=True).cached()
 
 
 def _local(folder: Path, revision: str | None) -> CheckpointFolder:

@@ -15,9 +15,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from genctl.config.check import Wrong, check, shown
+from genctl.config.found_files import objection
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, UsageError
 from genctl.identity import versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
@@ -195,6 +197,14 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
     planner = side.session.planner
     changes: dict[str, Any] = {name: golden.knobs.get(name) for name in WEIGHTS}
     changes |= {"dtype": golden.dtype, "runtime": changes["runtime"] or planner.runtime.runtime}
+    for name, value in changes.items():
+        wrong = objection(name, value, None)
+        if wrong is not None and value != getattr(planner.runtime, name):
+            raise UsageError(f"{name} = {shown(value)} of the recording is not used: it {wrong.why}")
+        try:
+            check(name, value)
+        except Wrong as mistake:
+            raise UsageError(f"of the recording: {mistake}") from None
     runtime = replace(planner.runtime, **changes)
     flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
     session = Session.load(runtime, **flags, threads=side.session.threads)

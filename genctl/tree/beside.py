@@ -79,7 +79,7 @@ def mirrored(space: Workspace, session: Session) -> Workspace:
         )
     mirror = copy.copy(space.tree)  # its lists and tables are those of the tree
     mirror.opened = replace(mirror.opened, model=two.name, checkpoint=two.loaded.fingerprint())
-    return Workspace(two, mirror)
+    return Workspace(two, mirror, file=space.file)
 
 
 def _tokens(session: Session) -> dict[str, int]:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from genctl.config.layers import Layer
+from genctl.config.presets import is_path
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import InputError, ModelError, PresetError, UsageError
 from genctl.tree import looking, writing
 from genctl.tree.beside import Second
 from genctl.tree.changes import Redone, Undone
+from genctl.tree.file_settings import FileSettings, found_of
 from genctl.tree.journal import TreeFile
 from genctl.tree.language import MEMORY, Call, parse, preset_values
 from genctl.tree.nodes import ROOT, Tree
@@ -34,6 +36,7 @@ class Explorer:
         self.interrupted: Callable[[], str] = never  # why what is being written has to end, besides `pause`
         self.second: Second | None = None  # another distribution on the same tree
         self._reason = ""
+        self._typed = True  # whether commands are the user's: not those of a file that is opened
 
     @classmethod
     def begin(
@@ -58,11 +61,13 @@ class Explorer:
         return cls(space)
 
     @classmethod
-    def reopen(cls, session: Session, path: Path, *, memory: int = MEMORY) -> Explorer:
-        """A saved tree, to be continued. Raises GenctlError."""
+    def reopen(
+        cls, session: Session, path: Path, *, memory: int = MEMORY, file: FileSettings | None = None
+    ) -> Explorer:
+        """A saved tree, to be continued. `file`: which of its settings hold. Raises GenctlError."""
         journal, tree = TreeFile.reopen(path)
         try:
-            return cls(Workspace(session, tree, journal, memory))
+            return cls(Workspace(session, tree, journal, memory, file or FileSettings("tree", found_of(path))))
         except BaseException:
             journal.close()
             raise
@@ -97,7 +102,11 @@ class Explorer:
         if self.space.journal is None or not self.space.journal.unfinished:
             return
         with self.space.again() as line:
-            yield from self.do(line)
+            self._typed = False
+            try:
+                yield from self.do(line)
+            finally:
+                self._typed = True
 
     def pause(self, reason: str = "interrupted") -> None:
         """End what is being written at its next token."""
@@ -268,10 +277,19 @@ class Explorer:
         return At(self.tree.cursor, self.tree.tip, "" if possible else note)
 
     def _set(self, line: str, key: str, value: Any) -> Iterator[Result]:
+        self._name({key: value})
         yield self._with({**self.tree.knobs, key: value}, line)
 
     def _preset(self, line: str, name: str) -> Iterator[Result]:
-        yield self._with(preset_values(name), line)
+        if not self._typed and self.space.file.found == "unnamed" and is_path(name):
+            raise InputError(f"the tree was cut short in {line!r:.80}: a file does not choose which files are read")
+        values = preset_values(name)
+        self._name(values)
+        yield self._with(values, line)
+
+    def _name(self, values: dict[str, Any]) -> None:
+        if self._typed:
+            self.space.file.name(values)
 
     def _reset(self, line: str) -> Iterator[Result]:
         yield self._with({}, line)

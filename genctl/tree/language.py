@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from genctl.config import presets
-from genctl.config.check import Wrong, check, did_you_mean, known
+from genctl.config.check import Wrong, check, did_you_mean, known, shown
+from genctl.config.found_files import hint, objection
 from genctl.config.presets import parse_value
-from genctl.errors import UsageError, nearest
+from genctl.errors import PresetError, UsageError, nearest
 
 MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
 Arguments: TypeAlias = "dict[str, Any]"
@@ -173,11 +174,14 @@ def _name(rest: str) -> Arguments:
 
 
 def preset_values(name: str) -> dict[str, Any]:
-    """The knobs of a preset. Raises PresetError."""
+    """The knobs of a preset. Raises PresetError, also for what a preset of somebody else may not set."""
     values: dict[str, Any] = {}
     for layer in presets.load([name]):
         for error in layer.broken:
             raise error
+        for key, value in layer.values.items():
+            if (wrong := objection(key, value, layer.folder, layer.found, opened=layer.found == "unnamed")) is not None:
+                raise PresetError(f"{layer.place(key)}: {key} = {shown(value)}: {wrong.sentence}", hint=hint(key))
         values |= layer.values
     values.pop("about", None)
     return values

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.listed_knobs import LISTS
 from genctl.engines.local.session import Session
@@ -21,6 +22,7 @@ from genctl.params import GRAMMARS, Generation, knobs
 from genctl.tree.branches import Branches
 from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
 from genctl.tree.distribution import Distribution
+from genctl.tree.file_settings import FileSettings, saved_layers
 from genctl.tree.journal import TreeFile
 from genctl.tree.language import MEMORY
 from genctl.tree.nodes import ROOT, Tree
@@ -61,7 +63,15 @@ class Workspace:
     Raises InputError if the tree was made with another checkpoint; UsageError or PresetError for its settings.
     """
 
-    def __init__(self, session: Session, tree: Tree, journal: TreeFile | None = None, memory: int = MEMORY) -> None:
+    def __init__(
+        self,
+        session: Session,
+        tree: Tree,
+        journal: TreeFile | None = None,
+        memory: int = MEMORY,
+        file: FileSettings | None = None,
+    ) -> None:
+        """`file`: which settings of the tree's file hold, where one was opened."""
         opened = tree.opened
         if opened.checkpoint != session.loaded.fingerprint():
             name = "the tree" if journal is None else str(journal.path)
@@ -73,7 +83,9 @@ class Workspace:
         self.session, self.tree, self.journal = session, tree, journal
         self.branches = Branches(session, tree, memory)
         self.lock = threading.RLock()  # held while the tree changes
-        self.base = session.resolve([_layer(each) for each in opened.layers])
+        self.file = file or FileSettings()
+        layers = saved_layers(opened.layers, "tree")
+        self.base = self._checked(session.resolve([part for layer in layers for part in self.file.layers(layer)]))
         self.speed: float | None = None  # tokens a second, of the newest generation
         self._resolved: dict[int, Resolved] = {}
         self._distributions: OrderedDict[tuple[int, int], Distribution] = OrderedDict()
@@ -190,7 +202,15 @@ class Workspace:
     def overlaid(self, values: Mapping[str, Any], base: Resolved | None = None) -> Resolved:
         """Settings with others above them. Raises PresetError."""
         where = {key: f"set {key}" for key in values}
-        return overlay(base or self.base, Layer("set", dict(values), where, said="row", typed=True))
+        resolved = base or self.base
+        for part in self.file.layers(Layer("set", dict(values), where, said="row", typed=True)):
+            resolved = overlay(resolved, part)
+        return self._checked(resolved)
+
+    def _checked(self, resolved: Resolved) -> Resolved:
+        """Raises UsageError if a flag would run code that the file names."""
+        check_trust(resolved.settings, self.session.planner.trust)
+        return resolved
 
     def entry(self, values: Mapping[str, Any]) -> int:
         """The place of knobs in the table of settings; a new entry where they are not in it."""
@@ -318,13 +338,6 @@ class Workspace:
         """Close the file."""
         if self.journal is not None:
             self.journal.close()
-
-
-def _layer(saved: Mapping[str, Any]) -> Layer:
-    try:
-        return Layer(saved["origin"], saved["values"], said=saved["said"], typed=saved["typed"])
-    except (KeyError, TypeError):
-        raise InputError("the settings of the tree are damaged") from None
 
 
 def _without_figures(change: Change) -> object:

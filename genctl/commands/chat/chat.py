@@ -13,6 +13,7 @@ from genctl.commands.chat.partner import Partner, ReadPrompt
 from genctl.commands.chat.story import Story, edited, said, text_id
 from genctl.config import presets
 from genctl.config.check import known
+from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
 from genctl.engines.protocol import Engine, Flow
 from genctl.engines.requests import Report, Request
@@ -81,6 +82,7 @@ class Chat:
             raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
         elif name == "system":
             self.partner.check_system(argument or None, "/system")
+        self.story.file.typed.add((name, argument))
         base = self._settled([*self.story.settings, (name, argument)])
         self.story.step(name, argument)
         self.base = base
@@ -92,21 +94,26 @@ class Chat:
     def _settled(self, settings: Iterable[tuple[str, str]]) -> Resolved:
         resolved = self.engine.resolve([*self.layers, *self._own(settings)])
         check_settings(resolved)
+        if self.partner.session is not None:
+            check_trust(resolved.settings, self.partner.session.planner.trust)
         self.engine.check(resolved)
         return resolved
 
     def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
         """The layers of the chat's own settings, lowest first."""
         layers: list[Layer] = []
+        file = self.story.file
         for name, argument in settings:
+            typed = not file.found or (name, argument) in file.typed
             if name == "preset":
-                layers += [replace(layer, found="") for layer in presets.load([argument])]
+                layers += presets.load([argument]) if typed else file.preset(argument)
             elif name == "system":
                 layers.append(Layer("/system", {"system": argument or None}, said="row", typed=True))
             elif name == "set":
                 layer = presets.parse_set(argument)
                 where = {key: f"/set {key}" for key in layer.values}
-                layers.append(Layer("/set", layer.values, where, "row", typed=True))
+                layer = Layer("/set", layer.values, where, "row", typed=True)
+                layers += [layer] if typed else file.layers(layer)
             elif name == "unset":
                 layers = [
                     replace(layer, values={key: value for key, value in layer.values.items() if key != argument})

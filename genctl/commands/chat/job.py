@@ -17,10 +17,12 @@ from genctl.commands.chat.story import Story
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
 from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import shown_top
+from genctl.config import presets, settings
+from genctl.config.found_files import values_of
 from genctl.config.layers import Layer, Resolved
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
-from genctl.errors import Exit, GenctlError, InputError
+from genctl.errors import Exit, GenctlError, InputError, UsageError
 from genctl.io import jsonl, writers
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
@@ -30,6 +32,7 @@ from genctl.results import Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.tree.changes import SCHEMA, Opened
+from genctl.tree.file_settings import FileSettings, found_of, saved_layers
 from genctl.tree.journal import new_file, read_tree
 from genctl.tree.nodes import Tree
 
@@ -69,6 +72,7 @@ class ChatJob(job.Job[ChatOptions]):
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint."""
         _ = self.options.prompt_template  # a mistake in it is reported at once
+        self._tell(self.options.file)
         status = super().prepare()
         check_settings(self.early)
         self.memory = None if self.options.memory is None else memory_bytes(self.options.memory)
@@ -112,6 +116,7 @@ class ChatJob(job.Job[ChatOptions]):
         self.story = self._story()
         seed = self.story.tree.opened.seed
         self.chat = Chat(engine, self.partner, self.layers, self.story, seed=seed, prefill=self.options.prefill or "")
+        self._tell(self.story.file)
         if self.options.with_tokens:
             engine.check_tokens("--scores" if self.options.scores else "--top-logprobs", self.chat.base)
         engine.use_threads([self.chat.base], 1)
@@ -148,16 +153,16 @@ class ChatJob(job.Job[ChatOptions]):
     def _story(self) -> Story:
         """The chat of --open, or a new one."""
         if self.options.open is not None:
-            return self._reopened(Path(self.options.open))
+            return self._reopened(Path(self.options.open), self.options.file)
         layers = tuple(_saved(layer) for layer in self._kept())
         root = self.partner.first_token(self.engine.resolve(self.layers))
         seed = job.start_seed(self.early)
         opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", root, seed, layers)
         return Story(Tree(opened), new_path=self.new_path())
 
-    def _reopened(self, path: Path) -> Story:
+    def _reopened(self, path: Path, file: FileSettings) -> Story:
         """The chat in a file. Raises InputError if it is another checkpoint's, and as `Story.open` does."""
-        story = Story.open(path)
+        story = Story.open(path, file)
         model = story.tree.opened.model
         if story.tree.opened.checkpoint != self._checkpoint():
             story.close()
@@ -169,9 +174,10 @@ class ChatJob(job.Job[ChatOptions]):
 
     def change_story(self, path: Path) -> Chat:
         """Go on with the chat in another file."""
-        story = self._reopened(path)
-        layers = [*self.options.beneath, *_saved_layers(story.tree.opened)]
+        file = _file_settings(self.options, path)
+        story = self._reopened(path, file)
         try:
+            layers = [*self.options.beneath, *_saved_layers(story.tree.opened, file)]
             chat = Chat(
                 self.engine, self.partner, layers, story, seed=story.tree.opened.seed, prefill=self.chat.prefill
             )
@@ -180,7 +186,13 @@ class ChatJob(job.Job[ChatOptions]):
             raise
         self._close_story()
         self.story, self.chat = story, chat
+        self._tell(file)
         return chat
+
+    def _tell(self, file: FileSettings | None) -> None:
+        """Say which settings of a file do not hold, once."""
+        for line in () if file is None else file.news():
+            self.remark(line)
 
     def _kept(self) -> list[Layer]:
         """The settings of a chat: all but those of `genctl chat` itself."""
@@ -285,29 +297,47 @@ def _saved(layer: Layer) -> dict[str, Any]:
     return {"origin": layer.origin, "said": layer.kind, "typed": layer.typed, "values": dict(layer.values)}
 
 
-def _saved_layers(opened: Opened) -> list[Layer]:
-    """The settings that a chat began with. Raises InputError."""
-    try:
-        layers = [
-            # flags of that time are below those of now
-            Layer(
-                f"{each['origin']}, when the chat began",
-                each["values"],
-                said="user" if each["said"] == "command" else each["said"],
-                typed=each["typed"] or each["said"] == "command",
+def _saved_layers(opened: Opened, file: FileSettings) -> list[Layer]:
+    """The settings that a chat began with, of those that hold. Raises InputError."""
+    layers = [Layer("the chat", {"model": opened.model}, said="user")]
+    for each in saved_layers(opened.layers, "chat"):
+        # flags of that time are below those of now
+        flag = each.kind == "command"
+        layers.append(
+            replace(
+                each,
+                origin=f"{each.origin}, when the chat began",
+                said="user" if flag else each.kind,
+                typed=each.typed or flag,
             )
-            for each in opened.layers
-        ]
-    except (KeyError, TypeError):
-        raise InputError("the settings of the chat are damaged") from None
-    return [Layer("the chat", {"model": opened.model}, said="user"), *layers]
+        )
+    return [part for layer in layers for part in file.layers(layer)]
+
+
+def _file_settings(options: ChatOptions, path: Path) -> FileSettings:
+    """Which settings of the chat in a file hold, beside those of the command line."""
+    now = [*presets.load(options.presets), *options.flags]
+    yours = values_of([*settings.standing_layers(), *now])
+    return FileSettings("chat", found_of(path), yours, frozenset(key for layer in now for key in layer.values))
+
+
+def _check_served(path: Path, opened: Opened, file: FileSettings) -> None:
+    """Raises UsageError for a chat with a server where no server is named: no checkpoint here has its answers."""
+    if opened.checkpoint:
+        return
+    why = file.left_out.get("backend", "its server is not known")
+    raise UsageError(f"{path} is a chat with a server, and a checkpoint here cannot continue it: {why}")
 
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
     if options.open is not None:
-        options = replace(options, saved=_saved_layers(read_tree(Path(options.open)).opened))
+        path = Path(options.open)
+        opened, file = read_tree(path).opened, _file_settings(options, path)
+        options = replace(options, saved=_saved_layers(opened, file), file=file)
     choice = engine_of(options)
+    if options.open is not None and choice is not SERVERS:
+        _check_served(path, opened, file)
     if choice is SERVERS:
         choice = replace(SERVERS, check=check_backend)
     return ChatJob.perform(options, choice)

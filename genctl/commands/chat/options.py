@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from genctl.cli.help import ALSO
 from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
@@ -52,6 +52,7 @@ class ChatOptions(PresetOptions):
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)
 
     saved: Sequence[Layer] | None = None  # of the continued chat, with those of the files and variables then
+    file: Any = None  # which of them hold: a FileSettings
 
     def layers(self) -> list[Layer]:
         """The settings of the chat, lowest first, without those of the checkpoint."""

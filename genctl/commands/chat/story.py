@@ -22,6 +22,7 @@ from genctl.errors import GenctlError, InputError, OutputError, UsageError
 from genctl.events import UNKNOWN_ID, Token
 from genctl.io.output import unwritable
 from genctl.tree.changes import Begun, By, Change, Grown, Knobs, Reached, Redone, Settled, Undone
+from genctl.tree.file_settings import FileSettings, found_of
 from genctl.tree.journal import TreeFile
 from genctl.tree.nodes import ROOT, Step, Tree
 
@@ -42,6 +43,7 @@ class Story:
     new_path: Callable[[str], Path] | None = None
     conversation: Conversation = field(default_factory=Conversation)
     settings: list[tuple[str, str]] = field(default_factory=list)  # name and argument, in order
+    file: FileSettings = field(default_factory=FileSettings)  # which settings of the file hold
     left_out: int = 0  # the first messages of a branch that are left out of the prompt
     _end: int = ROOT  # of the answer that is being written
     _start: int = ROOT
@@ -52,8 +54,11 @@ class Story:
         self._fold()
 
     @classmethod
-    def open(cls, path: Path) -> Story:
-        """The chat in a file, to be continued. Raises InputError, OutputError or UsageError."""
+    def open(cls, path: Path, file: FileSettings | None = None) -> Story:
+        """The chat in a file, to be continued. `file`: which of its settings hold.
+
+        Raises InputError, OutputError or UsageError.
+        """
         journal, tree = TreeFile.reopen(path)
         lines = [step.line.partition(" ")[0] for step in (*tree.steps, *tree.undone)]
         if other := next((line for line in lines if line not in STEPS), ""):
@@ -63,7 +68,7 @@ class Story:
                 f"{path} is a tree of genctl explore, not a chat: it has the command {other!r:.40}", hint=hint
             )
         try:
-            return cls(tree, journal)
+            return cls(tree, journal, file=file or FileSettings("chat", found_of(path)))
         except (ValueError, LookupError, TypeError, GenctlError) as error:
             journal.close()
             raise InputError(f"{path} is damaged: its steps are not those of a chat ({error})") from None

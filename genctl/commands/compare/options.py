@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.commands.compare import expectations
-from genctl.commands.compare.runs import check_names, checkpoint_of, read_runs, recorded_layer, split_models
+from genctl.commands.compare.runs import check_names, checkpoint_of, read_runs, recorded_layers, split_models
 from genctl.commands.options import (
     CHECKS,
     EVENTS,
@@ -107,7 +107,7 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
     models = split_models(options.models)
     if recording is not None and not (options.presets or options.strategies or models):
         runs = tuple(
-            RunSpec(one["name"], (recorded_layer(one["name"], one["settings"]), *options.flags))
+            RunSpec(one["name"], (*recorded_layers(one["name"], one["settings"], options.expect or ""), *options.flags))
             for one in recording.runs
         )
         check_names(runs)

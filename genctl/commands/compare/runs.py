@@ -6,10 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from genctl import params
 from genctl.config import named_strategies, presets, settings
+from genctl.config.found_files import divided, values_of
 from genctl.config.inline import read_knobs
 from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer
 from genctl.errors import GenctlError, UsageError
@@ -132,9 +134,12 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
     return name, extended, Layer(place, values, said="user", typed=True)
 
 
-def recorded_layer(name: str, values: Mapping[str, Any]) -> Layer:
-    """The settings of a recorded run."""
-    return Layer(f"the recorded run {name}", dict(values), said="user", found="named")
+def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[Layer, ...]:
+    """The settings of a recorded run; those that the user sets too, where a recording may not, lie above the others."""
+    folder, place = Path(file).parent, f"the recorded run {name}"
+    _, yours, _ = divided(values, folder, "unnamed", values_of(settings.standing_layers()))
+    others = {key: value for key, value in values.items() if key not in yours}
+    return Layer(place, others, said="user", found="unnamed", folder=folder), Layer(place, yours, said="user")
 
 
 def _called(preset: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,16 +15,24 @@ from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory, two_models
 from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
+from genctl.config.found_files import values_of
 from genctl.config.layers import Layer, Resolved, row_layer
 from genctl.errors import GenctlError, InputError, UsageError, reason_of
 from genctl.io.rows import BadRow, InputRow
+from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
+from genctl.tree.file_settings import FileSettings, flag_for, found_of
 from genctl.tree.language import Call, parse_script, preset_values
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
     from genctl.tree.explorer import Explorer
     from genctl.tree.results import Result
+
+
+def _how(key: str, value: Any) -> str:
+    """How a setting of a tree is set: by a command, if it decides which tokens are written."""
+    return f"the command set {key}=VALUE sets it" if key in knobs(Generation) else flag_for(key, value)
 
 
 class ExploreJob(Job[ExploreOptions]):
@@ -36,6 +44,7 @@ class ExploreJob(Job[ExploreOptions]):
         self.row: InputRow | None = None  # the prompt; None for a tree that is opened
         self.second: Session | None = None  # of --models
         self.beside: dict[str, Any] | None = None  # the knobs of --beside
+        self.file: FileSettings | None = None  # which settings of a tree that is opened hold
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint, and the commands."""
@@ -77,8 +86,9 @@ class ExploreJob(Job[ExploreOptions]):
         from genctl.tree.journal import read_tree
 
         opened = read_tree(path).opened
+        self.file = FileSettings("tree", found_of(path), values_of(self.options.layers()), how=_how)
         layer = Layer("saved", {"model": opened.model}, {"model": f"--open {path}"}, "user")
-        self.options = replace(self.options, flags=[layer, *self.options.flags])
+        self.options = replace(self.options, flags=[*self.file.layers(layer), *self.options.flags])
 
     def check_early(self, resolved: Resolved) -> None:
         """Raises UsageError for settings that cannot be used together with a tree."""
@@ -135,7 +145,16 @@ class ExploreJob(Job[ExploreOptions]):
     def _reopen(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
 
-        return Explorer.reopen(session, Path(self.options.open or ""), memory=self.memory)
+        explorer = Explorer.reopen(session, Path(self.options.open or ""), memory=self.memory, file=self.file)
+        with suppress(GenctlError):  # what cannot be used is an error of the command that uses it
+            explorer.space.resolved()
+        self._tell()
+        return explorer
+
+    def _tell(self) -> None:
+        """Say which settings of the tree that is opened do not hold, once."""
+        for line in () if self.file is None else self.file.news():
+            self.remark(line)
 
     def _begin(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -177,12 +196,14 @@ class ExploreJob(Job[ExploreOptions]):
             self.explorer.second = Second(self.explorer.space, session=self.second, knobs=self.beside)
         for result in self.explorer.resume():
             self._put(result)
+        self._tell()
         for call in self.calls:
             if self.interrupt.status:
                 break
             try:
                 for result in self.explorer.do(call):
                     self._put(result)
+                self._tell()
             except GenctlError as error:
                 if self.options.script is not None:
                     error.message = f"{call.line}: {error.message}"

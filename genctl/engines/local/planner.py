@@ -110,6 +110,12 @@ class Planner:
         self.decoder_start = defaults.decoder_start_token_id  # without one the decoder begins with BOS
 
     @property
+    def trust(self) -> dict[str, bool]:
+        """Which flags let code run."""
+        names = "allow_pickle", "trust_remote_code"
+        return {**{name: bool(self.flags.get(name)) for name in names}, "allow_plugins": self.allow_plugins}
+
+    @property
     def context(self) -> int | None:
         """The maximum number of positions; None if the model has no limit."""
         return context_of(self.loaded.config)
