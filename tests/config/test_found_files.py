@@ -9,6 +9,8 @@ import pytest
 
 from genctl import params
 from genctl.config import found_files
+from genctl.config.check import UNSAFE
+from genctl.config.listed_knobs import LISTS
 from genctl.config.settings import user_file
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import StandIn, running
@@ -169,12 +171,21 @@ def test_a_preset_may_be_looked_at_whatever_it_sets(project: Path) -> None:
     assert ELSEWHERE in genctl("presets", "show", "there").out
 
 
-def test_every_setting_that_holds_text_has_been_decided() -> None:
-    """A new knob that can name a file, a checkpoint or a server belongs to one of the sets of `found_files`."""
-    decided = {*found_files.CONFIRMED, *found_files.LOADED, *found_files.INSIDE}
+def test_every_knob_has_a_row() -> None:
+    """A new knob, or a new key of a list, is refused here until somebody decides what a found file may do with it."""
+    knobs = {*params.knobs(params.Generation), *params.knobs(params.Runtime), *LISTS, *UNSAFE}
+    keys = {key for names in LISTS.values() for keys in names.values() for key in keys}
+    assert {*found_files.TABLE} == {*knobs, *keys, "about"}
+
+
+def test_what_may_hold_text_is_no_free_knob_unless_its_text_stays_in_the_run() -> None:
+    inside = {
+        "dry_sequence_breakers", "negative_prompt", "watermarking_config", "bad_words", "logit_bias", "regex", "prefix",
+        "force_words", "stop_strings", "stop_regex", "device", "device_map", "max_memory", "system",
+    }  # fmt: skip
     for kind in (params.Generation, params.Runtime):
         texts = {name for name, hint in params.hints(kind).items() if _may_be_text(hint)}
-        assert texts <= decided
+        assert {name for name in texts if found_files.TABLE[name].kind == "free"} <= inside
 
 
 def _may_be_text(hint: object) -> bool:

@@ -33,7 +33,7 @@ def test_the_messages_of_all_turns_are_sent(server: StandIn, tmp_path: Path) -> 
         {"role": "user", "content": "More"},
     ]
     assert second["id"] == "1"
-    again = genctl("chat", "--open", str(file), "--format", "jsonl", stdin="Again\n")
+    again = genctl("chat", "--open", str(file), "--backend", server.url, "--format", "jsonl", stdin="Again\n")
     assert again.status == 0, again.err
     assert len(server.rows[2]["messages"]) == 6
 

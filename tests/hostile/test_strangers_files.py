@@ -1,0 +1,430 @@
+"""A stranger's folder, chat, tree, recording, golden file and journal: whatever they set, nothing leaves this machine.
+
+Each sets every knob of the table of `found_files` that is not free to an attacker's value. No server is asked, no key
+is sent, nothing is downloaded or written, no code runs, and no file outside of the folder is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.config.found_files import DOWNLOADED, TABLE
+from genctl.config.toml import write_value
+from genctl.tree.journal import sessions_folder
+from tests.cli.tool import Done, genctl
+from tests.engines.server.stand_in import StandIn, running
+
+KEY, SECRET = "sesame-sesame", "BEGIN-PRIVATE-KEY"
+RESTRICTED = sorted(key for key, rule in TABLE.items() if rule.kind != "free")
+FREE_LAYER = {"origin": "flag", "said": "command", "typed": True, "values": {"max_new_tokens": 2}}
+
+
+@dataclass
+class Traps:
+    """What an attack would leave behind."""
+
+    server: StandIn
+    folder: Path  # the stranger's
+    secret: Path
+    witness: Path  # made by code that runs
+    written: Path  # made by a folder that is written to
+    fetched: list[str]
+
+    def values(self) -> dict[str, Any]:
+        """An attacker's value for each knob that is not free."""
+        plugin = [{"use": "evil:Processor"}]
+        return {
+            "backend": self.server.url,
+            "offload_folder": str(self.written),
+            "adapter": str(self.folder / "adapter"),
+            "compile": True,
+            "json_schema": str(self.secret),
+            "grammar": str(self.secret),
+            "prompt_cache": str(self.secret),
+            "processors": [*plugin, {"use": "grammar", "grammar": str(self.secret)}],
+            "stopping": plugin,
+            "model": "stranger/model",
+            "revision": "//host/share",
+            "tokenizer": "//host/share",
+            "assistant_model": "stranger/model",
+            "amateur_model": "stranger/model",
+            "trust_remote_code": True,
+            "allow_pickle": True,
+            "allow_plugins": True,
+        }
+
+    def check(self, *runs: Done) -> None:
+        """Nothing happened but messages."""
+        assert (self.server.asked, self.fetched) == ([], [])
+        assert not self.witness.exists()
+        assert not self.written.exists()
+        for done in runs:
+            assert "Traceback" not in done.err
+            assert SECRET not in done.out + done.err
+            assert KEY not in done.out + done.err
+
+
+@pytest.fixture
+def traps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traps]:
+    """The current folder is the stranger's."""
+    folder, secret = tmp_path / "stranger", tmp_path / "home/.ssh/id_rsa"
+    for each in (folder / "presets", folder / "adapter", secret.parent):
+        each.mkdir(parents=True)
+    secret.write_text(f"start: {SECRET}\n{SECRET}\n")
+    witness = tmp_path / "witness"
+    (folder / "evil.py").write_text(f"open({str(witness)!r}, 'w')\nclass Processor: pass\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home/state"))
+    monkeypatch.setenv("GENCTL_API_KEY", KEY)
+    fetched: list[str] = []
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        "huggingface_hub.HfApi.model_info", lambda self, name, **rest: fetched.append(name) or _unreachable()
+    )
+    with running() as server:
+        yield Traps(server, folder, secret, witness, tmp_path / "written", fetched)
+
+
+def _unreachable() -> None:
+    raise OSError("there is no network")
+
+
+def test_there_is_an_attack_for_every_knob_that_is_not_free(traps: Traps) -> None:
+    assert sorted(traps.values()) == RESTRICTED
+
+
+# -- settings and presets ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", RESTRICTED)
+@pytest.mark.parametrize("place", ["genctl.toml", "pyproject.toml", "preset", "hidden preset", "child"])
+def test_a_folder_chooses_nothing_that_reaches_out(traps: Traps, place: str, key: str) -> None:
+    line = f"{key} = {write_value(traps.values()[key])}\n"
+    flags: tuple[str, ...] = ()
+    if place == "genctl.toml":
+        Path(place).write_text(line)
+    elif place == "pyproject.toml":
+        Path(place).write_text(f"[tool.genctl]\n{line}")
+    else:
+        name = "greedy" if place == "hidden preset" else "mine"
+        Path(f"presets/{name}.toml").write_text(line)
+        Path("presets/child.toml").write_text('extends = "mine.toml"\n')
+        flags = ("-p", "child" if place == "child" else name)
+    done = genctl("run", *flags, "-n", "1", "Hi")
+    assert done.status in (2, 3), done.err
+    if key in DOWNLOADED and place in ("preset", "child"):
+        traps.fetched.clear()  # a preset that the user names may name a checkpoint of the Hub
+    traps.check(done)
+
+
+@pytest.mark.parametrize("flag", ["--allow-plugins", "--allow-pickle", "--trust-remote-code"])
+def test_flags_of_trust_do_not_hold_for_what_a_preset_sets_that_hides_another(traps: Traps, flag: str) -> None:
+    Path("presets/greedy.toml").write_text(
+        'assistant_model = "builtin:stories"\n[[processors]]\nuse = "evil:Processor"\n'
+    )
+    done = genctl("run", "-p", "greedy", flag, "-n", "1", "Hi")
+    assert (done.status, f"{flag} would run code that presets/greedy.toml:" in done.err) == (2, True), done.err
+    traps.check(done)
+
+
+def test_the_users_own_preset_is_not_chosen_by_a_folder(traps: Traps, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(traps.secret.parents[1] / "config"))
+    own = traps.secret.parents[1] / "config/genctl/presets/work.toml"
+    own.parent.mkdir(parents=True)
+    own.write_text(f'backend = "{traps.server.url}"\n')
+    Path("genctl.toml").write_text('preset = "work"\n')
+    done = genctl("run", "Hi")
+    assert (done.status, "work.toml:1, named by genctl.toml: backend = " in done.err) == (2, True), done.err
+    traps.check(done)
+    Path("genctl.toml").unlink()
+    assert genctl("run", "-p", "work", "Hi").status == 0
+
+
+def test_a_settings_file_names_presets_of_its_folder_alone(traps: Traps) -> None:
+    elsewhere = traps.folder.parent / "other.toml"
+    elsewhere.write_text("top_k = 2\n")
+    Path("genctl.toml").write_text(f'preset = "{elsewhere}"\n')
+    done = genctl("run", "-n", "1", "Hi")
+    assert (done.status, "leads out of the folder of the file" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("name", ["schema.json", "schemas/schema.json"])
+def test_a_file_of_the_folder_may_be_named_and_no_link_or_hidden_one(traps: Traps, name: str) -> None:
+    Path("schemas").mkdir()
+    Path(name).write_text('{"type": "boolean"}')
+    Path("genctl.toml").write_text(f'json_schema = "{name}"\n')
+    done = genctl("run", "-n", "3", "Hi")
+    assert (done.status, done.out.strip()) == (0, "true") or done.out.strip() == "false", done.err
+    Path(name).unlink()
+    Path(name).symlink_to(traps.secret)
+    hidden = Path(".git/config")
+    hidden.parent.mkdir()
+    hidden.write_text(SECRET)
+    for value in (name, ".git/config", "~/.ssh/id_rsa", "../home/.ssh/id_rsa"):
+        Path("genctl.toml").write_text(f'json_schema = "{value}"\n')
+        done = genctl("run", "-n", "3", "Hi")
+        assert (done.status, "cannot name a file outside of it" in done.err) == (2, True), done.err
+        traps.check(done)
+
+
+def test_a_checkpoint_of_the_hub_is_downloaded_when_the_user_names_it(traps: Traps) -> None:
+    Path("genctl.toml").write_text('model = "stranger/model"\n')
+    done = genctl("run", "Hi")
+    assert (done.status, traps.fetched) == (3, [])
+    assert "it is not on this machine, and nothing is downloaded" in done.err
+    assert "hint: --model stranger/model downloads it" in done.err
+    for flags in (("-m", "stranger/model"), ("--no-offline",)):
+        assert genctl("run", *flags, "Hi").status == 3
+        assert traps.fetched.pop() == "stranger/model"
+
+
+def test_a_row_names_no_code(traps: Traps) -> None:
+    row = {"prompt": "Hi", "params": {"processors": [{"use": "evil:Processor"}]}}
+    Path("rows.jsonl").write_text(json.dumps(row))
+    done = genctl("run", "-i", "rows.jsonl", "--allow-plugins", "-n", "1")
+    assert (done.status, "is code, which only the settings of the run can choose" in done.err) == (1, True)
+    traps.check(done)
+
+
+# -- chats -------------------------------------------------------------------------------------------------------------
+
+
+def chat(*arguments: str, turn: str = "Hi") -> Done:
+    return genctl("chat", *arguments, "-n", "2", stdin=f"{turn}\n")
+
+
+def change(path: Path, edit: Callable[[list[dict[str, Any]]], object]) -> Path:
+    """Change the lines of a file, as values."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    edit(lines)
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def layered(values: dict[str, Any]) -> Callable[[list[dict[str, Any]]], object]:
+    def edit(lines: list[dict[str, Any]]) -> None:
+        lines[0].setdefault("layers", []).append({**FREE_LAYER, "values": values})
+
+    return edit
+
+
+@pytest.fixture
+def saved(traps: Traps) -> Path:
+    """A chat with a checkpoint of this machine."""
+    path = Path("chat.jsonl")
+    assert chat("--save", str(path)).status == 0
+    return path
+
+
+def test_a_chat_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, saved: Path) -> None:
+    values = {key: value for key, value in traps.values().items() if key != "model"}
+    change(saved, layered(values))
+    done = chat("--open", str(saved))
+    assert done.status == 0, done.err
+    traps.check(done)
+    for key in values:
+        assert f"note: the chat's {key} = " in done.err, key
+    flag = f"--backend {traps.server.url} sets it"
+    words = "is not used: it decides who gets the prompts and the key"
+    assert f'note: the chat\'s backend = "{traps.server.url}" {words}; {flag}\n' in done.err
+
+
+@pytest.mark.parametrize("key", ["processors", "assistant_model"])
+def test_flags_of_trust_do_not_hold_for_what_a_chat_names(traps: Traps, saved: Path, key: str) -> None:
+    value: Any = [{"use": "evil:Processor"}] if key == "processors" else str(traps.folder)
+    change(saved, layered({key: value}))
+    done = chat("--open", str(saved), "--allow-plugins", "--allow-pickle", "-m", "builtin:stories")
+    assert (done.status, key in done.err) == (2 if key == "assistant_model" else 0, True), done.err
+    traps.check(done)
+
+
+def test_a_chat_names_no_checkpoint_to_download(traps: Traps, saved: Path) -> None:
+    change(saved, lambda lines: lines[0].update(model="stranger/model"))
+    done = chat("--open", str(saved))
+    assert (done.status, "hint: --model stranger/model downloads it" in done.err) == (3, True), done.err
+    traps.check(done)
+
+
+@pytest.mark.parametrize("key", ["json_schema", "assistant_model", "backend", "compile", "adapter"])
+def test_the_steps_of_a_chat_are_the_files_too(traps: Traps, saved: Path, key: str) -> None:
+    text = write_value(traps.values()[key])
+
+    def edit(lines: list[dict[str, Any]]) -> None:
+        lines += [
+            {"event": "begun", "line": f"set {key}={text}", "step": True},
+            {"event": "settled"},
+            {"event": "begun", "line": f"preset {traps.secret}.toml", "step": True},
+            {"event": "settled"},
+        ]
+
+    done = chat("--open", str(change(saved, edit)))
+    assert (done.status, f"note: the chat's {key} = " in done.err) == (0, True), done.err
+    assert "note: the chat's preset = " in done.err
+    traps.check(done)
+
+
+def test_what_the_user_sets_too_holds(traps: Traps, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = Path("schema.json")
+    schema.write_text('{"const": "x"}')
+    change(saved, layered({"json_schema": str(schema)}))
+    assert "the chat's json_schema" in chat("--open", str(saved)).err
+    done = genctl("chat", "--open", str(saved), "-n", "8", "--json-schema", str(schema), stdin="Hi\n")
+    assert (done.status, done.out.strip(), "json_schema" in done.err) == (0, '"x"', False), done.err
+    monkeypatch.setenv("GENCTL_JSON_SCHEMA", str(schema))
+    done = genctl("chat", "--open", str(saved), "-n", "8", stdin="Hi\n")
+    assert (done.status, done.out.strip()) == (0, '"x"'), done.err
+
+
+def served(traps: Traps, path: Path) -> Path:
+    assert chat("--backend", traps.server.url, "--save", str(path)).status == 0
+    traps.server.asked.clear()
+    return path
+
+
+def test_a_chat_with_a_server_goes_on_where_the_user_says(traps: Traps) -> None:
+    path = served(traps, Path("chat.jsonl"))
+    done = chat("--open", str(path))
+    assert (done.status, done.out) == (2, "")
+    assert "is a chat with a server, and a checkpoint here cannot continue it: the chat's backend = " in done.err
+    assert f"--backend {traps.server.url} sets it" in done.err
+    traps.check(done)
+    assert chat("--open", str(path), "--backend", traps.server.url).status == 0
+
+
+@pytest.mark.parametrize("spoil", ["", "file", "folder", "link"])
+def test_a_chat_that_genctl_keeps_goes_on_with_its_server(traps: Traps, spoil: str) -> None:
+    folder = sessions_folder()
+    folder.mkdir(parents=True, mode=0o700)
+    path = served(traps, folder / "chat.jsonl")
+    if spoil == "file":
+        path.chmod(0o666)
+    elif spoil == "folder":
+        folder.chmod(0o777)
+    elif spoil == "link":
+        path = path.rename(traps.folder / "chat.jsonl")
+        (folder / "chat.jsonl").symlink_to(path)
+        path = folder / "chat.jsonl"
+    done = chat("--open", str(path))
+    if spoil:
+        assert done.status == 2
+        traps.check(done)
+    else:
+        assert (done.status, len(traps.server.rows)) == (0, 1), done.err
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(traps: Traps) -> Path:
+    path = Path("tree.jsonl")
+    done = genctl("explore", "Once upon a time", "--script", "-", "--save", str(path), stdin="generate 2\n")
+    assert done.status == 0, done.err
+    return path
+
+
+def explore(path: Path, *flags: str, script: str = "generate 1\n") -> Done:
+    return genctl("explore", "--open", str(path), "--script", "-", *flags, stdin=script)
+
+
+def test_a_tree_leaves_out_what_it_may_not_set_and_says_so(traps: Traps, tree: Path) -> None:
+    values = {key: value for key, value in traps.values().items() if key != "model"}
+    done = explore(change(tree, layered(values)))
+    assert done.status == 0, done.err
+    traps.check(done)
+    for key in values:
+        assert f"note: the tree's {key} = " in done.err, key
+
+
+def test_the_table_of_settings_of_a_tree_is_the_files_too(traps: Traps, tree: Path) -> None:
+    values = {key: value for key, value in traps.values().items() if key != "model"}
+
+    def edit(lines: list[dict[str, Any]]) -> None:
+        lines += [
+            {"event": "begun", "line": "set top_k=2", "step": True},
+            {"event": "knobs", "values": values},
+            {"event": "settled", "settings": 1 + sum(line["event"] == "knobs" for line in lines)},
+        ]
+
+    change(tree, edit)
+    done = explore(tree, script="set top_k=3\ngenerate 1\nshow 2\n")
+    assert done.status == 0, done.err
+    traps.check(done)
+    for key in values:
+        assert f"note: the tree's {key} = " in done.err, key
+
+
+@pytest.mark.parametrize("name", ["set grammar={secret}", "set assistant_model=stranger/model", "preset {secret}"])
+def test_a_command_that_was_cut_short_is_the_files_too(traps: Traps, tree: Path, name: str) -> None:
+    line = name.format(secret=f"{traps.secret}.toml" if name.startswith("preset") else traps.secret)
+    Path(f"{traps.secret}.toml").write_text(f"top_k = '{SECRET}'\n")
+    change(tree, lambda lines: lines.append({"event": "begun", "line": line, "step": True}))
+    done = explore(tree)
+    assert done.status in (0, 2)
+    traps.check(done)
+
+
+# -- recordings, goldens, journals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), ("--allow-plugins", "--allow-pickle", "--trust-remote-code")])
+def test_a_recording_chooses_nothing_that_reaches_out(traps: Traps, flags: tuple[str, ...]) -> None:
+    path = Path("recording.json")
+    runs = ("-p", "greedy", "-p", "nucleus", "-n", "1", "--save", str(path))
+    assert genctl("compare", "Hi", *runs).status == 0
+    sound = json.loads(path.read_text())
+    for key, value in traps.values().items():
+        data = json.loads(json.dumps(sound))
+        data["runs"][0]["settings"][key] = value
+        path.write_text(json.dumps(data))
+        done = genctl("compare", "--expect", str(path), *flags)
+        assert done.status in (2, 3), (key, done.err)
+        traps.check(done)
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        ({"knobs": {"adapter": "adapter"}}, "it names a folder to read an adapter from"),
+        ({"dtype": "load"}, ""),
+        ({"knobs": {"runtime": "evil"}}, ""),
+        ({"knobs": {"quantize": "int8", "backend": "openai:http://127.0.0.1:9", "compile": True}}, ""),
+    ],
+)
+def test_a_golden_file_loads_nothing_that_it_names(traps: Traps, head: dict[str, Any], words: str) -> None:
+    path = Path("golden.jsonl")
+    assert genctl("parity", "builtin:stories", "Once upon a time", "--save", str(path), "-n", "2").status == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+    lines[0].update(head)
+    lines[2]["top"][0][1] -= 0.5  # so that the weights of the reference matter
+    body = "".join(f"{json.dumps(line)}\n" for line in lines)
+    end = {"kind": "end", "lines": len(lines), "sha256": hashlib.sha256(body.encode()).hexdigest()}
+    path.write_text(f"{body}{json.dumps(end)}\n")
+    done = genctl("parity", "builtin:stories", "--expect", str(path))
+    assert done.status in (0, 2, 4), done.err
+    assert words in done.out + done.err
+    traps.check(done)
+
+
+def test_a_journal_chooses_nothing(traps: Traps) -> None:
+    Path("rows.txt").write_text("One\nTwo\n")
+    run = ("run", "-i", "rows.txt", "-o", "out.jsonl", "-n", "1", "--seed", "1")
+    assert genctl(*run, "--resume").status == 0
+    journal = Path("out.jsonl.journal")
+    assert journal.exists()
+    head, *rest = journal.read_text().splitlines(keepends=True)
+    data = json.loads(head)
+    data.setdefault("settings", {}).update(traps.values())
+    journal.write_text(json.dumps(data) + "\n" + "".join(rest))
+    done = genctl(*run, "--resume")
+    assert done.status in (0, 2), done.err
+    traps.check(done)
