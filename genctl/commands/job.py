@@ -430,7 +430,7 @@ def check_download(resolved: Resolved) -> None:
         raise ModelError(
             f"{setting.place}: {key} = {shown(setting.value)}: it is not on this machine, and nothing is downloaded "
             "because of a file that you did not name",
-            hint=f"--{params.spelled(key)} {setting.value} downloads it",
+            hint=f"--{params.spelled(key)} {setting.value} downloads it, and so does --no-offline",
         )
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import PROCESSORS
 from genctl.params import Generation, knobs, spelled
-
-if TYPE_CHECKING:
-    from genctl.config.found_files import Objection
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
 # chat or a tree. "kept": a chat or a tree that genctl keeps for the user. "": all other places.
@@ -39,6 +36,14 @@ REFINES = {
     "offload_folder": "device_map",
     "merge_adapter": "adapter",
 }
+
+
+@dataclass(frozen=True)
+class Objection:
+    """Why a found file may not set a value: a verb with its object, and how that ends as an error."""
+
+    why: str
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from genctl.config.check import UNSAFE, default, shown
+from genctl.config.conflicts import Found, Objection, Setting
 from genctl.config.listed_knobs import LISTS
 from genctl.errors import UsageError
 from genctl.params import spelled
-
-if TYPE_CHECKING:
-    from genctl.config.conflicts import Found, Setting
-    from genctl.config.layers import Layer
 
 
 @dataclass(frozen=True)
@@ -86,14 +83,6 @@ TRUST: dict[str, Sequence[str]] = {
     "allow_plugins": tuple(LISTS),
 }
 DOWNLOADED = ("model", "assistant_model", "amateur_model")  # knobs whose value may be fetched from the Hub
-
-
-@dataclass(frozen=True)
-class Objection:
-    """Why a found file may not set a value: a verb with its object, and how that ends as an error."""
-
-    why: str
-    sentence: str
 
 
 def objection(
@@ -208,15 +197,6 @@ def divided(
         else:
             refused[key] = wrong
     return held, yours, refused
-
-
-def values_of(layers: Iterable[Layer]) -> dict[str, list[Any]]:
-    """The values that the user sets in layers, by knob: those of found files are not the user's."""
-    values: dict[str, list[Any]] = {}
-    for layer in layers:
-        for key, value in () if layer.found else layer.values.items():
-            values.setdefault(key, []).append(value)
-    return values
 
 
 def download(settings: Mapping[str, Setting]) -> str:

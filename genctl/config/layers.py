@@ -108,6 +108,15 @@ def row_layer(values: Mapping[str, Any], place: str = "") -> Layer:
     return Layer(f"{ROW} of {place}" if place else ROW, values, said="row")
 
 
+def values_of(layers: Iterable[Layer]) -> dict[str, list[Any]]:
+    """The values that the user sets in layers, by knob: those of found files are not the user's."""
+    values: dict[str, list[Any]] = {}
+    for layer in layers:
+        for key, value in () if layer.found else layer.values.items():
+            values.setdefault(key, []).append(value)
+    return values
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A job: every knob with its value and its origin.

@@ -181,7 +181,7 @@ def test_a_checkpoint_of_the_hub_is_downloaded_when_the_user_names_it(traps: Tra
     done = genctl("run", "Hi")
     assert (done.status, traps.fetched) == (3, [])
     assert "it is not on this machine, and nothing is downloaded" in done.err
-    assert "hint: --model stranger/model downloads it" in done.err
+    assert "hint: --model stranger/model downloads it, and so does --no-offline" in done.err
     for flags in (("-m", "stranger/model"), ("--no-offline",)):
         assert genctl("run", *flags, "Hi").status == 3
         assert traps.fetched.pop() == "stranger/model"
@@ -250,7 +250,7 @@ def test_flags_of_trust_do_not_hold_for_what_a_chat_names(traps: Traps, saved: P
 def test_a_chat_names_no_checkpoint_to_download(traps: Traps, saved: Path) -> None:
     change(saved, lambda lines: lines[0].update(model="stranger/model"))
     done = chat("--open", str(saved))
-    assert (done.status, "hint: --model stranger/model downloads it" in done.err) == (3, True), done.err
+    assert (done.status, "hint: --model stranger/model downloads it, and" in done.err) == (3, True), done.err
     traps.check(done)
 
 

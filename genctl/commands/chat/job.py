@@ -18,8 +18,7 @@ from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_o
 from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import shown_top
 from genctl.config import presets, settings
-from genctl.config.found_files import values_of
-from genctl.config.layers import Layer, Resolved
+from genctl.config.layers import Layer, Resolved, values_of
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
 from genctl.errors import Exit, GenctlError, InputError, UsageError
@@ -174,7 +173,7 @@ class ChatJob(job.Job[ChatOptions]):
 
     def change_story(self, path: Path) -> Chat:
         """Go on with the chat in another file."""
-        file = _file_settings(self.options, path)
+        file = replace(_file_settings(self.options, path), overriding=frozenset())  # its settings lie above the flags
         story = self._reopened(path, file)
         try:
             layers = [*self.options.beneath, *_saved_layers(story.tree.opened, file)]

@@ -11,9 +11,9 @@ from typing import Any
 
 from genctl import params
 from genctl.config import named_strategies, presets, settings
-from genctl.config.found_files import divided, values_of
+from genctl.config.found_files import divided
 from genctl.config.inline import read_knobs
-from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer
+from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer, values_of
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
 

@@ -15,8 +15,7 @@ from genctl.commands.explore import formats
 from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory, two_models
 from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
-from genctl.config.found_files import values_of
-from genctl.config.layers import Layer, Resolved, row_layer
+from genctl.config.layers import Layer, Resolved, row_layer, values_of
 from genctl.errors import GenctlError, InputError, UsageError, reason_of
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Generation, knobs
