@@ -174,7 +174,7 @@ def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str
     """The base with the adapter inside, and a note. Raises ModelError if the two do not fit together.
 
     With `merge` the product is added to the weights, and nothing of the adapter is left. None merges where that is
-    right: layers that layer_replication makes share their weights, so the products stay beside them.
+    right (see `_why_beside`).
     """
     from peft import PeftModel, get_peft_model_state_dict
 
@@ -189,16 +189,45 @@ def apply(model: Any, adapter: Adapter, *, merge: bool | None) -> tuple[Any, str
     lacking = sorted(expected - adapter.tensors)
     if lacking:
         raise ModelError(f"{what} lacks {len(lacking)} tensors for this model: {weights.few(lacking)}")
-    unplaced = sorted(name for name in adapter.tensors - expected if name.removeprefix("base_model.model.") not in own)
+    unplaced = sorted(name for name in adapter.tensors - expected if _of_base(name) not in own)
     if unplaced:
         raise ModelError(
             f"{what} holds {len(unplaced)} tensors that this model has no place for: {weights.few(unplaced)}"
         )
     kind = adapter.config["peft_type"]
-    replicated = bool(adapter.config.get("layer_replication"))
-    if merge or (merge is None and not replicated):
+    why = _why_beside(wrapped, adapter.config)
+    if why and merge:
+        raise ModelError(f"merge_adapter = true contradicts {what}: {why}")
+    if merge or (merge is None and not why):
         merged = guarded(lambda: wrapped.merge_and_unload(safe_merge=True), f"{what} cannot be merged into the weights")
         result, how = merged, "merged into the weights"
     else:
-        result, how = wrapped.get_base_model(), "beside the weights" + (f" (layer_replication: {_SHARED})" * replicated)
+        result, how = wrapped.get_base_model(), "beside the weights" + (f" ({why})" if why else "")
     return result.eval().requires_grad_(False), f"{kind} adapter with {len(adapter.tensors)} tensors, {how}"
+
+
+def _of_base(name: str) -> str:
+    """The name in the base of a tensor that an adapter file has from it: peft saves the layers of embeddings, too."""
+    return name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+
+
+def _why_beside(wrapped: Any, config: dict[str, Any]) -> str:
+    """Why the products cannot be added to the weights: then they would change another layer, or have no place there."""
+    if config.get("layer_replication"):
+        return f"layer_replication: {_SHARED}"
+    changed = {
+        name: layer.base_layer
+        for name, layer in wrapped.named_modules()
+        if hasattr(layer, "base_layer") and not name.endswith(".token_adapter")  # which knows of tied weights
+    }
+    places: dict[int, list[str]] = {}
+    for name, weight in wrapped.named_parameters(remove_duplicate=False):
+        places.setdefault(weight.data_ptr(), []).append(_of_base(name))
+    for name, layer in changed.items():
+        weight = getattr(layer, "weight", None)
+        others = {*places.get(weight.data_ptr(), ())} - {f"{_of_base(name)}.weight"} if weight is not None else set()
+        if others:
+            return f"{_of_base(name)} shares its weight with {weights.few(sorted(others))}"
+        if config.get("lora_bias") and getattr(layer, "bias", None) is None:
+            return f"lora_bias, and {_of_base(name)} has no bias"
+    return ""

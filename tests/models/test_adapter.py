@@ -191,6 +191,41 @@ def test_layers_that_are_used_twice_give_the_tokens_of_peft(base: Path, tmp_path
     assert (refused.status, refused.err) == (3, f"error: {message} share their weights\n")
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "beside"),
+    [
+        ({"target_modules": ["lm_head"]}, "lm_head shares its weight with model.embed_tokens.weight"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "model.embed_tokens shares its weight with lm_head.weight"),
+        ({"target_modules": ["embed_tokens", "lm_head"]}, "shares its weight with"),
+        ({"modules_to_save": ["lm_head"]}, ""),
+        ({"modules_to_save": ["embed_tokens"]}, ""),
+        ({"trainable_token_indices": [5, 60]}, ""),
+        ({"lora_bias": True}, "lora_bias, and model.layers.0.self_attn.q_proj has no bias"),
+    ],
+    ids=str,
+)
+def test_embeddings_heads_and_biases_give_the_logits_of_peft(
+    tied: bool, settings: dict[str, Any], beside: str, tmp_path: Path
+) -> None:
+    """What is added to a weight that two layers share changes both: it stays beside it."""
+    from transformers import AutoModelForCausalLM
+
+    base = checkpoint("llama", tmp_path / "base", tie_word_embeddings=tied)
+    adapter = lora(base, tmp_path / "adapter", **settings)
+    ids = torch.tensor([PROMPT])
+    wanted = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(adapter))(ids).logits
+    why = beside if tied or "lora_bias" in settings else ""
+    for merge in (None, False, True):
+        if merge and why:
+            with pytest.raises(ModelError, match=f"merge_adapter = true contradicts --adapter .*{why}"):
+                load(Runtime(model=str(base), adapter=str(adapter), merge_adapter=True))
+            continue
+        found = load(Runtime(model=str(base), adapter=str(adapter), merge_adapter=merge))
+        assert (found.model(ids).logits - wanted).abs().max() < 1e-4
+        assert any(why in note and ("beside" if why or merge is False else "merged") in note for note in found.notes)
+
+
 def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optional_packages, "is_missing", lambda module: module == "peft")
     with pytest.raises(ModelError, match="needs peft, which is not installed") as said:
