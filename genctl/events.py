@@ -9,19 +9,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
+from annotated_types import Ge, Le
+
+from genctl.documents.shapes import BadShape, Natural, value_of
+from genctl.documents.strict_json import kind_of
 from genctl.errors import InputError, nearest
 
 S = TypeVar("S")
-Alternative: TypeAlias = tuple[int, str, float]  # id, text, log-probability
 CUT = ("length", "context", "time")  # reasons to end a text that could have gone on
+
+# What the fields of events may hold. Sums of the largest numbers stay finite.
+LARGEST = 1e40  # in size; beyond 32-bit floats, in which numbers are computed
+ROUNDING = 1e-3  # above 0 or 1, where a sum is rounded
+Logprob: TypeAlias = Annotated[float, Ge(-LARGEST), Le(ROUNDING)]  # nats
+Score: TypeAlias = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
+Share: TypeAlias = Annotated[float, Ge(-ROUNDING), Le(1 + ROUNDING)]  # a probability
+Amount: TypeAlias = Annotated[float, Ge(-ROUNDING), Le(LARGEST)]
+Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; below 0 where a server does not tell it
+Rank: TypeAlias = Annotated[int, Ge(1), Le(2**63 - 1)]
+Seed: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**64 - 1)]
+Alternative: TypeAlias = tuple[Id, str, Logprob]  # id, text, log-probability
 UNKNOWN_ID = -1  # of a token whose id a server does not tell; its alternatives go down from there
-Watched: TypeAlias = tuple[int, str, float, int]  # id, text, log-probability, rank
+Watched: TypeAlias = tuple[Id, str, Logprob, Rank]  # id, text, log-probability, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,23 +42,23 @@ class Trace:
     """What one processor did to one row's scores at one step."""
 
     processor: str
-    removed: int  # tokens that lost all their probability here
-    moved: float  # total variation between the distribution before and after, in [0, 1]
+    removed: Natural  # tokens that lost all their probability here
+    moved: Share  # total variation between the distribution before and after, in [0, 1]
     changed: bool  # whether another token is now the most probable
-    before: float  # probability of the chosen token before
-    after: float  # and after
-    seconds: float = 0.0  # time spent, shared by all rows of the call
+    before: Share  # probability of the chosen token before
+    after: Share  # and after
+    seconds: Amount = 0.0  # time spent, shared by all rows of the call
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
     """One written token. `logprob` is the model's own, before any processor."""
 
-    id: int
-    logprob: float
+    id: Id
+    logprob: Logprob
     text: str = ""  # the whole characters that this token completed; empty while a character is still open
-    rank: int | None = None  # 1 is the model's most probable token
-    entropy: float | None = None  # of the model's distribution, in nats
+    rank: Rank | None = None  # 1 is the model's most probable token
+    entropy: Amount | None = None  # of the model's distribution, in nats
     top: tuple[Alternative, ...] = ()
     trace: tuple[Trace, ...] = ()
     watched: tuple[Watched, ...] = ()  # the tokens of --watch, at the step in which this token was chosen
@@ -56,11 +69,11 @@ class Row:
     """A live row after a step: it continues row `parent` of its lane's rows before the step."""
 
     lane: str
-    parent: int
+    parent: Natural
     written: tuple[Token, ...]
-    logprob: float  # the model's own, summed over all new tokens
-    total: float  # what the search ranks by: processors and penalties included
-    slot: int | None = None  # which returned sequence this row will be, where rows are independent
+    logprob: Logprob  # the model's own, summed over all new tokens
+    total: Score  # what the search ranks by: processors and penalties included
+    slot: Natural | None = None  # which returned sequence this row will be, where rows are independent
     note: str = ""  # of the strategy: accepted drafts, progress of constraints
 
 
@@ -68,18 +81,18 @@ class Row:
 class Hypothesis:
     """A finished sequence."""
 
-    tokens: tuple[int, ...]  # the new tokens, EOS included, padding never
-    logprob: float
-    total: float
+    tokens: tuple[Id, ...]  # the new tokens, EOS included, padding never
+    logprob: Logprob
+    total: Score
     reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
     score: float = 0.0  # total / len(tokens) ** length_penalty
-    slot: int | None = None
+    slot: Natural | None = None
     stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"
     text: str = ""
     kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin, server
     unmet: tuple[str, ...] = ()  # forced phrases that are not in it
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
-    counted: int = 0  # new tokens, where a server does not tell their ids, so that `tokens` is empty
+    counted: Natural = 0  # new tokens, where a server does not tell their ids, so that `tokens` is empty
 
     @property
     def length(self) -> int:
@@ -94,6 +107,17 @@ class Hypothesis:
         return f"{self.kind} {self.stop}" if self.kind in ("regex", "token") else self.stop
 
 
+class LaneSettings(TypedDict, total=False):
+    """What is read of the settings of a lane. There may be more."""
+
+    length_penalty: Score
+    num_beams: Natural
+    num_return_sequences: Natural
+    truncated: Natural
+    runtime: str
+    structure: str
+
+
 @dataclass(frozen=True, slots=True)
 class Began:
     """A lane begins: one prompt with one strategy."""
@@ -102,9 +126,9 @@ class Began:
     prompt: str
     strategy: str
     model: str = ""
-    seed: int | None = None  # None where nothing is drawn
-    settings: dict[str, Any] = field(default_factory=dict)
-    place: int = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
+    seed: Seed | None = None  # None where nothing is drawn
+    settings: Annotated[dict[str, Any], LaneSettings] = field(default_factory=dict)
+    place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
     shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
 
@@ -114,10 +138,10 @@ class Prefilled:
     """The prompt of a lane is in the cache. `shared`: another lane's prefill was used."""
 
     lane: str
-    prompt_tokens: int
-    seconds: float = 0.0
+    prompt_tokens: Natural
+    seconds: Amount = 0.0
     shared: bool = False
-    reused: int = 0  # tokens that a prompt cache held, so that they were not read again
+    reused: Natural = 0  # tokens that a prompt cache held, so that they were not read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +149,11 @@ class Stepped:
     """One step of one lane: the rows that stay live (`rows`, best first) and those that ended in it."""
 
     lane: str
-    step: int
+    step: Natural
     rows: tuple[Row, ...]
     ended: tuple[Ended, ...] = ()
-    drafted: int = 0  # draft tokens tried in the step before
-    accepted: int = 0  # draft tokens accepted
+    drafted: Natural = 0  # draft tokens tried in the step before
+    accepted: Natural = 0  # draft tokens accepted
 
     @property
     def children(self) -> tuple[Row | Ended, ...]:
@@ -149,7 +173,7 @@ class Ended:
     """A row that ended: it continued `parent` with `written`, and became `hypothesis`."""
 
     lane: str
-    parent: int
+    parent: Natural
     written: tuple[Token, ...]
     hypothesis: Hypothesis
 
@@ -160,10 +184,10 @@ class Finished:
 
     lane: str
     hypotheses: tuple[Hypothesis, ...]
-    prompt_tokens: int = 0
-    seconds: float = 0.0  # decoding, prefill not counted
-    first_token_s: float = 0.0  # from the lane's admission to its first token
-    forwards: int = 0  # forward passes this lane took part in, prefill included
+    prompt_tokens: Natural = 0
+    seconds: Amount = 0.0  # decoding, prefill not counted
+    first_token_s: Amount = 0.0  # from the lane's admission to its first token
+    forwards: Natural = 0  # forward passes this lane took part in, prefill included
     others: tuple[Hypothesis, ...] = ()  # samples that best_of or mbr_samples did not choose, best first
 
 
@@ -183,12 +207,12 @@ class CacheRead:
     """The cache after a forward pass, layer by layer (see `Cache.describe`), and the input of the pass."""
 
     lane: str  # the first of `lanes`
-    step: int  # 0 is the prompt
+    step: Natural  # 0 is the prompt
     layers: tuple[dict[str, Any], ...]
     given: Given | None = None
     lanes: tuple[str, ...] = ()  # the lane of each row
     reordered: tuple[int, ...] = ()  # row i was row reordered[i] before the pass; empty: no row was moved or copied
-    reserved: int = 0  # bytes of the buffers, room for later tokens included
+    reserved: Natural = 0  # bytes of the buffers, room for later tokens included
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +230,8 @@ class Loading:
     """Progress of a checkpoint: `done` of `total` (bytes when downloading, tensors when reading)."""
 
     what: str
-    done: int
-    total: int
+    done: Natural
+    total: Natural
     unit: str = "B"
 
 
@@ -289,23 +313,22 @@ def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tup
 def to_json(event: Any) -> dict[str, Any]:
     """The event (or another value of this schema) as a JSON object; `"event"` names its kind.
 
-    Fields at their default are left out.
-
-    A number that is not known (NaN) is null.
+    Fields at their default are left out. A number that is not known (NaN) or not finite is null.
     """
     return {"event": type(event).__name__.lower(), **_plain(event)}
 
 
 def from_json(data: dict[str, Any], kinds: Mapping[str, type] = KINDS) -> Any:
-    """The inverse of `to_json`. Raises ValueError for an unknown kind or a field that does not fit."""
+    """The inverse of `to_json`. Raises BadShape, a ValueError, for an unknown kind or a field that does not fit."""
     fields = dict(data)
     kind = fields.pop("event", None)
     if not isinstance(kind, str):
-        raise ValueError(f'"event": expected the name of an event such as "began", got {_kind_of(kind)}')
+        found = "nothing" if kind is None else kind_of(kind)
+        raise BadShape(f'"event": expected the name of an event such as "began", got {found}')
     if kind not in kinds:
         near = nearest(kind, kinds)
-        raise ValueError(f"unknown event {kind!r:.60}" + (f"; did you mean {near}?" if near else ""))
-    return _build(kinds[kind], fields)
+        raise BadShape(f"unknown event {kind!r:.60}" + (f"; did you mean {near}?" if near else ""))
+    return value_of(kinds[kind], fields)
 
 
 def _plain(value: Any) -> Any:
@@ -321,70 +344,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _build(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if not isinstance(value, dict):
-            raise ValueError(f"expected an object, got {_kind_of(value)}")
-        hints = _hints(hint)
-        for key in sorted(value.keys() - hints.keys()):
-            near = nearest(key, hints)
-            raise ValueError(f"unknown field {key!r:.60}" + (f"; did you mean {near}?" if near else ""))
-        needed = [
-            item.name
-            for item in dataclasses.fields(hint)
-            if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        ]
-        missing = [name for name in needed if name not in value]
-        if missing:
-            raise ValueError(f"{' and '.join(missing)}: expected here, but missing")
-        return hint(**{key: _field(key, hints[key], item) for key, item in value.items()})
-    origin = get_origin(hint)
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"expected a list, got {_kind_of(value)}")
-        kinds = get_args(hint)
-        if len(kinds) == 2 and kinds[1] is Ellipsis:
-            return tuple(_field(f"item {number}", kinds[0], item) for number, item in enumerate(value, 1))
-        if len(kinds) != len(value):
-            raise ValueError(f"expected {len(kinds)} items, got {len(value)}")
-        return tuple(_build(kind, item) for kind, item in zip(kinds, value, strict=True))
-    if origin in (Union, types.UnionType):
-        return None if value is None else _build(next(a for a in get_args(hint) if a is not type(None)), value)
-    if hint is float and value is None:
-        return math.nan  # a server told no log-probability
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and hint is not Any and not isinstance(value, hint):
-        raise ValueError(f"expected {_WORDS.get(hint, hint.__name__)}, got {_kind_of(value)}")
-    return value
-
-
-def _field(name: str, hint: Any, value: Any) -> Any:
-    """A part of an event. Raises ValueError, naming the part."""
-    try:
-        return _build(hint, value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-
-
-_WORDS: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a string",
-    list: "a list",
-    dict: "an object",
-    type(None): "nothing",
-}
-
-
-def _kind_of(value: Any) -> str:
-    return _WORDS.get(type(value), type(value).__name__)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

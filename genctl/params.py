@@ -35,6 +35,8 @@ STRUCTURE = "Structure"
 Fraction: TypeAlias = Annotated[float, Ge(0.0), Lt(1.0)]
 Rows: TypeAlias = Annotated[int, Ge(1), Le(1 << 16)]  # in memory all at once; a larger number is a typing error
 ThreadCount: TypeAlias = Annotated[int, Ge(1), Le(1024)]  # a larger number is a typing error
+CacheForm: TypeAlias = Literal["dynamic", "static", "quantized", "offloaded", "off"]
+Quantized: TypeAlias = Literal["int8", "int4", "gguf"]
 Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids, and the number added to the score of its last id
 
 
@@ -363,7 +365,7 @@ class Generation:
 
     # -- cache -------------------------------------------------------------------------------------------------------
     use_cache: bool = knob(True, "cache keys and values instead of computing them again at every step", CACHE)
-    cache_implementation: Literal["dynamic", "static", "quantized", "offloaded", "off"] = knob(
+    cache_implementation: CacheForm = knob(
         "dynamic", "how keys and values are stored; quantized (8 bits) is lossy", CACHE, flag="cache"
     )
 
@@ -418,7 +420,7 @@ class Runtime:
         None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
     )
     pack: bool = knob(True, "on the CPU, use genctl's own matrix products; else torch's", MODEL)
-    quantize: Literal["int8", "int4", "gguf"] | None = knob(
+    quantize: Quantized | None = knob(
         None,
         "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does",
         MODEL,

@@ -7,9 +7,10 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 from genctl import events
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, reason_of
 from genctl.io.writers import escaped, open_output
 
@@ -29,7 +30,7 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
     try:
         lines = _lines(name)
         first = next(lines, b"")
-        if first.startswith(b'{"event": "opened"'):
+        if first.startswith(b'{"event": "opened"'):  # `tree.journal.FIRST`
             from genctl.tree.as_events import events_of
             from genctl.tree.journal import tree_of_lines
 
@@ -52,38 +53,36 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
             if isinstance(event, (events.Finished, events.Failed)):
                 history = history.without(event.lane)
             recorded.append(event)
-    except OSError as error:
-        raise InputError(f"cannot read {shown}: {reason_of(error)}") from error
+    except Unreadable as error:
+        raise InputError(f"cannot read {shown}: {error}") from None
     if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
         raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
     return recorded
 
 
 def _lines(name: str) -> Iterator[bytes]:
-    if name == "-":
-        if sys.stdin is None:
-            raise InputError("cannot read standard input: it is closed")
-        yield from sys.stdin.buffer
-        return
-    with Path(name).open("rb") as file:
-        yield from file
+    if name != "-":
+        return reader.lines(name)
+    if sys.stdin is None:
+        raise InputError("cannot read standard input: it is closed")
+    return reader.lines(sys.stdin.buffer)
+
+
+# what a file never has: `inspect-cache` alone shows it
+_KINDS = {name: kind for name, kind in events.KINDS.items() if kind is not events.CacheRead}
 
 
 def _event(line: bytes, place: str) -> events.Event | None:
     """The event of a line; None for a line that is cut short."""
     try:
-        data = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # a plain ValueError: a number has too many digits
-        if not line.endswith(b"\n") and isinstance(error, (UnicodeDecodeError, json.JSONDecodeError)):
-            return None
-        words = f"byte {error.start + 1} is not UTF-8" if isinstance(error, UnicodeDecodeError) else reason_of(error)
-        raise InputError(f"{place}: {words}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{place}: an event is a JSON object, this is not")
-    try:
-        event: events.Event = events.from_json(data)
+        data = strict_json.loads(line)
+        if not isinstance(data, dict):
+            raise strict_json.BadJson("an event is a JSON object, this is not")
+        event: events.Event = events.from_json(data, _KINDS)
     except ValueError as error:
-        raise InputError(f"{place}: {error}") from error
+        if isinstance(error, strict_json.Incomplete) and not line.endswith(b"\n"):
+            return None
+        raise InputError(f"{place}: {error}") from None
     return event
 
 

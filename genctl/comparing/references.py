@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from genctl.comparing.metrics import Values
-from genctl.errors import InputError, count, reason_of
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.errors import InputError, count
 
 
 @cache
@@ -79,11 +80,9 @@ def _bounded(score: float) -> float:
 def read(path: str, prompts: int) -> list[str]:
     """One reference per line, as many as there are prompts. Raises InputError."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"the references could not be read: {reason_of(error)}: {path}") from None
-    except ValueError:
-        raise InputError(f"the references could not be read: {path} is not UTF-8") from None
+        text = reader.text(path)
+    except Unreadable as error:
+        raise InputError(f"the references could not be read: {error}: {path}") from None
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     if lines and not lines[-1]:
         lines.pop()

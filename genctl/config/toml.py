@@ -11,7 +11,9 @@ from typing import Any
 
 import tomli
 
-from genctl.errors import PresetError, reason_of
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.errors import PresetError
 
 MAX_BYTES = 1 << 20
 BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -39,18 +41,9 @@ def read_bytes(path: Path) -> bytes:
     """The bytes of a small file. Raises PresetError if it is missing, too large, or cannot be read."""
     name = printable(str(path))
     try:
-        if not path.is_file():
-            reason = (
-                "a folder, not a file" if path.is_dir() else "not a regular file" if path.exists() else "no such file"
-            )
-            raise PresetError(f"{name}: {reason}")
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise PresetError(f"{name}: cannot be read: {reason_of(error)}") from error
-    if len(data) > MAX_BYTES:
-        raise PresetError(f"{name}: larger than 1 MiB, the limit for presets")
-    return data
+        return reader.read(path, MAX_BYTES, regular=True)
+    except Unreadable as error:
+        raise PresetError(f"{name}: {error}") from None
 
 
 def decode(data: bytes, name: str) -> str:

@@ -20,6 +20,8 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.types import Prefix, Source
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import is_outdated
 
@@ -77,12 +79,15 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     from safetensors import SafetensorError, safe_open
 
     try:
+        reader.check_regular(path)
         with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = json.loads((file.metadata() or {}).get("genctl", "null"))
+            metadata = strict_json.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
+    except Unreadable as error:
+        raise InputError(f"cannot read the prompt cache {path}: {error}") from None
     except OSError as error:
         raise InputError(f"cannot read the prompt cache {path}: {reason_of(error)}") from error
-    except (SafetensorError, ValueError, RecursionError) as error:
+    except (SafetensorError, ValueError) as error:
         raise InputError(f"{path} is damaged, or not a prompt cache: it is not a safetensors file") from error
     if not isinstance(metadata, dict) or metadata.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a prompt cache: genctl inspect-cache --save-cache writes them")

@@ -18,26 +18,45 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.shapes import Natural, value_of
 from genctl.errors import UsageError, printable
 from genctl.io.file_lock import CLOEXEC, JOURNAL, NOFOLLOW, lock
 from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
 
 KIND = "genctl-journal/1"
 DIGEST = 8  # hex digits of a row's own digest: `Mark.input` is what is relied on
-LONGEST = 64 * 2**20  # bytes in one line; far more than any settings need
+_ANEW = "give another --output; or remove the journal and its output to start anew"
+
+
+class JournalHeader(TypedDict, total=False):
+    """What is read of the header. There is more, which is compared with that of the next run."""
+
+    seed: int | None
+    threads: int | None
+    batch: dict[str, Any]
+
+
+class Tally(TypedDict, total=False):
+    """What a command counts (`record_output.RowTally`)."""
+
+    failed: Natural
+    missed: Natural
+    first: str
 
 
 @dataclass(frozen=True)
 class Mark:
     """The first `rows` input rows are done; their records are the first `bytes` bytes of the output."""
 
-    rows: int
-    bytes: int
+    rows: Natural
+    bytes: Natural
     input: str = ""  # digest of these rows, each chained to those before it; hex
     output: str = ""  # digest of these bytes; hex
-    tally: dict[str, Any] = field(default_factory=dict)  # what the command counts
+    tally: Annotated[dict[str, Any], Tally] = field(default_factory=dict)  # what the command counts
     done: bool = False  # whether there are no more rows
     digests: str = ""  # of each of the rows since the mark before, `DIGEST` hex digits; to name one that has changed
 
@@ -90,27 +109,26 @@ class Journal:
 
     def _read(self) -> None:
         with open(self._descriptor, "rb", closefd=False) as file:
-            number = 0
-            while (line := file.readline(LONGEST)).endswith(b"\n"):
-                number += 1
-                self._take(line, number)
-                self._whole += len(line)
+            try:
+                for number, line in enumerate(reader.lines(file), 1):
+                    if line.endswith(b"\n"):  # else it is half a line, the last one
+                        self._take(line, number)
+                        self._whole += len(line)
+            except Unreadable as error:
+                raise UsageError(f"{self.name} cannot be read: {error}", hint=_ANEW) from None
 
     def _take(self, line: bytes, number: int) -> None:
         try:
-            data = json.loads(line)
-            if number == 1:
-                if data.pop("journal") != KIND:
-                    raise ValueError
-                self.header = data
+            data = strict_json.loads(line)
+            if number > 1:
+                self.marks.append(_mark(data, self.marks[-1] if self.marks else Mark(0, 0)))
                 return
-            self.marks.append(_mark(data, self.marks[-1] if self.marks else Mark(0, 0)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            if not isinstance(data, dict) or data.pop("journal", None) != KIND:
+                raise ValueError(f"its first line does not say {KIND}")
+            self.header = value_of(JournalHeader, data)
+        except ValueError as error:
             what = "is no journal of this version" if number == 1 else f"is damaged at line {number}"
-            raise UsageError(
-                f"{self.name} {what}, so nothing can be resumed by it",
-                hint="give another --output; or remove the journal and its output to start anew",
-            ) from None
+            raise UsageError(f"{self.name} {what}, so nothing can be resumed by it: {error}", hint=_ANEW) from None
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Write the header and flush it to the disk. Only if there is none yet."""
@@ -161,10 +179,9 @@ def _line(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data).encode() + b"\n"
 
 
-def _mark(data: Mapping[str, Any], before: Mark) -> Mark:
-    """The mark on a line. Raises ValueError or TypeError if it cannot follow `before`."""
-    mark = Mark(**data)
-    kinds = [type(getattr(mark, name)) for name in ("rows", "bytes", "input", "output", "tally", "done", "digests")]
-    if kinds != [int, int, str, str, dict, bool, str] or mark.rows < before.rows or mark.bytes < before.bytes:
-        raise ValueError("not a mark")
+def _mark(data: Any, before: Mark) -> Mark:
+    """The mark on a line. Raises ValueError if it cannot follow `before`."""
+    mark: Mark = value_of(Mark, data)
+    if mark.rows < before.rows or mark.bytes < before.bytes:
+        raise ValueError("it has fewer rows or bytes than the line before")
     return mark

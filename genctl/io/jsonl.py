@@ -12,12 +12,11 @@ import math
 import re
 from typing import Any, NoReturn
 
+from genctl.documents.strict_json import DEEPEST, DuplicateKey, kind_of, once
 from genctl.errors import nearest, quote, reason_of
 from genctl.io.rows import RefusedRow
-from genctl.io.strict_json import DuplicateKey, once
 from genctl.io.template import Template
 
-DEEPEST = 64  # levels of nesting, so that recursive code is safe
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 
 PROMPTS = ("prompt", "prompt_ids", "messages")
@@ -171,12 +170,3 @@ def _check_plain(key: str, value: Any) -> None:
 
 def _constant(name: str) -> NoReturn:
     raise RefusedRow(f"not JSON: {name} is not a JSON number")
-
-
-def kind_of(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    names = {str: "a string", int: "an integer", float: "a number", list: "a list", dict: "an object"}
-    return names[type(value)]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genctl import events
+from genctl.documents.strict_json import kind_of
 from genctl.io import jsonl, writers
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import RefusedRow
@@ -36,7 +37,7 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
     for key in ("text", "prompt", "target", "context"):
         value = data.get(key, "-")
         if not isinstance(value, str):
-            mistakes.append(f"{key}: expected a string, got {jsonl.kind_of(value)}")
+            mistakes.append(f"{key}: expected a string, got {kind_of(value)}")
         elif not value:
             mistakes.append(f"{key}: is empty")
     extra: dict[str, Any] = {key: data[key] for key in ("context", "target") if key in data}
@@ -52,12 +53,12 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
 
 def _candidates(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise RefusedRow(f"expected a list of strings, got {jsonl.kind_of(value)}")
+        raise RefusedRow(f"expected a list of strings, got {kind_of(value)}")
     if not value:
         raise RefusedRow("is empty")
     for place, item in enumerate(value, 1):
         if not isinstance(item, str):
-            raise RefusedRow(f"item {place}: expected a string, got {jsonl.kind_of(item)}")
+            raise RefusedRow(f"item {place}: expected a string, got {kind_of(item)}")
         if not item:
             raise RefusedRow(f"item {place}: is empty")
     return tuple(value)

@@ -12,10 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from genctl.errors import InputError, UsageError, nearest, printable, quote, reason_of
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.errors import InputError, UsageError, nearest, printable, quote
 from genctl.io.rows import RefusedRow
 
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
+MOST = 16 << 20  # bytes of a file: as of a prompt
 _MOST = 12  # keys that a message lists
 STDIN = "stdin"  # the field that stands for all of standard input
 
@@ -101,11 +104,11 @@ def read(argument: str) -> Template:
         return parse(argument)
     path, shown = Path(argument[1:]), printable(argument[1:])
     try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+        text = reader.read(path, MOST).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise InputError(f"--template: {shown} is not UTF-8 at byte {error.start + 1}") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"--template: cannot read {shown}: {reason_of(error)}") from None
+    except Unreadable as error:
+        raise InputError(f"--template: cannot read {shown}: {error}") from None
     return parse(text.removesuffix("\n"), f"--template {printable(argument)}")
 
 

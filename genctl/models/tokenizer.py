@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.models import tokenizer_files
 from genctl.models.tokenizer_class import BACKEND, UnsupportedTokenizer, class_of
 from genctl.models.weights import LARGEST_JSON, read_json
@@ -326,9 +328,10 @@ def _template(folder: Path, template: Any) -> Any:
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").is_file() else {}
     more = folder / "additional_chat_templates"
     files |= {path.stem: path for path in sorted(more.glob("*.jinja")) if path.is_file()} if more.is_dir() else {}
-    if any(path.stat().st_size > LARGEST_JSON for path in files.values()):
-        raise UnsupportedTokenizer("a chat template is too long")
-    texts = {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    try:
+        texts = {name: reader.text(path, LARGEST_JSON, regular=True) for name, path in files.items()}
+    except Unreadable as error:
+        raise UnsupportedTokenizer(f"a chat template cannot be read: {error}") from None
     if texts:
         return texts["default"] if list(texts) == ["default"] else texts
     if isinstance(template, list):

@@ -15,8 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.documents.strict_json import DuplicateKey, once
 from genctl.errors import ModelError, reason_of
-from genctl.io.strict_json import DuplicateKey, once
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -75,11 +77,10 @@ class WeightFiles:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file. Raises ModelError, naming `what`, for anything else."""
     try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise ModelError(f"{what} has {path.stat().st_size:,} bytes, too many to be one")
-        value = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=once)
-    except OSError as error:
-        raise ModelError(f"cannot read {what}: {reason_of(error)}") from error
+        text = reader.read(path, LARGEST_JSON, regular=True).decode("utf-8-sig")
+        value = json.loads(text, object_pairs_hook=once)
+    except Unreadable as error:
+        raise ModelError(f"cannot read {what}: {error}") from None
     except UnicodeDecodeError as error:
         raise ModelError(f"{what} is not UTF-8 text (byte {error.start})") from error
     except json.JSONDecodeError as error:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from genctl.errors import ModelError
+from genctl.models.weights import read_json
 
 # fields of config.json that do not say what is computed
 OTHER = {
@@ -28,10 +30,9 @@ def different_settings(reference: Path, other: Path) -> str:
 
 def _read(folder: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(folder / "config.json", "config.json")
+    except ModelError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

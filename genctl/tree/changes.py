@@ -7,12 +7,24 @@ log-probabilities are in nats. A tree is the fold of its changes (`nodes.Tree.ap
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+
+from genctl.documents.shapes import Natural
+from genctl.events import Amount, Id, Logprob, Rank, Seed
 
 SCHEMA = "genctl-tree/1"
 
 # Where a token comes from: the decode loop, an alternative chosen by hand, a text that was typed, an expansion.
 By: TypeAlias = Literal["generate", "take", "edit", "expand"]
+
+
+class SavedLayer(TypedDict):
+    """Settings from one place, as `config.layers.Layer` has them."""
+
+    origin: str
+    said: str
+    typed: bool
+    values: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +35,9 @@ class Opened:
     model: str  # as the user named it
     checkpoint: str  # `LoadedModel.fingerprint`
     prompt: str
-    prompt_ids: tuple[int, ...]
-    seed: int  # of the tree; each generation has one that is derived from it
-    layers: tuple[dict[str, Any], ...] = ()  # settings, lowest first: {"origin", "said", "typed", "values"}
+    prompt_ids: tuple[Id, ...]
+    seed: Seed  # of the tree; each generation has one that is derived from it
+    layers: tuple[Annotated[dict[str, Any], SavedLayer], ...] = ()  # settings, lowest first
     shown: str = ""  # the prompt as people read it, where it is a conversation
 
 
@@ -35,23 +47,23 @@ class Begun:
 
     line: str
     step: bool = False
-    run: int = 0  # the number of the generation that it begins, from 1; 0: it begins none
+    run: Natural = 0  # the number of the generation that it begins, from 1; 0: it begins none
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
     """A new token. `node` counts from 1; 0 is the root, which holds the prompt."""
 
-    node: int
-    parent: int
-    id: int
-    logprob: float  # the model's own, in nats
+    node: Natural
+    parent: Natural
+    id: Id
+    logprob: Logprob  # the model's own, in nats
     text: str = ""  # the whole characters that it completes after the tokens before it
-    rank: int | None = None  # among the model's tokens, from 1
-    entropy: float | None = None  # of the model's distribution from which it was chosen, in nats
-    settings: int = 0  # index into the table of settings
-    seed: int | None = None  # None where nothing was drawn
-    start: int = 0  # the node where its generation began
+    rank: Rank | None = None  # among the model's tokens, from 1
+    entropy: Amount | None = None  # of the model's distribution from which it was chosen, in nats
+    settings: Natural = 0  # index into the table of settings
+    seed: Seed | None = None  # None where nothing was drawn
+    start: Natural = 0  # the node where its generation began
     by: By = "generate"
 
 
@@ -59,7 +71,7 @@ class Grown:
 class Reached:
     """A token that the tree has already is written again: it is shown, and is the end of the branch."""
 
-    node: int
+    node: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +85,10 @@ class Knobs:
 class Settled:
     """A command is done. Fields that are None did not change."""
 
-    cursor: int | None = None
-    tip: int | None = None
-    settings: int | None = None
-    bookmarks: dict[str, int] | None = field(default=None)
+    cursor: Natural | None = None
+    tip: Natural | None = None
+    settings: Natural | None = None
+    bookmarks: dict[str, Natural] | None = field(default=None)
 
 
 @dataclass(frozen=True, slots=True)

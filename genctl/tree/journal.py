@@ -17,16 +17,18 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from genctl import events
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
 from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
 from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
 from genctl.tree.nodes import Tree
 
-LONGEST = 64 * 2**20  # bytes in one line
+FIRST = b'{"event": "opened"'  # the beginning of the first line
 _HINT = "the lines before it are whole: a copy that ends there can be opened"
 
 
@@ -93,7 +95,7 @@ class TreeFile:
         lock(descriptor, path)
         try:
             with open(descriptor, "rb", closefd=False) as file:
-                tree, whole, unfinished = _read(_lines(file), printable(str(path)))
+                tree, whole, unfinished = _read(_lines(file, printable(str(path))), printable(str(path)))
             sink = Sink(unbuffered(descriptor), printable(str(path)), owned=descriptor, path=path, whole=whole)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -118,7 +120,7 @@ class TreeFile:
 def read_tree(path: Path) -> Tree:
     """The tree in a file, to look at: another process may be writing it. Raises InputError."""
     with open(_open(path, os.O_RDONLY), "rb") as file:
-        return _read(_lines(file), printable(str(path)))[0]
+        return _read(_lines(file, printable(str(path))), printable(str(path)))[0]
 
 
 def tree_of_lines(lines: Iterable[bytes], name: str) -> Tree:
@@ -150,7 +152,7 @@ def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
     tree: Tree | None = None
     for number, line in enumerate(lines, 1):
         try:
-            change = events.from_json(json.loads(line.decode("utf-8", "surrogatepass")), KINDS)
+            change = events.from_json(_object(line), KINDS)
             if tree is not None:
                 unfinished = [] if isinstance(change, Begun) else unfinished
                 tree.apply(change)
@@ -165,8 +167,8 @@ def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
             if tree is None:
                 raise
             raise InputError(f"{name} is damaged at line {number}: {error.message}", hint=_HINT) from None
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            if tree is None:
+        except ValueError as error:
+            if tree is None and not line.startswith(FIRST):
                 raise InputError(f"{name} is not the file of a tree", hint="genctl explore --save writes one") from None
             raise InputError(f"{name} is damaged at line {number}: {error}", hint=_HINT) from None
         whole += len(line)
@@ -175,7 +177,18 @@ def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
     return tree, whole, [] if tree.command is None else unfinished
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The whole lines."""
-    while (line := file.readline(LONGEST)).endswith(b"\n"):
-        yield line
+def _object(line: bytes) -> dict[str, Any]:
+    """The JSON object of a line. Raises ValueError."""
+    # a file name in it may be no UTF-8
+    found = strict_json.loads(line.decode("utf-8", "surrogatepass"))
+    if not isinstance(found, dict):
+        raise strict_json.BadJson("a change is a JSON object, this is not")
+    return found
+
+
+def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
+    """The whole lines; what follows the last line end is left out. Raises InputError."""
+    try:
+        yield from itertools.takewhile(lambda line: line.endswith(b"\n"), reader.lines(file))
+    except Unreadable as error:
+        raise InputError(f"cannot read {name}: {error}") from None

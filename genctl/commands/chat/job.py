@@ -19,6 +19,7 @@ from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import shown_top
 from genctl.config import presets, settings
 from genctl.config.layers import Layer, Resolved, values_of
+from genctl.documents.strict_json import kind_of
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
 from genctl.errors import Exit, GenctlError, InputError, UsageError
@@ -49,9 +50,9 @@ def message_fields(data: dict[str, Any], template: Template | None = None) -> di
     if data["role"] not in ROLES:
         raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {data['role']!r:.40}")
     if not isinstance(data.get("content"), str):
-        raise RefusedRow(f"content: expected a string, got {jsonl.kind_of(data.get('content'))}")
+        raise RefusedRow(f"content: expected a string, got {kind_of(data.get('content'))}")
     if not isinstance(params := data.get("params", {}), dict):
-        raise RefusedRow(f"params: expected an object, got {jsonl.kind_of(params)}")
+        raise RefusedRow(f"params: expected an object, got {kind_of(params)}")
     return {"messages": ({"role": data["role"], "content": data["content"]},), "params": params}
 
 

@@ -16,7 +16,9 @@ from genctl.commands.explore.options import ExploreOptions, check_opened, check_
 from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.config.layers import Layer, Resolved, row_layer, values_of
-from genctl.errors import GenctlError, InputError, UsageError, reason_of
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
+from genctl.errors import GenctlError, InputError, UsageError
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from genctl.engines.local.session import Session
     from genctl.tree.explorer import Explorer
     from genctl.tree.results import Result
+
+LONGEST_SCRIPT = 1 << 20  # bytes
 
 
 def _how(key: str, value: Any) -> str:
@@ -71,14 +75,17 @@ class ExploreJob(Job[ExploreOptions]):
             return []
         if name != "-":
             try:
-                return parse_script(Path(name).read_text(encoding="utf-8").splitlines(), name)
-            except (OSError, UnicodeDecodeError) as error:
-                raise InputError(f"cannot read --script {name}: {reason_of(error)}") from error
+                return parse_script(reader.text(name, LONGEST_SCRIPT).splitlines(), name)
+            except Unreadable as error:
+                raise InputError(f"cannot read --script {name}: {error}") from None
         if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
             raise UsageError("--script - reads commands from standard input: give the prompt as an argument")
         if sys.stdin is None:
             raise InputError("cannot read standard input: it is closed")
-        return parse_script(sys.stdin.read().splitlines(), "standard input")
+        try:
+            return parse_script(reader.text(sys.stdin.buffer, LONGEST_SCRIPT).splitlines(), "standard input")
+        except Unreadable as error:
+            raise InputError(f"cannot read standard input: {error}") from None
 
     def _take_saved_model(self, path: Path) -> None:
         """Load the checkpoint that the tree was made with, if no flag names another place of it."""

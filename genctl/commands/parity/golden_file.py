@@ -8,17 +8,22 @@ float32 numbers) and the probability of all others.
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal, TypeAlias
 
-from genctl.errors import InputError, printable, reason_of
-from genctl.events import row_name
+from annotated_types import Ge, Le, MinLen
+
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.shapes import Known, Natural, value_of
+from genctl.documents.strict_json import BadJson
+from genctl.errors import InputError, count, printable, quote
+from genctl.events import LARGEST, ROUNDING, row_name
 from genctl.io.records import SCHEMA
-from genctl.io.strict_json import once
 from genctl.io.writers import to_json
+from genctl.params import CacheForm, Quantized
 from genctl.parity.recorded import Golden, KnownTop
 from genctl.parity.values import Text
 
@@ -71,96 +76,166 @@ def _short(value: float) -> float:
     return float(str(numpy.float32(value)))
 
 
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+Logprob: TypeAlias = Annotated[Known, Ge(-LARGEST), Le(ROUNDING)]
+
+
+@dataclass(frozen=True)
+class _Knobs:
+    """The knobs of a head. No others decide what is compared."""
+
+    quantize: Quantized | None = None
+    adapter: str | None = None
+    cache_implementation: CacheForm | None = None
+    runtime: Literal["native", "transformers"] | None = None
+
+
+@dataclass(frozen=True)
+class _Head:
+    schema: str
+    kind: str
+    version: int
+    reference: str
+    fingerprint: str
+    dtype: Literal["float32", "bfloat16", "float16", "float64"]
+    knobs: _Knobs
+    vocabulary: Annotated[int, Ge(1), Le(2**31)]
+    written: bool
+    new_tokens: Natural | None
+    texts: Natural
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _TextLine:
+    kind: Literal["text"]
+    id: str
+    prompt: str
+    prompt_ids: tuple[Natural, ...]
+    new_tokens: Natural | None = None
+
+
+@dataclass(frozen=True)
+class _PositionLine:
+    token: Natural
+    text: str
+    logprob: Logprob
+    top: Annotated[tuple[tuple[Natural, Logprob], ...], MinLen(1)]
+    tail: Annotated[Known, Ge(0.0), Le(1.0 + ROUNDING)]
+
+
 def read(path: str) -> Golden:
     """A golden file. Raises InputError, which names it, for one that is damaged or something else."""
     name = printable(path)
     try:
-        data = Path(path).read_bytes()
-    except (OSError, ValueError) as error:
-        raise InputError(f"--expect: {reason_of(error)}: {name}", hint=HINT) from None
-    lines = data.split(b"\n")
-    head = _object(lines[0])
+        lines = list(reader.lines(path))
+    except Unreadable as error:
+        raise InputError(f"--expect: {error}: {name}", hint=HINT) from None
+    head = _object(lines[0]) if lines else {}
     if head.get("schema") != SCHEMA or head.get("kind") != KIND:
         raise InputError(f"--expect: {name} is no golden file of {SCHEMA}", hint=HINT)
     if head.get("version") != VERSION:
         raise InputError(f"--expect: {name} is a golden file of version {head.get('version')!r:.20}; this is {VERSION}")
-    if lines[-1] != b"" or len(lines) < 3:
+    if not lines[-1].endswith(b"\n") or len(lines) < 2:
         raise InputError(f"--expect: {name} is cut off: it has no last line")
-    end = _object(lines[-2])
+    end = _object(lines[-1])
     if end.get("kind") != "end":
-        raise InputError(f"--expect: {name} is cut off: it has no checksum in line {len(lines) - 1}")
-    body = data[: len(data) - len(lines[-2]) - 1]
-    if end.get("sha256") != hashlib.sha256(body).hexdigest():
+        raise InputError(f"--expect: {name} is cut off: it has no checksum in line {len(lines)}")
+    digest = hashlib.sha256()
+    for line in lines[:-1]:
+        digest.update(line)
+    if end.get("sha256") != digest.hexdigest():
         raise InputError(f"--expect: {name} is damaged: its checksum is that of other lines", hint=HINT)
+    place = 1
     try:
-        return _golden(head, [_object(line) for line in lines[1:-2]])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise InputError(f"--expect: {name} lacks what a golden file has: {printable(str(error)):.80}") from None
+        made = _Made(value_of(_Head, head))
+        while place < len(lines) - 1:
+            place += 1
+            made.take(strict_json.loads(lines[place - 1]))
+        place = 1
+        return made.golden()
+    except ValueError as error:
+        raise InputError(f"--expect: {name} lacks what a golden file has: line {place}: {error}", hint=HINT) from None
 
 
 def _object(line: bytes) -> dict[str, Any]:
     """The object of a line, empty if there is none."""
     try:
-        found = json.loads(line.decode("utf-8"), object_pairs_hook=once)
-    except (ValueError, RecursionError):
+        found = strict_json.loads(line)
+    except BadJson:
         return {}
     return found if isinstance(found, dict) else {}
 
 
 @dataclass
-class _OpenText:
-    """A text whose positions follow."""
+class _Made:
+    """A recording in the making. Raises ValueError for a line that cannot follow those before it."""
 
-    id: str
-    prompt: str
-    prompt_ids: tuple[int, ...]
-    new_tokens: int | None = None
-    tokens: list[int] = field(default_factory=list)
+    head: _Head
+    texts: dict[str, tuple[_TextLine, list[int]]] = field(default_factory=dict)  # with their tokens, by id
+    known: dict[tuple[str, int], KnownTop] = field(default_factory=dict)
 
+    def take(self, data: Any) -> None:
+        """The next line between the head and the checksum."""
+        if isinstance(data, dict) and "kind" in data:
+            text: _TextLine = value_of(_TextLine, data)
+            if text.id in self.texts:
+                raise ValueError(f"id: the text {quote(text.id)} is there already")
+            self._check_ids("prompt_ids", text.prompt_ids)
+            self.texts[text.id] = text, []
+            return
+        position: _PositionLine = value_of(_PositionLine, data)
+        if not self.texts:
+            raise ValueError("a position without a text before it")
+        self._check_ids("token", (position.token,))
+        self._check_ids("top", [id for id, _ in position.top])
+        values = [value for _, value in position.top]
+        if len({id for id, _ in position.top}) < len(values) or values != sorted(values, reverse=True):
+            raise ValueError("top: expected each token once, the most probable first")
+        if math.fsum(map(math.exp, values)) > 1 + ROUNDING:
+            raise ValueError("top: the probabilities are more than 1 together")
+        text, tokens = next(reversed(self.texts.values()))
+        top = tuple((id, _widened(value)) for id, value in position.top)
+        self.known[text.id, len(tokens)] = KnownTop(_widened(position.logprob), top, _widened(position.tail))
+        tokens.append(position.token)
 
-def _golden(head: Mapping[str, Any], lines: list[dict[str, Any]]) -> Golden:
-    texts: list[_OpenText] = []
-    known: dict[tuple[str, int], KnownTop] = {}
-    for line in lines:
-        if line.get("kind") == "text":
-            own = int(line["new_tokens"]) if "new_tokens" in line else None
-            texts.append(_OpenText(str(line["id"]), str(line["prompt"]), tuple(map(int, line["prompt_ids"])), own))
-            continue
-        text = texts[-1]
-        top = tuple((int(id), float(value)) for id, value in line["top"])
-        if not top:
-            raise ValueError("a position without tokens")
-        known[text.id, len(text.tokens)] = KnownTop(
-            _widened(line["logprob"]), tuple((id, _widened(value)) for id, value in top), _widened(line["tail"])
+    def _check_ids(self, place: str, ids: Sequence[int]) -> None:
+        if ids and max(ids) >= self.head.vocabulary:
+            raise ValueError(f"{place}: the token {max(ids)} is beyond the vocabulary of {self.head.vocabulary}")
+
+    def golden(self) -> Golden:
+        """The whole recording."""
+        head, texts = self.head, [text for text, _ in self.texts.values()]
+        if len(texts) != head.texts:
+            raise ValueError(f"texts: expected {count(head.texts, 'text')}, got {len(texts)}")
+        if not self.known:
+            raise ValueError("texts: expected positions, got none")
+        return Golden(
+            reference=head.reference,
+            fingerprint=head.fingerprint,
+            dtype=head.dtype,
+            knobs={name: value for name, value in asdict(head.knobs).items() if value is not None},
+            vocabulary=head.vocabulary,
+            written=head.written,
+            new_tokens=head.new_tokens,
+            versions=head.versions,
+            texts=tuple(
+                Text(
+                    text.id,
+                    text.prompt_ids,
+                    tuple(self.texts[text.id][1]),
+                    text.prompt,
+                    row_name(text.id, number + 1 if text.id == str(number) else 0),
+                )
+                for number, text in enumerate(texts)
+            ),
+            known=self.known,
+            own_lengths={text.id: text.new_tokens for text in texts if text.new_tokens is not None},
         )
-        text.tokens.append(int(line["token"]))
-    if len(texts) != head["texts"] or not known:
-        raise ValueError("as many texts as its head says")
-    return Golden(
-        reference=str(head["reference"]),
-        fingerprint=str(head["fingerprint"]),
-        dtype=str(head["dtype"]),
-        knobs=dict(head["knobs"]),
-        vocabulary=int(head["vocabulary"]),
-        written=bool(head["written"]),
-        new_tokens=None if head["new_tokens"] is None else int(head["new_tokens"]),
-        versions=dict(head["versions"]),
-        texts=tuple(
-            Text(
-                one.id,
-                one.prompt_ids,
-                tuple(one.tokens),
-                one.prompt,
-                row_name(one.id, number + 1 if one.id == str(number) else 0),
-            )
-            for number, one in enumerate(texts)
-        ),
-        known=known,
-        own_lengths={one.id: one.new_tokens for one in texts if one.new_tokens is not None},
-    )
 
 
-def _widened(value: Any) -> float:
+def _widened(value: float) -> float:
     import numpy
 
     return float(numpy.float32(value))

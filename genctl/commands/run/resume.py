@@ -11,6 +11,8 @@ from typing import Any
 from genctl.commands.run.options import RunOptions
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.identity import versions
 from genctl.io.records import SCHEMA
 
@@ -69,6 +71,10 @@ def _digest(value: Any) -> str:
     if not isinstance(value, str):
         return ""
     try:
-        return hashlib.blake2b(Path(value).expanduser().read_bytes(), digest_size=16).hexdigest()
-    except (OSError, ValueError, RuntimeError):
+        with reader.opened(Path(value).expanduser(), regular=True) as file:
+            digest = hashlib.blake2b(digest_size=16)
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+        return digest.hexdigest()
+    except (Unreadable, RuntimeError):  # RuntimeError: ~ of a user who is not there
         return ""

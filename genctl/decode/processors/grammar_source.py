@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
-from genctl.errors import UsageError, reason_of
-from genctl.io.strict_json import DuplicateKey, once
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.strict_json import BadJson
+from genctl.errors import UsageError
 from genctl.params import GRAMMARS, Generation
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
@@ -82,13 +84,9 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
         if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
-            schema = json.loads(text, object_pairs_hook=once)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(f"{where}: {reason_of(error)}") from error
-        except DuplicateKey as error:
-            raise UsageError(f"{where}: the key {_shown(error.key)} is given twice") from error
-        except ValueError as error:  # Python refuses numbers of several thousand digits
-            raise UsageError(f"{where}: a number with too many digits") from error
+            schema = strict_json.loads(text)
+        except BadJson as error:
+            raise UsageError(f"{where}: {error}") from None
     if schema is True:
         schema = {}
     if schema is False:
@@ -197,21 +195,11 @@ def _reason(fault: str) -> str:
 
 
 def _file(knob: str, name: str) -> str:
-    problem = f"{knob}: cannot read {_shown(name)}"
     try:
-        path = Path(name).expanduser()
-        if path.exists() and not path.is_file():  # a device or a pipe may never end
-            raise UsageError(f"{problem}: {'a folder' if path.is_dir() else 'not a regular file'}")
-        with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise UsageError(f"{problem}: larger than 1 MiB, which no {knob.replace('_', ' ')} is")
-        return data.decode("utf-8-sig")
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or (
-            "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else "not a file name"
-        )
-        raise UsageError(f"{problem}: {reason}") from error
+        return reader.text(Path(name).expanduser(), MOST_BYTES, regular=True)
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+        reason = error if isinstance(error, Unreadable) else "not a file name"
+        raise UsageError(f"{knob}: cannot read {_shown(name)}: {reason}") from None
 
 
 def _text(where: str, text: str) -> None:

@@ -12,10 +12,13 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.errors import UsageError
 
 ANSWER_S = 30.0  # until an address that accepts connections and does not answer is given up
 CONNECT_S = 10.0  # until one that does not accept is
+LONGEST_TOKEN = 1 << 16  # bytes
 CLIENT = "ray://"
 # The calls, and what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
 _HEAD = ("/ray.rpc.NodeInfoGcsService/CheckAlive", b"")
@@ -97,7 +100,7 @@ def _token() -> tuple[tuple[str, str], ...]:
     if not token:
         path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
         try:
-            token = path.expanduser().read_text(encoding="utf-8")
-        except (OSError, ValueError, RuntimeError):
+            token = reader.text(path.expanduser(), LONGEST_TOKEN, regular=True)
+        except (Unreadable, RuntimeError):
             return ()
     return (("authorization", f"Bearer {token.strip()}"),)

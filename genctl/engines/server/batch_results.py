@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from genctl import events
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.strict_json import BadJson
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of, pieces_of, usage_of
 from genctl.engines.server.failure import RowFailure, Trouble, one_line
-from genctl.engines.server.reading import loads
-from genctl.errors import InputError, reason_of
+from genctl.engines.server.reading import without_surrogates
+from genctl.errors import InputError
 from genctl.io.records import error_record, record
 from genctl.io.rows import InputRow
 
@@ -32,23 +34,20 @@ class BatchLine:
 def read_lines(name: str) -> Iterator[BatchLine]:
     """The lines of a file of requests or results. Raises InputError for what is none, naming the line."""
     try:
-        with Path(name).open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"{name}, line {number}"
-                try:
-                    data = loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise InputError(f"{where}: {reason_of(error)}") from None
-                id = data.get("custom_id") if isinstance(data, dict) else None
-                if not isinstance(id, str):
-                    raise InputError(f"{where}: no line of a batch file: it has no custom_id")
-                yield BatchLine(id, data, where)
-    except OSError as error:
-        raise InputError(f"cannot read {name}: {reason_of(error)}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{name}: {reason_of(error)}") from None
+        for number, line in enumerate(reader.lines(name), 1):
+            if not line.strip():
+                continue
+            where = f"{name}, line {number}"
+            try:
+                data = without_surrogates(strict_json.loads(line))
+            except BadJson as error:
+                raise InputError(f"{where}: {error}") from None
+            id = data.get("custom_id") if isinstance(data, dict) else None
+            if not isinstance(id, str):
+                raise InputError(f"{where}: no line of a batch file: it has no custom_id")
+            yield BatchLine(id, data, where)
+    except Unreadable as error:
+        raise InputError(f"cannot read {name}: {error}") from None
 
 
 def by_id(names: Sequence[str]) -> dict[str, BatchLine]:

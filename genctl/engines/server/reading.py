@@ -105,16 +105,17 @@ def object_of(text: str, what: str, instead: str = "") -> dict[str, Any]:
 def loads(text: str) -> Any:
     """The value of a JSON text. Lone surrogates, which no file can hold, become U+FFFD. Raises one of MALFORMED."""
     value = json.loads(text)
-    return _without_surrogates(value) if _ESCAPED_SURROGATE.search(text) else value
+    return without_surrogates(value) if _ESCAPED_SURROGATE.search(text) else value
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """A JSON value with U+FFFD for each half of a surrogate pair, which no file can hold."""
     if isinstance(value, str):
         return _LONE.sub("\ufffd", value)
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
+        return [without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_LONE.sub("\ufffd", key): _without_surrogates(item) for key, item in value.items()}
+        return {_LONE.sub("\ufffd", key): without_surrogates(item) for key, item in value.items()}
     return value
 
 

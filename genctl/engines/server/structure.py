@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.strict_json import BadJson
 from genctl.engines.server.fields import LLAMA_CPP_PYTHON
-from genctl.errors import UsageError, reason_of
+from genctl.errors import UsageError
 from genctl.params import GRAMMARS, Generation
 
 Refuse = Callable[[str, str], object]
+MOST_BYTES = 1 << 20  # of a file
 
 
 def constrained(
@@ -57,9 +61,9 @@ def schema_of(generation: Generation) -> Any:
         return closed(value)
     text = _text_of("json_schema", value)
     try:
-        return closed(json.loads(text))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"json_schema: {reason_of(error)}") from None
+        return closed(strict_json.loads(text))
+    except BadJson as error:
+        raise UsageError(f"json_schema: {error}") from None
 
 
 def _text_of(knob: str, value: str) -> str:
@@ -67,9 +71,10 @@ def _text_of(knob: str, value: str) -> str:
     if any(mark in value for mark in "\n{:") and not _is_file(value):
         return value
     try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(f"{knob}: {value}: {reason_of(error)}") from None
+        return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+        reason = error if isinstance(error, Unreadable) else "no such file"
+        raise UsageError(f"{knob}: {value}: {reason}") from None
 
 
 def _is_file(value: str) -> bool:

@@ -1,0 +1,177 @@
+"""The one reader of documents: files that a user names, or that lie where one looks for them.
+
+A document is a regular file, a pipe (`<(…)` is one), a terminal or the null device. Its size is bounded, and a pipe
+under a name has to bring something in time: a pipe that nobody writes to ends as an error. Other devices are refused,
+because they never end. Prompts are no document: they are a stream, and may come as slowly as a person types.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias
+
+from genctl.errors import count, reason_of
+
+MOST = 64 << 20  # bytes of a document that is read whole, and of one line of JSON lines
+MOST_LINES = 1 << 30  # bytes of all JSON lines together
+NOBODY_S = 5.0  # until somebody writes to a named pipe
+SILENCE_S = 20.0  # between two pieces of a named pipe
+WHOLE_S = 600.0  # from the first to the last byte of a named pipe
+
+Source: TypeAlias = str | Path | IO[bytes]
+
+
+class Unreadable(Exception):
+    """Why a document cannot be read, in a few words for the end or the middle of a sentence."""
+
+
+def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
+    """All bytes. Raises Unreadable. `regular`: only a regular file will do."""
+    with opened(source, regular=regular) as file:
+        data = _bounded(file, most)
+        if len(data) > most:
+            raise Unreadable(f"larger than {_size(most)}, the most that is read")
+        return data
+
+
+def text(source: Source, most: int = MOST, *, regular: bool = False) -> str:
+    """All of it as UTF-8, without a byte order mark. Raises Unreadable."""
+    try:
+        return read(source, most, regular=regular).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable(reason_of(error)) from None
+
+
+def lines(source: Source, longest: int = MOST, most: int = MOST_LINES) -> Iterator[bytes]:
+    """The lines with their ends; the last one may lack it. Raises Unreadable, before a line that is too long."""
+    number = size = 0
+    with opened(source) as file:
+        while line := file.readline(longest + 1):
+            number, size = number + 1, size + len(line)
+            if len(line) > longest:
+                raise Unreadable(f"line {number:,} is longer than {_size(longest)}, the most that is read")
+            if size > most:
+                raise Unreadable(f"larger than {_size(most)}, the most that is read")
+            yield line
+
+
+@contextmanager
+def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
+    """The open document; its errors are Unreadable, those of reading too. A stream is taken as it is."""
+    try:
+        if not isinstance(source, (str, Path)):
+            yield source
+            return
+        descriptor = _open(source, regular=regular)
+        kind = os.fstat(descriptor).st_mode
+        raw: io.RawIOBase = _Patient(descriptor) if stat.S_ISFIFO(kind) else io.FileIO(descriptor, "rb")
+        with io.BufferedReader(raw) as file:
+            yield file
+    except (OSError, ValueError) as error:
+        raise Unreadable(_reason(error)) from None
+
+
+def check_regular(path: str | Path) -> None:
+    """Raises Unreadable unless a library can open the file under this name without waiting."""
+    with opened(path, regular=True):
+        pass
+
+
+def _open(path: str | Path, *, regular: bool) -> int:
+    # opening a pipe must not wait for its other end, and a terminal must not become ours
+    flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
+    descriptor = os.open(path, flags)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(kind):
+            raise Unreadable("a folder, not a file")
+        if regular and not stat.S_ISREG(kind):
+            raise Unreadable("not a regular file")
+        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or _ends(descriptor)):
+            raise Unreadable("a device, not a file")
+        if not stat.S_ISFIFO(kind) and hasattr(os, "set_blocking"):
+            os.set_blocking(descriptor, True)  # a terminal waits for a person
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _ends(descriptor: int) -> bool:
+    """Whether a device is a terminal, at which a person ends the input, or the null device."""
+    return os.isatty(descriptor) or os.path.samestat(os.fstat(descriptor), Path(os.devnull).stat())
+
+
+class _Patient(io.RawIOBase):
+    """A named pipe: it is waited for as long as the bounds say. Raises Unreadable."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._begun = 0.0  # when the first byte came; 0: none came yet
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        written_to = False
+        deadline = time.monotonic() + (SILENCE_S if self._begun else NOBODY_S)
+        if self._begun and time.monotonic() > self._begun + WHOLE_S:
+            raise Unreadable(f"a pipe that has not ended after {WHOLE_S:g} s")
+        while True:
+            try:
+                data = os.read(self._descriptor, len(buffer))
+            except BlockingIOError:
+                if not written_to:  # somebody has it open for writing
+                    written_to, deadline = True, time.monotonic() + SILENCE_S
+            else:
+                if data or self._begun or written_to:
+                    self._begun = self._begun or time.monotonic()
+                    buffer[: len(data)] = data
+                    return len(data)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                words = f"brings nothing for {SILENCE_S:g} s" if written_to else f"nobody writes to for {NOBODY_S:g} s"
+                raise Unreadable(f"a pipe that {words}")
+            if self._hung_up(left):
+                written_to = True  # and it is closed already: what is read next is the end
+
+    def _hung_up(self, seconds: float) -> bool:
+        """Wait until there is something to read, or nobody who could write it any more."""
+        if not hasattr(select, "poll"):
+            time.sleep(min(seconds, 0.05))
+            return False
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        found = poll.poll(min(seconds, 0.25) * 1000)
+        return any(event & select.POLLHUP for _, event in found)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._descriptor)
+        super().close()
+
+
+def _bounded(file: IO[bytes], most: int) -> bytes:
+    """At most `most + 1` bytes. A regular file that says it has more is not read."""
+    try:
+        state = os.fstat(file.fileno())
+    except (OSError, ValueError):  # a stream without a descriptor
+        return file.read(most + 1)
+    if stat.S_ISREG(state.st_mode) and state.st_size > most:
+        raise Unreadable(f"has {count(state.st_size, 'byte')}, and at most {_size(most)} are read")
+    return file.read(most + 1)
+
+
+def _size(bytes: int) -> str:
+    return f"{bytes >> 20} MiB" if bytes >= 1 << 20 else count(bytes, "byte")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return reason_of(error) if isinstance(error, OSError) else "not a file name"
