@@ -6,12 +6,18 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypedDict
+
+from annotated_types import Ge, Le
 
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
-from genctl.errors import InputError, count, reason_of
+from genctl.documents import reader, strict_json
+from genctl.documents.reader import Unreadable
+from genctl.documents.shapes import BadShape, Known, Natural, value_of
+from genctl.documents.strict_json import BadJson
+from genctl.errors import InputError, count, printable
+from genctl.events import LARGEST, Id, Seed
 from genctl.identity import brief, is_outdated
 from genctl.io import jsonl
 from genctl.io.rows import InputRow, RefusedRow
@@ -22,20 +28,61 @@ SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats
 _SHOWN = 400  # characters of a text on each side of a difference
 
+Figure: TypeAlias = Annotated[Known, Ge(-LARGEST), Le(LARGEST)] | None  # in nats; None: not finite when it was written
 Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in order)
+
+
+class _Run(TypedDict):
+    name: str
+    settings: dict[str, Any]
+
+
+class _Error(TypedDict):
+    code: str
+    message: str
+
+
+class _Token(TypedDict):
+    id: Id
+    text: str
+    logprob: Figure
+
+
+class _Identified(TypedDict):
+    id: str
+
+
+class _Record(_Identified, total=False):
+    """A record as `--format jsonl --scores` writes it. There is more in it, which is not compared."""
+
+    run: str
+    sequence: Natural
+    seed: Seed | None
+    text: str
+    token_ids: list[Id]
+    tokens: list[_Token]
+    logprob: Figure
+    score: Figure
+    finish_reason: str
+    error: _Error
+
+
+COMPARED = ("text", "token_ids", "tokens", "logprob", "score", "finish_reason")
 
 
 @dataclass(frozen=True)
 class Recording:
     """The content of a `--save` file: enough to run it again, and to see what it ran on."""
 
-    seed: int
-    seeds: int
+    seed: Seed
+    seeds: Annotated[int, Ge(1)]
     versions: dict[str, str]
     checkpoints: dict[str, str]  # name -> fingerprint
-    runs: tuple[dict[str, Any], ...]  # {"name", "settings", "resolved"}: the given and the effective settings
+    runs: tuple[
+        Annotated[dict[str, Any], _Run], ...
+    ]  # {"name", "settings", "resolved"}: the given and the effective settings
     prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
-    records: tuple[dict[str, Any], ...] = ()
+    records: tuple[Annotated[dict[str, Any], _Record], ...] = ()
 
     def head(self) -> dict[str, Any]:
         """Everything but the records."""
@@ -93,50 +140,37 @@ def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
 
 def read(path: str) -> Recording:
     """A recording. Raises InputError for a file that cannot be read or is no recording."""
+    name = f"--expect: {printable(path)}"
     try:
-        data = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except OSError as error:
-        raise InputError(f"--expect: {reason_of(error)}: {path}", hint="--save FILE writes one") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"--expect: {path} is not JSON; it should be a file that --save wrote") from None
-    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise InputError(f"--expect: {path} is no recording of {SCHEMA}; it should be a file that --save wrote")
-    kinds: dict[str, type] = {
-        "seed": int, "seeds": int, "versions": dict, "checkpoints": dict, "runs": list, "prompts": list, "records": list
-    }  # fmt: skip
-    for key, kind in kinds.items():
-        if not isinstance(data.get(key), kind) or isinstance(data[key], bool):
-            raise InputError(f"--expect: {path}: {key} is missing or of the wrong kind")
-    for key in ("runs", "prompts", "records"):
-        if not all(isinstance(item, dict) for item in data[key]):
-            raise InputError(f"--expect: {path}: {key} should hold objects only")
-        data[key] = tuple(data[key])
-    for run in data["runs"]:
-        if not isinstance(run.get("name"), str) or not isinstance(run.get("settings"), dict):
-            raise InputError(f"--expect: {path}: a run has no name or no settings")
-    for record in data["records"]:
-        if not _is_record(record):
-            raise InputError(f"--expect: {path}: a record lacks what it is compared by")
-    return Recording(**{key: data[key] for key in kinds})
+        data = strict_json.loads(reader.text(path))
+    except Unreadable as error:
+        raise InputError(f"--expect: {error}: {printable(path)}", hint="--save FILE writes one") from None
+    except BadJson as error:
+        raise InputError(f"{name} is not what --save wrote: {error}") from None
+    if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
+        raise InputError(f"{name} is no recording of {SCHEMA}; it should be a file that --save wrote")
+    try:
+        recording: Recording = value_of(Recording, data)
+        for number, record in enumerate(recording.records):
+            _check_record(f"records.{number}", record)
+        for part in ("runs", "prompts", "records"):
+            if not getattr(recording, part):
+                raise BadShape(f"{part}: expected at least 1, got none: there would be nothing to compare")
+        if recording.seeds > len(recording.records):
+            raise BadShape(f"seeds: expected at most {len(recording.records)}, the number of records")
+    except BadShape as error:
+        raise InputError(f"{name}: {error}") from None
+    return recording
 
 
-def _is_record(record: Mapping[str, Any]) -> bool:
-    if not isinstance(record.get("id"), str) or not isinstance(record.get("run", ""), str):
-        return False
+def _check_record(place: str, record: Mapping[str, Any]) -> None:
+    """Raises BadShape if a record lacks what it is compared by."""
     if "error" in record:
-        return isinstance(record["error"], dict) and isinstance(record["error"].get("code"), str)
-    tokens = record.get("tokens")
-    return (
-        isinstance(record.get("text"), str)
-        and isinstance(record.get("token_ids"), list)
-        and isinstance(record.get("score"), (int, float, type(None)))
-        and isinstance(record.get("finish_reason"), str)
-        and isinstance(tokens, list)
-        and all(
-            isinstance(token, dict) and isinstance(token.get("text"), str) and isinstance(token.get("id"), int)
-            for token in tokens
-        )
-    )
+        return
+    if missing := [key for key in COMPARED if key not in record]:
+        raise BadShape(f"{place}: {' and '.join(missing)}: expected here, but missing")
+    if [token["id"] for token in record["tokens"]] != record["token_ids"]:
+        raise BadShape(f"{place}.tokens: expected the tokens of token_ids")
 
 
 @dataclass(frozen=True)
