@@ -33,6 +33,8 @@ Key = tuple[str, str, int]  # run, row id, which of its sequences (seeds in orde
 
 
 class _Run(TypedDict):
+    """The given settings. The effective ones are beside them (`resolved`), for people who read them."""
+
     name: str
     settings: dict[str, Any]
 
@@ -78,9 +80,7 @@ class Recording:
     seeds: Annotated[int, Ge(1)]
     versions: dict[str, str]
     checkpoints: dict[str, str]  # name -> fingerprint
-    runs: tuple[
-        Annotated[dict[str, Any], _Run], ...
-    ]  # {"name", "settings", "resolved"}: the given and the effective settings
+    runs: tuple[Annotated[dict[str, Any], _Run], ...]
     prompts: tuple[dict[str, Any], ...]  # as in a JSONL input
     records: tuple[Annotated[dict[str, Any], _Record], ...] = ()
 
@@ -305,7 +305,7 @@ def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     if was is None or now is None:
         return ""
     logprob = next((entry[2] for entry in now.get("top") or () if entry[0] == was["id"]), None)
-    if logprob is not None:
+    if logprob is not None and now.get("logprob") is not None:
         gap = now["logprob"] - logprob
         return f"; the old token has {_percent(logprob)} now, {abs(gap):.3f} nats {'less' if gap >= 0 else 'more'}"
     if was.get("logprob") is None or now.get("logprob") is None:
@@ -348,8 +348,12 @@ def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: floa
         lines += [f"    before {_told(recorded)}", f"    now    {_told(current)}"]
     scale = max(len(before["token_ids"]), 1) if before["score"] == before.get("logprob") else 1  # a sum, not a mean
     if _apart(before["score"], after["score"]) > tolerance * scale:
-        lines.append(f"score {before['score']:.4f} before, {after['score']:.4f} now")
+        lines.append(f"score {_figure(before['score'])} before, {_figure(after['score'])} now")
     return lines
+
+
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _apart(a: float | None, b: float | None) -> float:
