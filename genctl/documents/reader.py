@@ -94,8 +94,7 @@ def _open(path: str | Path, *, regular: bool) -> int:
             raise Unreadable("a folder, not a file")
         if regular and not stat.S_ISREG(kind):
             raise Unreadable("not a regular file")
-        if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind) or _ends(descriptor)):
-            raise Unreadable("a device, not a file")
+        check_ends(descriptor)
         if not stat.S_ISFIFO(kind) and hasattr(os, "set_blocking"):
             os.set_blocking(descriptor, True)  # a terminal waits for a person
     except BaseException:
@@ -104,9 +103,17 @@ def _open(path: str | Path, *, regular: bool) -> int:
     return descriptor
 
 
-def _ends(descriptor: int) -> bool:
-    """Whether a device is a terminal, at which a person ends the input, or the null device."""
-    return os.isatty(descriptor) or os.path.samestat(os.fstat(descriptor), Path(os.devnull).stat())
+def check_ends(descriptor: int) -> None:
+    """Raises Unreadable for a device that never ends. A terminal is ended by a person, the null device at once."""
+    state = os.fstat(descriptor)
+    if not (
+        stat.S_ISREG(state.st_mode)
+        or stat.S_ISFIFO(state.st_mode)
+        or stat.S_ISSOCK(state.st_mode)
+        or os.isatty(descriptor)
+        or os.path.samestat(state, Path(os.devnull).stat())
+    ):
+        raise Unreadable("a device, not a file")
 
 
 class _Patient(io.RawIOBase):

@@ -12,6 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
+from genctl.documents import reader
+from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, printable, quote, reason_of
 from genctl.io import stdin_text
 from genctl.io.rows import BadRow, InputRow, RefusedRow
@@ -26,7 +28,9 @@ Rows: TypeAlias = Iterator[InputRow | BadRow]
 Fields: TypeAlias = Callable[[dict[str, Any], "Template | None"], dict[str, Any]]
 Say: TypeAlias = Callable[[str], object]
 
-LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
+LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
+ENDLESS = 2**30  # bytes after which a line is taken to have no end
+MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
 _CHUNK = 2**16
 _LOOKED_AT = 3  # lines that look like JSON before a remark
 _BOM = b"\xef\xbb\xbf"
@@ -126,6 +130,10 @@ def open_prompts(
     name = str(input_path)
     try:
         file = Path(name).open("rb")  # noqa: SIM115 (closed by Prompts)
+        reader.check_ends(file.fileno())
+    except Unreadable as error:
+        file.close()
+        raise InputError(f"the prompts could not be read: {error}: {printable(name)}") from None
     except FileNotFoundError:
         raise InputError(f"the prompts could not be read: no such file: {printable(name)}") from None
     except IsADirectoryError:
@@ -136,6 +144,14 @@ def open_prompts(
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
     rows = read(file, format=format, name=name, fields=fields, template=template, say=say)
     return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
+
+
+def all_rows(rows: Rows) -> list[InputRow | BadRow]:
+    """All rows of an input, for a command that needs them at once. Raises InputError for more than fit in memory."""
+    held = list(islice(rows, MOST_HELD + 1))
+    if len(held) > MOST_HELD:
+        raise InputError(f"there are more than {MOST_HELD:,} prompts, the most that are compared at once")
+    return held
 
 
 def format_of(format: str | None, name: str) -> str:
@@ -294,7 +310,7 @@ def _text(piece: _Piece, limit: int) -> str:
 
 def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[_Piece]:
     """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
-    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit)
+    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit, name)
     blank = 0
     for piece in pieces:
         data, offset = piece.data, piece.offset
@@ -311,8 +327,11 @@ def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Itera
         yield _Piece(piece.number, offset, data, piece.length)
 
 
-def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iterator[_Piece]:
-    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty."""
+def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int, name: str) -> Iterator[_Piece]:
+    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty.
+
+    Raises InputError for a piece without an end.
+    """
     number, offset, length = 1, 0, 0
     head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
     for chunk in chunks:
@@ -323,6 +342,8 @@ def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int) -> Iter
             number, offset, length = number + 1, offset + length + 1, 0
             head.clear()
         length += len(rest)
+        if length > ENDLESS:
+            raise InputError(f"the prompts could not be read: line {number} of {name} does not end within 1 GiB")
         if length > limit:
             head.clear()
         else:

@@ -24,6 +24,7 @@ from genctl.config.layers import RunSpec, each
 from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
 from genctl.identity import versions
+from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
 from genctl.params import Runtime
 from genctl.results import Collector, Result
@@ -81,7 +82,7 @@ class CompareJob(Job[CompareOptions]):
             self.input = recording.rows(options.expect or "")
         elif not super().read(stack):
             return False
-        self.rows = list(self.input)
+        self.rows = all_rows(self.input)
         bad = next((row for row in self.rows if isinstance(row, BadRow)), None)
         if options.save is not None and bad is not None:
             raise InputError(f"--save records prompts that can be used: {bad.message}")

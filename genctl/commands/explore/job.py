@@ -19,6 +19,7 @@ from genctl.config.layers import Layer, Resolved, row_layer, values_of
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
@@ -112,7 +113,7 @@ class ExploreJob(Job[ExploreOptions]):
             return True
         if not super().read(stack):
             return False
-        rows = list(self.input)
+        rows = all_rows(self.input)
         if len(rows) != 1:
             raise UsageError(f"a tree has one prompt, and there are {len(rows)}", hint="--input-format text reads one")
         if isinstance(rows[0], BadRow):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from genctl.commands.parity.view import worst_first
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
-from genctl.errors import ModelError
+from genctl.errors import InputError, ModelError
 from genctl.parity.golden import record
 from genctl.parity.recorded import Golden
 from genctl.parity.sides import LocalSide
@@ -18,10 +18,20 @@ HINT = "genctl parity MODEL --save FILE --force records it as it is now"
 
 
 def check_same(golden: Golden, side: LocalSide) -> None:
-    """Raises ModelError, which names the first difference, for a side that reads and writes other tokens."""
+    """Raises ModelError, which names the first difference, for a side that reads and writes other tokens.
+
+    Raises InputError for a file that contradicts itself.
+    """
     if golden.vocabulary != side.vocabulary:
         raise ModelError(
             f"{side.name} has {side.vocabulary} entries in a distribution, and the golden file {golden.vocabulary}",
+            hint=HINT,
+        )
+    recorded_adapter, own = golden.knobs.get("adapter"), side.session.planner.runtime.adapter
+    if (recorded_adapter is None) != (own is None) and golden.fingerprint == side.session.loaded.fingerprint():
+        raise InputError(
+            f"the golden file says adapter {recorded_adapter or 'none'}, and its fingerprint is that of a checkpoint "
+            f"with adapter {own or 'none'}",
             hint=HINT,
         )
     largest = max(max((*text.prompt_ids, *text.token_ids), default=0) for text in golden.texts)

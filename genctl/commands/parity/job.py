@@ -77,7 +77,7 @@ class ParityJob(Job[ParityCommandOptions]):
             self.input = iter(stack.enter_context(rows))
         elif not super().read(stack):
             return False
-        self.rows = [row for row in self.input if self._is_usable(row)]
+        self.rows = [row for row in readers.all_rows(self.input) if self._is_usable(row)]
         if not self.rows:
             raise InputError(NOTHING)
         return True
