@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from genctl.decode.runtime import ModelRuntime
 
 SCHEMA = "genctl-prompt-cache/1"
+_LONGEST_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 _TOKENS = {"prompt": "tokens", "source": "source.tokens"}
 
 
@@ -79,7 +80,7 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     from safetensors import SafetensorError, safe_open
 
     try:
-        reader.check_regular(path)
+        _check_header(path)
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = strict_json.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
@@ -97,6 +98,14 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     if problem := _misfit(tensors, forward):
         raise InputError(f"{path} is damaged: {problem}")
     return _prefix({name: tensor.to(forward.device) for name, tensor in tensors.items()}, forward.new_cache(whole=True))
+
+
+def _check_header(path: Path) -> None:
+    """Raises Unreadable, or ValueError for a file that safetensors need not map to refuse it."""
+    with reader.opened(path, regular=True) as file:
+        size = int.from_bytes(file.read(8), "little")
+    if not 2 <= size <= _LONGEST_HEADER:
+        raise ValueError("no header")
 
 
 def _misfit(tensors: dict[str, Tensor], forward: ModelRuntime) -> str:

@@ -78,12 +78,6 @@ def opened(source: Source, *, regular: bool = False) -> Iterator[IO[bytes]]:
         raise Unreadable(_reason(error)) from None
 
 
-def check_regular(path: str | Path) -> None:
-    """Raises Unreadable unless a library can open the file under this name without waiting."""
-    with opened(path, regular=True):
-        pass
-
-
 def _open(path: str | Path, *, regular: bool) -> int:
     # opening a pipe must not wait for its other end, and a terminal must not become ours
     flags = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
