@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
 
 from annotated_types import Ge, Le
 
-from genctl.documents.shapes import BadShape, Natural, value_of
+from genctl.documents.shapes import BadShape, Known, Natural, value_of
 from genctl.documents.strict_json import kind_of
 from genctl.errors import InputError, nearest
 
@@ -27,8 +27,8 @@ LARGEST = 1e40  # in size; beyond 32-bit floats, in which numbers are computed
 ROUNDING = 1e-3  # above 0 or 1, where a sum is rounded
 Logprob: TypeAlias = Annotated[float, Ge(-LARGEST), Le(ROUNDING)]  # nats
 Score: TypeAlias = Annotated[float, Ge(-LARGEST), Le(LARGEST)]
-Share: TypeAlias = Annotated[float, Ge(-ROUNDING), Le(1 + ROUNDING)]  # a probability
-Amount: TypeAlias = Annotated[float, Ge(-ROUNDING), Le(LARGEST)]
+Share: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(1 + ROUNDING)]  # a probability
+Amount: TypeAlias = Annotated[Known, Ge(-ROUNDING), Le(LARGEST)]
 Id: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]  # of a token; below 0 where a server does not tell it
 Rank: TypeAlias = Annotated[int, Ge(1), Le(2**63 - 1)]
 Seed: TypeAlias = Annotated[int, Ge(-(2**63)), Le(2**64 - 1)]
@@ -85,7 +85,7 @@ class Hypothesis:
     logprob: Logprob
     total: Score
     reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
-    score: float = 0.0  # total / len(tokens) ** length_penalty
+    score: Annotated[float, Ge(-1e300), Le(1e300)] = 0.0  # total / len(tokens) ** length_penalty
     slot: Natural | None = None
     stop: str = ""  # the stop string, pattern or token, where `reason` is "stop"
     text: str = ""
@@ -110,7 +110,7 @@ class Hypothesis:
 class LaneSettings(TypedDict, total=False):
     """What is read of the settings of a lane. There may be more."""
 
-    length_penalty: Score
+    length_penalty: Annotated[Known, Ge(-LARGEST), Le(LARGEST)]
     num_beams: Natural
     num_return_sequences: Natural
     truncated: Natural

@@ -34,7 +34,12 @@ def penalty_of(lane: LaneHistory) -> float:
 
 def score(total: float, tokens: int, penalty: float) -> float:
     """total / tokens ** length_penalty; no tokens count as one."""
-    return float(total / max(tokens, 1) ** penalty)
+    try:
+        return float(total / max(tokens, 1) ** penalty)
+    except OverflowError:  # the divisor is beyond all numbers
+        return 0.0
+    except ZeroDivisionError:
+        return math.copysign(math.inf, total)
 
 
 def number(value: float) -> str:

@@ -60,7 +60,8 @@ def opened_of(
 class Workspace:
     """A tree, the checkpoint that continues it, and its file, if there is one.
 
-    Raises InputError if the tree was made with another checkpoint; UsageError or PresetError for its settings.
+    Raises InputError if the tree was made with another checkpoint, or has tokens that the checkpoint lacks; UsageError
+    or PresetError for its settings.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Workspace:
                 f"checkpoint ({brief(session.loaded.fingerprint())})",
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
+        check_ids(tree, session.forward.vocab_size, "the tree" if journal is None else str(journal.path))
         self.session, self.tree, self.journal = session, tree, journal
         self.branches = Branches(session, tree, memory)
         self.lock = threading.RLock()  # held while the tree changes
@@ -338,6 +340,15 @@ class Workspace:
         """Close the file."""
         if self.journal is not None:
             self.journal.close()
+
+
+def check_ids(tree: Tree, size: int, name: str) -> None:
+    """Raises InputError for a token beyond the vocabulary."""
+    places = [(f"prompt_ids.{place}", id) for place, id in enumerate(tree.opened.prompt_ids)]
+    places += [(f"node {each.node}: id", each.id) for each in tree.nodes[1:]]
+    for place, id in places:
+        if not 0 <= id < size:
+            raise InputError(f"{name} is damaged: {place}: {id} is none of the {size} ids of the checkpoint")
 
 
 def _without_figures(change: Change) -> object:

@@ -170,6 +170,14 @@ class ChatJob(job.Job[ChatOptions]):
                 f"{path} was begun with {model}, and {self.engine.name} is another checkpoint, whose tokens are others",
                 hint=f"--model {model}, if its files have not changed since",
             )
+        if self.partner.session is not None:
+            from genctl.tree.workspace import check_ids
+
+            try:
+                check_ids(story.tree, self.partner.session.forward.vocab_size, str(path))
+            except InputError:
+                story.close()
+                raise
         return story
 
     def change_story(self, path: Path) -> Chat:

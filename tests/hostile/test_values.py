@@ -1,0 +1,266 @@
+"""Documents with one wrong value: read as before, or refused in one line that names the file, the line and the field.
+
+The commands make a sound file of each kind. Each field of each kind of line is replaced by hostile values, one at a
+time. Never a traceback, and a gate never passes because a number is missing or not finite.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.cli.tool import Done, genctl
+
+STORIES = ("-m", "builtin:stories")
+DROPPED = object()  # the field is not there
+NAN = float("nan")
+HOSTILE: tuple[Any, ...] = (
+    DROPPED, None, True, False, "", "x", "\ud800", "\x1b[2J", [], {}, [[]], [None], {"a": None}, ["x"], [-1], [2**70],
+    0, 1, -1, -50, 5, 2**31, 2**53, 2**63, 2**70, 10**60, 0.5, -0.5, 1e-320, 1e39, 1e308, -1e308, NAN, float("inf"),
+    -float("inf"), [1, "x", -1e308], "load", "/etc", 1e9, -1e39, "float64", [0], {"event": "began"},
+)  # fmt: skip
+NOT_FINITE = (NAN, float("inf"), -float("inf"))
+MOST = 60  # mutations of a kind in a run of the tests; all of them are some thousands
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of document: the command that makes a sound one, and those that read it."""
+
+    make: Callable[[Path], Done]
+    read: Callable[[Path], tuple[Done, ...]]
+    seal: Callable[[list[Any]], bytes] = field(default=lambda lines: _lines(lines))
+    gate: bool = False  # whether status 0 says that something agrees
+    whole: bool = False  # one JSON value, not a line each
+
+
+def _lines(lines: list[Any]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def _sealed(lines: list[Any]) -> bytes:
+    body = _lines(lines[:-1])
+    end = {"kind": "end", "lines": len(lines) - 1, "sha256": hashlib.sha256(body).hexdigest()}
+    return body + json.dumps(end).encode() + b"\n"
+
+
+def _tree(path: Path) -> Done:
+    lines = "generate 2\nbookmark here\nleft 1\ntake 2 1\nundo\nredo\nset temperature=0.7\nsample 1 2\nstart\n"
+    words = ("explore", "Once upon", *STORIES, "--top-k", "50", "--script", "-", "--save", str(path), "--seed", "1")
+    return genctl(*words, stdin=lines)
+
+
+def _both(path: Path) -> tuple[Done, ...]:
+    report = path.with_suffix(".html")
+    report.unlink(missing_ok=True)
+    return genctl("replay", str(path), "--scores", "--explain", "--tree"), genctl(
+        "report", str(path), "-o", str(report)
+    )
+
+
+def _tree_read(path: Path) -> tuple[Done, ...]:
+    again = path.with_suffix(".copy")
+    script = "show\ntext\nup\ndown\nwhy\nnext 0\nend\ngenerate 1\nundo\n"
+    again.write_bytes(path.read_bytes())
+    return *_both(path), genctl("explore", "--open", str(again), "--script", "-", stdin=script)
+
+
+def _chat_read(path: Path) -> tuple[Done, ...]:
+    again = path.with_suffix(".copy")
+    again.write_bytes(path.read_bytes())
+    return *_both(path), genctl("chat", "--open", str(again), *STORIES, "-n", "2", stdin="And then?\n")
+
+
+def _results(path: Path) -> Done:
+    answer = {
+        "id": "r", "custom_id": "0", "error": None,
+        "response": {"status_code": 200, "body": {
+            "model": "m", "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
+            "choices": [{"index": 0, "finish_reason": "stop", "text": " sea", "logprobs": {
+                "tokens": [" sea"], "token_logprobs": [-0.5], "top_logprobs": [{" sea": -0.5}], "text_offset": [0]}}],
+        }},
+    }  # fmt: skip
+    path.write_bytes(_lines([answer]))
+    return Done(0, b"", "")
+
+
+def _resumed(path: Path) -> tuple[Done, ...]:
+    path.with_suffix("").write_bytes(path.with_suffix(".whole").read_bytes())
+    return (genctl(*RESUMED, "-i", str(path.parent / "in.txt"), "-o", str(path.with_suffix("")), "--resume"),)
+
+
+RESUMED = ("run", *STORIES, "-n", "2", "--format", "jsonl", "--seed", "1")
+
+
+def _journal(path: Path) -> Done:
+    (path.parent / "in.txt").write_text("Once\nThe sea\n")
+    done = genctl(*RESUMED, "-i", str(path.parent / "in.txt"), "-o", str(path.with_suffix("")), "--resume")
+    path.with_suffix(".whole").write_bytes(path.with_suffix("").read_bytes())
+    return done
+
+
+KINDS: dict[str, Kind] = {
+    "events": Kind(
+        lambda path: genctl(
+            "beam",
+            "Once upon",
+            *STORIES,
+            "-n",
+            "2",
+            "--num-beams",
+            "2",
+            "--top-logprobs",
+            "2",
+            "--explain",
+            "--repetition-penalty",
+            "1.1",
+            "--events",
+            str(path),
+        ),
+        _both,
+    ),  # fmt: skip
+    "tree": Kind(_tree, _tree_read),
+    "chat": Kind(
+        lambda path: genctl("chat", *STORIES, "-n", "2", "--save", str(path), "--seed", "1", stdin="Hello\nMore\n"),
+        _chat_read,
+    ),
+    "golden": Kind(
+        lambda path: genctl("parity", "builtin:stories", "--save", str(path), "Once upon", "-n", "2"),
+        lambda path: (genctl("parity", "builtin:stories", "--expect", str(path)),),
+        _sealed,
+        gate=True,
+    ),
+    "recording": Kind(
+        lambda path: genctl(
+            "compare",
+            "Once upon",
+            *STORIES,
+            "-n",
+            "2",
+            "-p",
+            "greedy",
+            "--strategy",
+            "s:do_sample=true",
+            "--seed",
+            "1",
+            "--save",
+            str(path),
+        ),
+        lambda path: (genctl("compare", "--expect", str(path)),),
+        lambda lines: json.dumps(lines[0]).encode(),
+        gate=True,
+        whole=True,
+    ),  # fmt: skip
+    "results": Kind(_results, lambda path: (genctl("batch", "import", "-i", str(path)),)),
+    "requests": Kind(
+        lambda path: genctl("batch", "export", *STORIES, "-n", "2", "Once upon", "-o", str(path)),
+        lambda path: (genctl("batch", "import", "-i", str(_results_beside(path)), "--requests", str(path)),),
+    ),
+    "journal": Kind(_journal, _resumed),
+}
+
+
+def _results_beside(path: Path) -> Path:
+    _results(path.with_suffix(".results"))
+    return path.with_suffix(".results")
+
+
+def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a value and its parts are."""
+    if before:
+        yield before
+    if isinstance(value, (dict, list)):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*before, key))
+
+
+def mutated(value: Any, place: tuple[Any, ...], hostile: Any) -> Any:
+    """The value with another one at a place."""
+    made = copy.deepcopy(value)
+    part = made
+    for key in place[:-1]:
+        part = part[key]
+    if hostile is DROPPED:
+        del part[place[-1]]
+    else:
+        part[place[-1]] = hostile
+    return made
+
+
+def mutations(lines: list[Any]) -> list[tuple[int, tuple[Any, ...], Any]]:
+    """Each value for each field of each line; lines with the same fields once."""
+    seen, found = set(), []
+    for number, line in enumerate(lines):
+        if isinstance(line, dict) and line.get("kind") == "end":
+            continue  # made anew
+        for place in places(line):
+            form = (line.get("event"), line.get("kind"), tuple("*" if isinstance(key, int) else key for key in place))
+            if form not in seen:
+                seen.add(form)
+                found += [(number, place, hostile) for hostile in HOSTILE]
+    return found
+
+
+def check(name: str, path: Path, done: Done, what: str, *, finite: bool) -> None:
+    assert "this is a bug" not in done.err, (what, done.err)
+    assert "Traceback" not in done.err, what
+    assert done.status in (0, 1, 2, 3, 4), (what, done)
+    lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    if done.status in (2, 3):
+        assert lines, (what, done.err)
+    assert all(len(line) < 1000 and line.isprintable() for line in lines), (what, lines)
+    if KINDS[name].gate and not finite:
+        assert done.status != 0, what
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, list[Any]]]:
+    """A sound document of a kind, with its lines."""
+    made: dict[str, tuple[Path, list[Any]]] = {}
+
+    def document(name: str) -> tuple[Path, list[Any]]:
+        if name not in made:
+            path = tmp_path_factory.mktemp(name) / ("out.jsonl.journal" if name == "journal" else "f.jsonl")
+            done = KINDS[name].make(path)
+            assert done.status == 0, done.err
+            content = path.read_text()
+            lines = [json.loads(content)] if KINDS[name].whole else [json.loads(each) for each in content.splitlines()]
+            made[name] = path, lines
+        return made[name]
+
+    return document
+
+
+def run(name: str, path: Path, lines: list[Any], number: int, place: tuple[Any, ...], hostile: Any) -> None:
+    """Read the document with one value changed."""
+    changed = [*lines]
+    changed[number] = mutated(lines[number], place, hostile)
+    path.write_bytes(KINDS[name].seal(changed))
+    where = ".".join(map(str, place))
+    for done in KINDS[name].read(path):
+        what = f"line {number + 1}: {where} = {'(dropped)' if hostile is DROPPED else repr(hostile)[:60]}"
+        check(name, path, done, what, finite=not any(hostile is value for value in NOT_FINITE))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_sound_document_is_read(name: str, sound: Callable[[str], tuple[Path, list[Any]]]) -> None:
+    path, lines = sound(name)
+    path.write_bytes(KINDS[name].seal(lines))
+    for done in KINDS[name].read(path):
+        assert done.status == 0, done.err
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str], tuple[Path, list[Any]]]) -> None:
+    path, lines = sound(name)
+    every = mutations(lines)
+    for number, place, hostile in Random(name).sample(every, min(MOST, len(every))):
+        run(name, path, lines, number, place, hostile)
