@@ -43,7 +43,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return reader.read(path, MAX_BYTES, regular=True)
     except Unreadable as error:
-        raise PresetError(f"{name}: {error}") from None
+        raise PresetError(f"{name}: {error if path.exists() else 'no such file'}") from None
 
 
 def decode(data: bytes, name: str) -> str:

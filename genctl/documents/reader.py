@@ -166,7 +166,7 @@ def _bounded(file: IO[bytes], most: int) -> bytes:
     except (OSError, ValueError):  # a stream without a descriptor
         return file.read(most + 1)
     if stat.S_ISREG(state.st_mode) and state.st_size > most:
-        raise Unreadable(f"has {count(state.st_size, 'byte')}, and at most {_size(most)} are read")
+        raise Unreadable(f"larger than {_size(most)}, the most that is read")
     return file.read(most + 1)
 
 

@@ -287,7 +287,7 @@ def test_a_pipe_that_stays_open_and_silent_is_given_up(tmp_path: Path, monkeypat
 def test_the_error_names_the_bound(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"x" * 20)
-    with pytest.raises(Unreadable, match="has 20 bytes, and at most 10 bytes are read"):
+    with pytest.raises(Unreadable, match="larger than 10 bytes, the most that is read"):
         reader.read(path, 10)
     with pytest.raises(Unreadable, match="line 1 is longer than 10 bytes"):
         list(reader.lines(path, 10))

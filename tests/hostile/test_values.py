@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from genctl.commands.parity.gate import check_golden
 from tests.cli.tool import Done, genctl
+from tests.hostile import damage
 
 STORIES = ("-m", "builtin:stories")
 DROPPED = object()  # the field is not there
@@ -28,7 +31,7 @@ HOSTILE: tuple[Any, ...] = (
     -float("inf"), [1, "x", -1e308], "load", "/etc", 1e9, -1e39, "float64", [0], {"event": "began"},
 )  # fmt: skip
 NOT_FINITE = (NAN, float("inf"), -float("inf"))
-MOST = 60  # mutations of a kind in a run of the tests; all of them are some thousands
+MOST = 40  # mutations of a kind in a run of the tests; all of them are some thousands
 
 
 @dataclass(frozen=True)
@@ -265,3 +268,73 @@ def test_one_wrong_value_is_refused_or_harmless(name: str, sound: Callable[[str]
     every = mutations(lines)
     for number, place, hostile in Random(name).sample(every, min(MOST, len(every))):
         run(name, path, lines, number, place, hostile)
+
+
+# -- what is read, in words --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "place", "hostile", "words"),
+    [
+        ("events", 2, ("rows", 0, "written", 0, "logprob"), "x",
+         "f.jsonl, line 3: rows.0.written.0.logprob: expected a number, got a string"),
+        ("events", 2, ("rows", 0, "logprob"), -1e308,
+         "f.jsonl, line 3: rows.0.logprob: expected at least -1e+40, got -1e+308"),
+        ("events", 2, ("rows", 0, "parent"), -1, "f.jsonl, line 3: rows.0.parent: expected at least 0, got -1"),
+        ("tree", 3, ("settings",), -50, "is damaged at line 4: settings: expected at least 0, got -50"),
+        ("tree", 3, ("id",), 2**70, "is damaged at line 4: id: expected at most 9223372036854775807"),
+        ("tree", 3, ("id",), 1536, "is damaged: node 1: id: 1536 is none of the 1536 ids of the checkpoint"),
+        ("tree", 3, ("id",), -1, "is damaged: node 1: id: -1 is none of the 1536 ids of the checkpoint"),
+        ("tree", 0, ("layers", 0, "values"), None, "at line 1: layers.0.values: expected an object, got null"),
+        ("golden", 0, ("dtype",), "load",
+         "line 1: dtype: expected 'float32', 'bfloat16', 'float16' or 'float64', got 'load'"),
+        ("golden", 0, ("knobs",), {"plugin": "x"},
+         "lacks what a golden file has: line 1: knobs: unknown field 'plugin'"),
+        ("golden", 0, ("knobs",), {"adapter": "/etc"},
+         "the golden file says adapter /etc, and its fingerprint is that of a checkpoint with adapter none"),
+        ("golden", 0, ("knobs",), {"adapter": 5}, "line 1: knobs.adapter: expected a string, got an integer"),
+        ("golden", 2, ("token",), 1536, "line 3: token: the token 1536 is beyond the vocabulary of 1536"),
+        ("golden", 2, ("top", 0, 1), NAN, "line 3: not JSON: NaN is not a JSON number"),
+        ("golden", 2, ("top", 0, 1), None, "line 3: top.0.1: expected a number, got null"),
+        ("golden", 2, ("tail",), 1e39, "line 3: tail: expected at most 1.001, got 1e+39"),
+        ("recording", 0, ("runs", 0, "settings"), [], "runs.0.settings: expected an object, got a list"),
+        ("recording", 0, ("runs", 0, "settings"), None, "runs.0.settings: expected an object, got null"),
+        ("recording", 0, ("records", 1, "tokens", 0, "logprob"), [1],
+         "records.1.tokens.0.logprob: expected a number, got a list"),
+        ("recording", 0, ("records",), [], "records: expected at least 1, got none"),
+        ("recording", 0, ("seeds",), 10**9, "seeds: expected at most 2, the number of records"),
+        ("journal", 1, ("bytes",), -1, "at line 2, so nothing can be resumed by it: bytes: expected at least 0"),
+    ],
+)  # fmt: skip
+def test_the_first_wrong_field_is_named(
+    name: str,
+    number: int,
+    place: tuple[Any, ...],
+    hostile: Any,
+    words: str,
+    sound: Callable[[str], tuple[Path, list[Any]]],
+) -> None:
+    path, lines = sound(name)
+    changed = [*lines]
+    changed[number] = mutated(lines[number], place, hostile)
+    path.write_bytes(KINDS[name].seal(changed))
+    done = KINDS[name].read(path)[-1]
+    assert done.status == 2, done
+    assert words in done.err, done.err
+
+
+def test_a_side_whose_numbers_are_not_finite_agrees_with_nothing(gpt2: Path, tmp_path: Path) -> None:
+    golden = tmp_path / "golden.jsonl"
+    assert genctl("parity", str(gpt2), "--save", str(golden), "the cat", "-n", "2").status == 0
+    broken = Path(shutil.copytree(gpt2, tmp_path / "broken"))
+    damage.tensors(lambda held: held["transformer.ln_f.weight"].fill_(3e38))(broken)  # the logits overflow
+    assert genctl("parity", str(broken), "--expect", str(golden)).status != 0
+    assert not check_golden(golden, str(broken), ["the cat"], update=False, max_new_tokens=2)
+
+
+def test_what_is_not_finite_is_written_as_null() -> None:
+    from genctl import events
+    from genctl.documents import strict_json
+
+    line = json.dumps(events.to_json(events.Token(1, -float("inf"), "x")))
+    assert strict_json.loads(line) == {"event": "token", "id": 1, "logprob": None, "text": "x"}
