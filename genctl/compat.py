@@ -6,8 +6,9 @@ to compute the same, None, or a refusal. tests/test_compat.py has a test for eac
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any
@@ -20,7 +21,7 @@ from genctl.errors import ModelError
 version = cache(metadata.version)  # a package's metadata take ten milliseconds to read
 TESTED_TORCH = ("2.13",)  # all tests run with it (scripts/constraints.txt)
 # all tests run with the last; the goldens and the architectures also with the first (scripts/constraints-oldest.txt)
-TESTED_TRANSFORMERS = ("5.17", "5.23")
+TESTED_TRANSFORMERS = ("5.17", "5.24")
 
 
 def untested_versions() -> list[str]:
@@ -212,6 +213,29 @@ def synthid_keys(processor: Any, contexts: Tensor, ids: Tensor) -> tuple[Tensor,
 
 
 # -- transformers: what its versions have, from 5.17 on ----------------------------------------------------------------
+
+_OLD_CACHE_NAMES = ("past_key_values", "cache_params")  # 5.24 calls both `cache`
+
+
+def cache_argument(method: Callable[..., Any], inherited: Callable[..., Any]) -> str:
+    """The name by which a method of a model takes its cache: as its signature says, else as in the `inherited` method.
+
+    `cache` counts only where the inherited method has it: XLM's was something else before.
+    """
+    general = "cache" if "cache" in inspect.signature(inherited).parameters else _OLD_CACHE_NAMES[0]
+    accepted = inspect.signature(method).parameters
+    return next((name for name in (general, *_OLD_CACHE_NAMES) if name in accepted), general)
+
+
+def states_argument(method: Callable[..., Any], returned: str) -> str:
+    """The name by which an input preparation takes the states that a pass returned in the field `returned`."""
+    return _OLD_CACHE_NAMES[0] if _OLD_CACHE_NAMES[0] in inspect.signature(method).parameters else returned
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache that a pass returned; None if there is none. As an attribute the old name would warn."""
+    fields = vars(output)
+    return next((fields[name] for name in ("cache", *_OLD_CACHE_NAMES) if fields.get(name) is not None), None)
 
 
 def layers_that_keep_nothing(library: Any) -> tuple[type, ...]:

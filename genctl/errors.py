@@ -136,6 +136,10 @@ class ModelError(GenctlError):
     code = "model"
 
 
+class ContractError(ModelError):
+    """A model's code that does not do what generation relies on. It ends the whole job, not only one row."""
+
+
 class OutputError(GenctlError):
     """A result that cannot be written."""
 

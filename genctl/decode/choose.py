@@ -21,7 +21,7 @@ from genctl.decode.out_of_memory import OutOfMemory, shortages
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import ContractError, GenctlError, ModelError
 from genctl.native.products.ops import entropy
 
 if TYPE_CHECKING:
@@ -178,6 +178,8 @@ def _alone(state: LaneState) -> Chosen | Over:
             return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
         return Over(state)
+    except ContractError:  # of a draft model
+        raise
     except GenctlError as error:
         return Over(state, _damage(state, model.logits) or error)
     except (ValueError, RuntimeError, IndexError):

@@ -21,7 +21,7 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Prefix
-from genctl.errors import GenctlError
+from genctl.errors import ContractError, GenctlError
 
 
 def decode(
@@ -64,6 +64,8 @@ def decode(
                     yield from step(batch, reason, keep)
                 except OutOfMemory as shortage:
                     yield from scheduler.preempt(batch, shortage)
+                except ContractError:
+                    raise
                 except GenctlError as error:  # the model's own code failed
                     yield from batch.fail(error)
             scheduler.forget()

@@ -13,7 +13,7 @@ from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_lar
 from genctl.decode.prefix_cache import PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
-from genctl.errors import GenctlError
+from genctl.errors import ContractError, GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.cache_observer import CacheObserver
@@ -133,6 +133,8 @@ class Scheduler:
         try:
             with shortages():
                 prefix, known = self.prefixes.take(lane, room)
+        except ContractError:
+            raise
         except GenctlError as error:
             yield events.Failed(lane.name, error.code, error.message)
             return

@@ -10,7 +10,7 @@ import inspect
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -102,11 +102,17 @@ def pack(
     return report
 
 
+def weights(model: nn.Module) -> Iterator[Tensor]:
+    """A model's parameters and packed weights."""
+    yield from model.parameters()
+    for module in model.modules():
+        if isinstance(module, PackedLinear):
+            yield from module.product.tensors()
+
+
 def weights_bytes(model: nn.Module) -> int:
     """Bytes that a model's parameters, buffers and packed weights take, tied ones counted once."""
-    packed = (module.product.tensors() for module in model.modules() if isinstance(module, PackedLinear))
-    tensors = (*model.parameters(), *model.buffers(), *(tensor for held in packed for tensor in held))
-    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in (*weights(model), *model.buffers())}.values())
 
 
 def places_of(model: nn.Module) -> dict[int, list[str]]:

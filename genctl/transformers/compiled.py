@@ -36,11 +36,12 @@ Eager = Callable[[Cache], Tensor]
 class Compiled:
     """The compiled steps of one model. `say` receives a line for each slow step and each pass that is not compiled.
 
-    Raises ModelError for a model whose steps cannot keep one shape.
+    `accepted` are the arguments of its forward, `cache_name` the one for the cache. Raises ModelError for a model whose
+    steps cannot keep one shape.
     """
 
-    def __init__(self, model: Any, accepted: frozenset[str], device: torch.device) -> None:
-        _check(model, accepted)
+    def __init__(self, model: Any, accepted: frozenset[str], cache_name: str, device: torch.device) -> None:
+        _check(model, accepted, cache_name)
         self.device = device
         self.say: Callable[[str], None] = logging.getLogger("genctl").warning
         self.steps = 0  # compiled steps so far
@@ -50,7 +51,7 @@ class Compiled:
         mode = "reduce-overhead" if device.type == "cuda" else None  # "reduce-overhead" records CUDA graphs
         with calm():
             compat.raise_recompile_limit(VARIANTS)
-            self._step: Step = torch.compile(_stepping(model, accepted), mode=mode)
+            self._step: Step = torch.compile(_stepping(model, accepted, cache_name), mode=mode)
 
     def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
         """Whether a pass over `feed` int64 [N, F] is a step that can be compiled. Reports each reason once."""
@@ -155,12 +156,12 @@ def calm() -> Iterator[None]:
         yield
 
 
-def _check(model: Any, accepted: frozenset[str]) -> None:
+def _check(model: Any, accepted: frozenset[str], cache_name: str) -> None:
     name = type(model).__name__
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"--compile is for decoders; {name} is an encoder-decoder", hint="leave out --compile")
     why = ""
-    if not {"past_key_values", "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
+    if not {cache_name, "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
         why = "keeps no cache of keys and values that could be masked"
     elif not new_cache(model.config).is_plain:
         why = "has layers that keep a window or a recurrent state"
@@ -173,14 +174,14 @@ def _check(model: Any, accepted: frozenset[str]) -> None:
         )
 
 
-def _stepping(model: Any, accepted: frozenset[str]) -> Step:
+def _stepping(model: Any, accepted: frozenset[str], cache_name: str) -> Step:
     takes_positions, takes_keep = "position_ids" in accepted, "logits_to_keep" in accepted
 
     def step(
         feed: Tensor, mask: Tensor, positions: Tensor, place: Tensor, buffers: list[tuple[Tensor, Tensor]]
     ) -> Tensor:
         cache = cache_utils.Cache(layers=[CompiledLayer(keys, values, place) for keys, values in buffers])
-        inputs = {"input_ids": feed, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        inputs = {"input_ids": feed, "attention_mask": mask, cache_name: cache, "use_cache": True}
         if takes_positions:
             inputs["position_ids"] = positions
         if takes_keep:

@@ -25,7 +25,7 @@ from genctl.decode.types import Source, Sources
 # The largest difference between two computations of the same logits, as a share of their spread.
 _EXACT, _ROUNDED = 1e-3, 1e-1
 _SHORT = 512  # tokens that a trial may read
-_FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError)
 
 
 @dataclass
@@ -58,15 +58,30 @@ class Probe:
         text, second = self._text(5, 0), self._text(5, 50)
         try:
             reference = [self._read([text[:4]]), self._read([text])]
-        except _FAILURES:  # a model that needs a cache
+        except FAILURES:  # a model that needs a cache
             return True
         try:
             rows = self._begin(text[:3])
             self._begin(second)
             logits = [self._step(rows, [text[3]]), self._step(rows, [text[4]])]
-        except _FAILURES:
+        except FAILURES:
             return False
         return all(map(self.alike, logits, reference))
+
+    def continued(self, begun: int, count: int) -> tuple[Tensor, Tensor, bool]:
+        """Steps on a cache, and reading everything again: logits f32 [count, V] of both, after `begun` tokens.
+
+        Also whether each step has changed every recurrent state. Raises what the model's code raises.
+        """
+        text = self._text(begun + count, 0)
+        rows, steps, moved = self._begin(text[:begun]), [], True
+        assert rows.cache is not None
+        for token in text[begun:]:
+            before = _states(rows.cache)
+            steps.append(self._step(rows, [token]))
+            moved = moved and all(map(_differ, before, _states(rows.cache)))
+        anew = [self._read([text[:end]]) for end in range(begun + 1, begun + count + 1)]
+        return torch.cat(steps), torch.cat(anew), moved
 
     def several(self) -> bool:
         """Whether several tokens read at once on a cache agree with one at a time, also after some were removed."""
@@ -86,7 +101,7 @@ class Probe:
             rows.tokens = rows.tokens[:, :-3]
             rows.cache.activate_past_recording()
             return self.alike(self._steps(rows, text[-3:]), reference[1:])
-        except _FAILURES:
+        except FAILURES:
             return False
 
     def whole(self) -> bool:
@@ -96,7 +111,7 @@ class Probe:
             reference = torch.cat([self._read([text[:length]]) for length in range(5, 9)])
             feed, pads = self._padded([text])
             return self.alike(self._pass(_Rows(None, feed, pads, self._sources(1)), feed, keep=4), reference)
-        except _FAILURES:
+        except FAILURES:
             return False
 
     def rows(self) -> bool:
@@ -113,7 +128,7 @@ class Probe:
             swap = torch.tensor([1, 0], device=self.forward.device)
             rows.cache, rows.tokens = rows.cache.reorder(swap, 3), rows.tokens[swap]
             return self.alike(self._step(rows, [text[4], second[4]]), reference)
-        except _FAILURES:
+        except FAILURES:
             return False
 
     def padding(self) -> bool:
@@ -128,7 +143,7 @@ class Probe:
             if not self.alike(self._step(rows, [text[-1] for text in texts]), reference):
                 return False
             return not self.forward.abilities.reads_padded or self.alike(self._prefilled(texts), reference)
-        except _FAILURES:
+        except FAILURES:
             return False
 
     def sources(self) -> bool:
@@ -140,7 +155,7 @@ class Probe:
             reference = torch.cat([self._step(rows, text[2:]) for rows in alone])
             together = self._merge([self._begin(text[:2], source) for source in sources], sources)
             return self.alike(self._step(together, [text[2]] * 2), reference)
-        except _FAILURES:
+        except FAILURES:
             return False
 
     def trailing(self) -> bool:
@@ -157,7 +172,7 @@ class Probe:
                 feed, None, mask=(columns < lengths).long(), positions=columns.expand(2, -1), sources=source, first=True
             )
             return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
-        except _FAILURES:
+        except FAILURES:
             return False
 
     # -- passes --------------------------------------------------------------------------------------------------------
@@ -279,6 +294,17 @@ class Probe:
         spread = torch.where(finite, reference, 0.0).std(-1, keepdim=True)
         off = torch.where(finite, logits - reference, 0.0).abs()
         return bool((off <= self.limit * spread + 1e-6).all())
+
+
+def _states(cache: Cache) -> list[dict[str, Tensor]]:
+    """Copies of the recurrent states of each layer that has some."""
+    states = [layer.state_dict() for layer in cache.layers if layer.is_recurrent]
+    columns = ("keys", "values")
+    return [{name: state.clone() for name, state in held.items() if name not in columns} for held in states if held]
+
+
+def _differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(state, after[name]) for name, state in before.items())
 
 
 def _plain_ids(forward: ProbedRuntime) -> list[int]:

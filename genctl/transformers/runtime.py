@@ -27,6 +27,7 @@ from genctl.decode.runtime import Abilities, Output, Passed
 from genctl.decode.types import Source, Sources
 from genctl.errors import GenctlError, ModelError
 from genctl.models.architectures import facts_of
+from genctl.transformers import contract
 from genctl.transformers.abilities import MeasuredAbilities
 from genctl.transformers.length_rope import LengthRope
 
@@ -63,15 +64,17 @@ class TransformersRuntime(Reader):
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
         self.is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
         accepted = inspect.signature(model.forward).parameters
-        self.cache_name = "cache_params" if "cache_params" in accepted else "past_key_values"
+        prepare, inherited = type(model).prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation
+        self.cache_name = compat.cache_argument(model.forward, inherited)
         self.takes_positions = "position_ids" in accepted
         self.takes_mask = "attention_mask" in accepted
         self.takes_keep = "logits_to_keep" in accepted
         wild = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
         takes_cache = compat.takes_dynamic_cache(model) and (self.cache_name in accepted or wild)
-        prepare = type(model).prepare_inputs_for_generation
-        self.prepares = prepare is not GenerationMixin.prepare_inputs_for_generation
-        self.prepares = self.prepares and not self.facts.reads_again
+        self.prepares = prepare is not inherited and not self.facts.reads_again
+        self.prepared_name = compat.cache_argument(prepare, inherited)
+        if self.facts.returns:
+            self.prepared_name = compat.states_argument(prepare, self.facts.returns)
         kind = "encoder-decoder" if self.is_encoder_decoder else "decoder"
         self.trusted = trust and (self.facts.compared == kind or model.device.type == "meta")
         self.returns, self.reads_history = self.facts.returns, self.facts.reads_history
@@ -82,6 +85,8 @@ class TransformersRuntime(Reader):
         self.findings: list[str] = []
         self.forwards = 0
         self._probing = abilities is not None
+        # whether steps agree with reading anew was measured, or no agreement is expected
+        self._compared = self._probing or not self.trusted or self.facts.cache_differs or bool(self.facts.returns)
         self.abilities: Abilities = abilities or MeasuredAbilities(
             model,
             takes_cache=takes_cache,
@@ -94,7 +99,7 @@ class TransformersRuntime(Reader):
         if compile:
             from genctl.transformers.compiled import Compiled
 
-            self.compiled = Compiled(model, frozenset(accepted), self.device)
+            self.compiled = Compiled(model, frozenset(accepted), self.cache_name, self.device)
 
     @property
     def vocab_size(self) -> int:
@@ -161,10 +166,13 @@ class TransformersRuntime(Reader):
 
         `keep` limits the logits to the last positions; 0 keeps all. With a cache, the fed tokens are appended
         to it. `history` int64 [N, T+F] is the full text, for models that read it (`reads_history`). Raises ModelError
-        if the model's own code fails.
+        if the model's own code fails, and ContractError if it does not do what is relied on (see `contract`).
         """
         if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
             return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
+        if cache is not None and not first and not self._compared:
+            contract.check_scores(TransformersRuntime(self.model, abilities=self.abilities))
+            self._compared = True
         self.rope.reset()
         past = 0 if cache is None else cache.length
         grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
@@ -190,8 +198,9 @@ class TransformersRuntime(Reader):
                     positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
+        given = None if cache is None else cache.for_model
         if cache is not None:
-            inputs[self.cache_name] = cache.for_model
+            inputs[self.cache_name] = given
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
             inputs.pop("logits_to_keep", None)  # Bamba and its variants keep only the last
@@ -208,12 +217,15 @@ class TransformersRuntime(Reader):
             else:
                 if self.module_states is not None:
                     self.module_states.put(None if first else cache)
+                before = None if cache is None or self._probing else contract.columns(cache)
                 output = self._run(self.model, **inputs)
                 logits = output.logits
                 if self.module_states is not None:
                     self.module_states.take(cache)
                 if isinstance(cache, model_states.ReturnedStatesCache):
                     cache.store(getattr(output, self.returns))
+                if cache is not None and before is not None:
+                    contract.check_pass(self.model, cache, given, output, before, feed.shape[1])
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, past, first))
@@ -295,7 +307,9 @@ class TransformersRuntime(Reader):
         """The inputs after the architecture's own `prepare_inputs_for_generation`."""
         arguments = dict(inputs)
         arguments.pop("decoder_input_ids" if self.is_encoder_decoder else "input_ids")
+        if self.cache_name in arguments:
+            arguments[self.prepared_name] = arguments.pop(self.cache_name)
         if self.returns:  # Reformer prints unknown arguments
-            arguments = {name: arguments[name] for name in ("past_key_values", "use_cache") if name in arguments}
+            arguments = {name: arguments[name] for name in (self.prepared_name, "use_cache") if name in arguments}
         prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **arguments)
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}

@@ -80,7 +80,7 @@ class ModuleStates:
     def take(self, cache: Cache | None) -> None:
         """Move the modules' states into the cache."""
         for number, block in self.blocks:
-            if cache is not None:
+            if cache is not None and block.conv1d_state is not None:
                 layer = cache.layers[number].for_model
                 layer.conv_states[0], layer.recurrent_states[0] = block.conv1d_state, block.rg_lru.recurrent_states
                 layer.is_conv_states_initialized[0] = layer.is_recurrent_states_initialized[0] = True

@@ -13,7 +13,7 @@ from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.local.score_texts import EncodedText, TextReader
 from genctl.engines.local.score_windows import windows
 from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
-from genctl.errors import GenctlError, InputError, ModelError, UsageError, count
+from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
 from genctl.models.context import source_context_of
 
@@ -187,6 +187,8 @@ class Scorer:
         """Read a batch; if it fails, each piece alone, so that no text fails because of another."""
         try:
             yield from zip(places, self.passes.read(pieces), strict=True)
+        except ContractError:
+            raise
         except GenctlError as error:
             if len(pieces) == 1:
                 yield places[0], error
@@ -213,6 +215,8 @@ class Scorer:
             work.windows.sort(key=lambda pair: pair[0])
             tokens = [token for _, part in work.windows for token in part]
             return [self._scored(work.encoded, tokens, len(work.windows))]
+        except ContractError:
+            raise
         except GenctlError as error:
             return error
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.config.layers import Layer
 from genctl.engines.pool.progress import WorkerProgress
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import ContractError, GenctlError, ModelError
 from genctl.identity import versions
 from genctl.params import Runtime
 
@@ -96,7 +96,10 @@ class Worker:
         except GenctlError as error:
             return self._placed(error)
         self.progress.rows, self.progress.group = 0, number
-        value = work.perform(session, self.progress)
+        try:
+            value = work.perform(session, self.progress)
+        except ContractError as error:
+            return self._placed(error)
         return FinishedGroup(value, os.getpid(), self.progress.tokens)
 
     async def join(self, number: int, work: DecodeWork) -> FinishedGroup | GenctlError:
@@ -109,7 +112,10 @@ class Worker:
             from genctl.engines.pool.joined_rows import JoinedRows
 
             self.joined = JoinedRows(session, self.progress)
-        value = await asyncio.wrap_future(self.joined.join(number, work))
+        try:
+            value = await asyncio.wrap_future(self.joined.join(number, work))
+        except ContractError as error:
+            return self._placed(error)
         return FinishedGroup(value, os.getpid(), self.progress.tokens)
 
     def report(self) -> tuple[int, int, int, int]:
