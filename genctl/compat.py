@@ -149,6 +149,12 @@ def has_hooks(module: nn.Module) -> bool:
     return any(hooks is None or len(hooks) > 0 for hooks in lists)
 
 
+def forward_hooks(model: nn.Module) -> int:
+    """The number of hooks that see a model's passes. 0 where torch's lists have moved."""
+    names = ("_forward_hooks", "_forward_pre_hooks")
+    return sum(len(vars(module).get(name, ())) for module in model.modules() for name in names)
+
+
 def give_own_children(module: nn.Module) -> None:
     """Let a copy made by `copy.copy`, which shares its list of children with the original, have a list of its own.
 

@@ -28,6 +28,7 @@ from scripts.benchmarks import (
     table,
 )
 from scripts.benchmarks.work import Ask, Ran, Setup, Side, Unavailable, Work, checked
+from tests.versions import cache_of
 
 PLAN = rows.Plan(
     rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
@@ -225,7 +226,7 @@ def test_what_a_step_reads_is_counted_as_the_model_counts_its_parameters(size: c
     read = [weight.numel() for name, weight in named.items() if weight.ndim == 2 and "wpe" not in name]
     assert sum(limit.matrices(size)) == sum(read)
     assert limit.matrices(size)[1] == model.get_output_embeddings().weight.numel()
-    cache = model(torch.tensor([PLAN.prompt(7)])).past_key_values
+    cache = cache_of(model(torch.tensor([PLAN.prompt(7)])))
     held = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
     one = Work((Ask(PLAN.prompt(7), 0),))
     assert limit.bytes_read(size, "float32", one) == 4 * (sum(read) + held)

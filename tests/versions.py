@@ -1,4 +1,4 @@
-"""What tests need to know about older versions of torch and transformers (`scripts/test --oldest` installs those)."""
+"""What tests need to know about versions of torch and transformers (`scripts/test --oldest` installs older ones)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import GenerationMixin
 
 from genctl import compat
 
 NEWEST = compat.TESTED_TRANSFORMERS[-1]
 OLDER = compat.older_transformers()
+# the argument by which models, attention and `generate()` take a cache, for what the tests call themselves
+CACHE = compat.cache_argument(
+    GenerationMixin.prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation
+)
 OLDER_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 13)
 
 
@@ -23,6 +28,11 @@ def corrected(config: Any) -> Any:
     """A config of transformers, with what genctl corrects in it. Raises ModelError as genctl does."""
     compat.correct_config(config.model_type, config)
     return config
+
+
+def cache_of(output: Any) -> Any:
+    """The cache that a model returned. Its old name as an attribute warns, and the new one is not there before."""
+    return compat.returned_cache(output)
 
 
 def as_loaded(model: Any) -> Any:

@@ -74,7 +74,8 @@ def check_scores(forward: ProbedRuntime) -> None:
     Nothing is compared where the two ways may differ, or one of them does not exist: a window of one token, which
     `generate()` ignores with a cache; positions or windows that depend on the length of a text from so few tokens on; a
     context that is shorter; code that fails on such a text; a model without numbers (on the meta device). The caller
-    leaves out models whose cache changes what they say, and those that were measured before.
+    leaves out models whose cache changes what they say, those that were measured before (see `abilities`), and the
+    passes that somebody watches by hooks.
     """
     if not _comparable(forward):
         return

@@ -21,6 +21,7 @@ from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests.decode.driver import PROMPTS
 from tests.tiny import EOS, tiny
+from tests.versions import CACHE
 
 NEW = 10
 
@@ -47,12 +48,13 @@ class Crosstalk(Odd):
 class Forgetful(Odd):
     """The past is kept in the module, and a new prompt overwrites it."""
 
-    def forward(self, *args: Any, past_key_values: Any = None, **inputs: Any) -> Any:
-        if inputs["input_ids"].shape[1] == 1 and past_key_values is not None:
-            past_key_values.layers = self.kept.layers
-        output = super().forward(*args, past_key_values=past_key_values, **inputs)
-        if past_key_values is not None:
-            self.kept = past_key_values
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        cache = inputs.get(CACHE)
+        if inputs["input_ids"].shape[1] == 1 and cache is not None:
+            cache.layers = self.kept.layers
+        output = super().forward(*args, **inputs)
+        if cache is not None:
+            self.kept = cache
         return output
 
 

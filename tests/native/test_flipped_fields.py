@@ -20,7 +20,7 @@ from genctl.native.config import NotNative
 from tests import runtimes
 from tests.native import seq2seq_variations, variations
 from tests.tiny import sharpen
-from tests.versions import as_loaded, corrected
+from tests.versions import CACHE, as_loaded, cache_of, corrected
 
 CLOSE = 1e-4  # of the largest number
 TEXT = torch.randint(3, 250, (1, 19), generator=torch.Generator().manual_seed(1))
@@ -101,9 +101,7 @@ def logits(model: Any) -> torch.Tensor:
     name, beside = ("decoder_input_ids", {"input_ids": SOURCE}) if encodes else ("input_ids", {})
     with torch.no_grad():
         read = model(**{**beside, name: TEXT[:, :-3]}, use_cache=True)
-        made: torch.Tensor = model(
-            **{**beside, name: TEXT[:, -3:]}, past_key_values=read.past_key_values, use_cache=True
-        ).logits
+        made: torch.Tensor = model(**{**beside, name: TEXT[:, -3:], CACHE: cache_of(read)}, use_cache=True).logits
     return made
 
 

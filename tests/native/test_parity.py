@@ -19,6 +19,7 @@ from genctl.native.model import SpecialTokens
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
 from tests.native.variations import VARIATIONS, model
+from tests.versions import CACHE
 
 CLOSE = 1e-5  # of the largest number
 PROMPTS = [torch.randint(3, 300, (length,), generator=torch.Generator().manual_seed(length)) for length in (5, 13, 21)]
@@ -61,7 +62,7 @@ def told(name: str, prompt: torch.Tensor) -> list[torch.Tensor]:
     cache, feed, said = DynamicCache(config=theirs.config), prompt[None], []
     with torch.no_grad():
         for _ in range(STEPS + 1):
-            logits = theirs(feed, past_key_values=cache, use_cache=True).logits[0]
+            logits = theirs(feed, use_cache=True, **{CACHE: cache}).logits[0]
             said.append(logits)
             feed = logits[-1:].argmax(-1, keepdim=True)
     return said

@@ -21,6 +21,7 @@ from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.native.seq2seq_variations import FAMILIES, VARIATIONS, model
 from tests.tiny import EOS
+from tests.versions import CACHE, cache_of
 
 SOURCES = [
     tuple(torch.randint(3, 280, (length,), generator=torch.Generator().manual_seed(length)).tolist())
@@ -38,7 +39,7 @@ def generated(name: str, source: tuple[int, ...], **options: Any) -> list[list[i
     ids = torch.tensor([source])
     given = {"do_sample": False, "max_new_tokens": NEW, "attention_mask": torch.ones_like(ids), **options}
     # generate() counts the encoder's layers for the cache of T5's decoder
-    given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    given[CACHE] = EncoderDecoderCache(DynamicCache(), DynamicCache())
     found = []
     for row in model(name).generate(ids, **given)[:, 1:].tolist():
         found.append(row[: row.index(EOS) + 1] if EOS in row else row)
@@ -193,7 +194,7 @@ def test_padding_inside_of_a_source_has_no_position(text: list[int]) -> None:
         assert torch.allclose(states, held.last_hidden_state, atol=1e-4)
         for place, token in enumerate(text):
             feed = torch.tensor([[token]])
-            output = theirs(encoder_outputs=held, decoder_input_ids=feed, past_key_values=past, use_cache=True)
-            past, positions = output.past_key_values, torch.tensor([[place]])
+            output = theirs(encoder_outputs=held, decoder_input_ids=feed, use_cache=True, **{CACHE: past})
+            past, positions = cache_of(output), torch.tensor([[place]])
             found = runtime.decoder(feed, positions, cache.layers, source=states, cross=cache.cross, past=place)
             assert torch.allclose(found, output.logits, atol=1e-4)

@@ -17,6 +17,7 @@ from genctl.native.model import NativeModel, SpecialTokens
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
 from tests.native.seq2seq_variations import VARIATIONS, model
+from tests.versions import CACHE, cache_of
 
 CLOSE = 1e-5  # of the largest number
 STEPS = 6
@@ -61,8 +62,8 @@ def told(name: str, source: torch.Tensor, prompt: torch.Tensor) -> list[torch.Te
     with torch.no_grad():
         states = theirs.get_encoder()(source[None])
         for _ in range(STEPS + 1):
-            output = theirs(encoder_outputs=states, decoder_input_ids=feed, past_key_values=cache, use_cache=True)
-            cache = output.past_key_values
+            output = theirs(encoder_outputs=states, decoder_input_ids=feed, use_cache=True, **{CACHE: cache})
+            cache = cache_of(output)
             said.append(output.logits[0])
             feed = output.logits[0, -1:].argmax(-1, keepdim=True)
     return said

@@ -15,6 +15,7 @@ from genctl.engines.protocol import Flow
 from genctl.engines.requests import Request
 from genctl.params import Runtime
 from tests.tiny import WINDOW, checkpoint
+from tests.versions import CACHE
 
 PROMPT = "the cat sat on the mat"
 STEPS = 4
@@ -52,7 +53,7 @@ class Hooks:
         self.fed.append(ids.tolist())
 
     def _attended(self, module: Any, arguments: Any, named: dict[str, Any], output: Any) -> None:
-        cache = named["past_key_values"]
+        cache = named[CACHE]
         source = named.get("key_value_states")
         if hasattr(cache, "self_attention_cache"):
             cache = cache.self_attention_cache if source is None else cache.cross_attention_cache

@@ -12,6 +12,7 @@ from genctl.decode.cache_norms import norms, observed_cache
 from genctl.decode.cache_observer import CacheObserver
 from tests import runtimes
 from tests.tiny import SEQ2SEQ, WINDOW, tiny
+from tests.versions import cache_of
 
 IDS = tuple(range(5, 19))
 
@@ -33,7 +34,7 @@ def test_norms_are_those_of_the_models_own_keys_and_values(form: str) -> None:
     assert cache is not None
     cache.convert(form)
     with torch.no_grad():
-        theirs = model(torch.tensor([IDS]), use_cache=True).past_key_values
+        theirs = cache_of(model(torch.tensor([IDS]), use_cache=True))
     total, found = norms(cache)
     assert total == len(IDS)
     assert [one["layer"] for one in found] == [0, 1]

@@ -14,6 +14,7 @@ from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import SEQ2SEQ, tiny
+from tests.versions import CACHE
 
 NEW = 9
 PROMPT = tuple(range(3, 14))
@@ -25,7 +26,7 @@ def passes(arch: str, prompts: Sequence[tuple[int, ...]], strategy: Strategy, **
     held: list[Any] = []
 
     def look(module: Any, arguments: Any, given: dict[str, Any]) -> None:
-        cache = given["past_key_values"]
+        cache = given[CACHE]
         layers = getattr(cache, "self_attention_cache", cache).layers
         held.append(
             [layer.keys.data_ptr() if layer.is_initialized else 0 for layer in layers if layer.kind == "static"]
