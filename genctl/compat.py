@@ -22,6 +22,7 @@ version = cache(metadata.version)  # a package's metadata take ten milliseconds 
 TESTED_TORCH = ("2.13",)  # all tests run with it (scripts/constraints.txt)
 # all tests run with the last; the goldens and the architectures also with the first (scripts/constraints-oldest.txt)
 TESTED_TRANSFORMERS = ("5.17", "5.24")
+CORRECTED = "5.23"  # the first version that needs no corrections of older ones
 
 
 def untested_versions() -> list[str]:
@@ -44,8 +45,8 @@ def transformers_needed(what: str) -> ModelError:
 
 
 def older_transformers() -> bool:
-    """Whether the installed transformers is older than the newest tested one."""
-    return _minor(_installed()) < _minor(TESTED_TRANSFORMERS[-1])
+    """Whether the installed transformers needs what is corrected here."""
+    return _minor(_installed()) < _minor(CORRECTED)
 
 
 def _installed() -> str:
@@ -242,6 +243,11 @@ def returned_cache(output: Any) -> Any:
     """The cache that a pass returned; None if there is none. As an attribute the old name would warn."""
     fields = vars(output)
     return next((fields[name] for name in ("cache", *_OLD_CACHE_NAMES) if fields.get(name) is not None), None)
+
+
+def ends_by_draw() -> bool:
+    """Whether a sampled beam may end if it was among the first drawn, not among the best: `generate()` before 5.24."""
+    return _minor(_installed()) < (5, 24)
 
 
 def layers_that_keep_nothing(library: Any) -> tuple[type, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 from genctl import compat
 from genctl.errors import ModelError
 from tests.tiny import tiny
-from tests.versions import OLDER
+from tests.versions import CACHE, NEWEST, OLDER
 
 
 def test_an_operator_is_where_it_was() -> None:
@@ -96,6 +98,16 @@ def test_hooks_of_accelerate() -> None:
     add_hook_to_module(module, ModelHook())
     assert hasattr(module, "_hf_hook"), "accelerate's _hf_hook has moved"
     assert compat.has_hooks(module)
+
+
+def test_forward_hooks() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert compat.forward_hooks(model) == 0
+    model[0].register_forward_hook(lambda *args: None)
+    model.register_forward_pre_hook(lambda *args: None)
+    assert compat.forward_hooks(model) == 2
+    del model[0].__dict__["_forward_hooks"]
+    assert compat.forward_hooks(model) == 1
 
 
 def test_give_own_children() -> None:
@@ -197,15 +209,15 @@ def test_what_an_older_transformers_cannot_do_is_refused_by_name(
     tiny("opt", tmp_path)
     found = check.inspect(tmp_path, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     with pytest.raises(
-        ModelError, match=r"the architecture 'opt' needs transformers 5\.23; 5\.17\.1 is installed"
+        ModelError, match=rf"the architecture 'opt' needs transformers {NEWEST}; 5\.17\.1 is installed"
     ) as info:
         architecture.read_config(found, trust_remote_code=False)
-    assert info.value.hint == 'pip install "transformers>=5.23"'
+    assert info.value.hint == f'pip install "transformers>={NEWEST}"'
     config = GptOssConfig(swiglu_limit=0.3)
     if hasattr(GptOssConfig, "swiglu_limit"):  # the newest reads it
         compat.correct_config("gpt_oss", config)
         monkeypatch.delattr(GptOssConfig, "swiglu_limit")
-    with pytest.raises(ModelError, match=r"swiglu_limit = 0\.3 needs transformers 5\.23"):
+    with pytest.raises(ModelError, match=rf"swiglu_limit = 0\.3 needs transformers {NEWEST}"):
         compat.correct_config("gpt_oss", config)
 
 
@@ -218,6 +230,57 @@ def test_soft_caps_are_not_left_to_an_sdpa_without_them(monkeypatch: pytest.Monk
     monkeypatch.setattr(compat, "version", {"transformers": "5.17.0"}.__getitem__)
     assert compat.attention_for(tiny("gemma2").config) == {"attn_implementation": "eager"}
     assert compat.attention_for(tiny("llama").config) == {}
+
+
+def new(input_ids: Any, cache: Any = None, **kwargs: Any) -> None: ...
+def old(input_ids: Any, past_key_values: Any = None, **kwargs: Any) -> None: ...
+def mamba(input_ids: Any, cache_params: Any = None, **kwargs: Any) -> None: ...
+def passing(*args: Any, **kwargs: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("method", "inherited", "name"),
+    [
+        (new, new, "cache"),
+        (passing, new, "cache"),
+        (old, new, "past_key_values"),  # code of a checkpoint, written for an older version
+        (old, old, "past_key_values"),
+        (mamba, old, "cache_params"),
+        (passing, old, "past_key_values"),
+        (new, old, "past_key_values"),  # XLM's `cache` was something else
+    ],
+)
+def test_the_cache_goes_in_by_the_name_of_the_signature(method: Any, inherited: Any, name: str) -> None:
+    assert compat.cache_argument(method, inherited) == name
+
+
+def test_every_architecture_takes_its_cache_by_a_name_that_it_has() -> None:
+    """None lets it go among further arguments, which nobody reads."""
+    import transformers
+    from transformers import GenerationMixin
+
+    from genctl.models.architectures import ROWS, facts_of
+    from tests.zoo import recipes
+
+    inherited = GenerationMixin.prepare_inputs_for_generation
+    listed = {row.name for row in ROWS if row.compared}
+    for table in recipes.TABLES.values():
+        for kind in listed & {*table}:
+            names = table[kind]
+            model = getattr(transformers, names if isinstance(names, str) else names[0])
+            parameters = inspect.signature(model.forward).parameters
+            assert compat.cache_argument(model.forward, inherited) in parameters, kind
+            if facts_of(kind).returns:
+                prepare = model.prepare_inputs_for_generation
+                assert compat.states_argument(prepare, facts_of(kind).returns) in ("past_key_values", "mems")
+
+
+def test_the_cache_that_comes_back_is_found_under_its_name() -> None:
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    assert compat.returned_cache(CausalLMOutputWithPast()) is None
+    held = object()
+    assert compat.returned_cache(CausalLMOutputWithPast(**{CACHE: held})) is held
 
 
 def test_layers_that_keep_nothing() -> None:

@@ -11,7 +11,7 @@ from transformers import GenerationMixin
 from genctl import compat
 
 NEWEST = compat.TESTED_TRANSFORMERS[-1]
-OLDER = compat.older_transformers()
+OLDER = compat.older_transformers()  # than the first that needs no corrections
 # the argument by which models, attention and `generate()` take a cache, for what the tests call themselves
 CACHE = compat.cache_argument(
     GenerationMixin.prepare_inputs_for_generation, GenerationMixin.prepare_inputs_for_generation
@@ -21,7 +21,7 @@ OLDER_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2
 
 def needs_newest(why: str) -> pytest.MarkDecorator:
     """Skip a test whose expectation older versions cannot give: `why` says what they do instead."""
-    return pytest.mark.skipif(OLDER, reason=f"needs transformers {NEWEST}: older versions {why}")
+    return pytest.mark.skipif(OLDER, reason=f"needs transformers {compat.CORRECTED}: older versions {why}")
 
 
 def corrected(config: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from genctl import compat
 from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
@@ -22,7 +23,8 @@ from genctl.strategies.sampling import draw_distinct
 class Beam:
     """Keep the `rows` best hypotheses at each step; sequences and scores are those of transformers.
 
-    With `do_sample` the candidates are sampled without replacement from the softmax of the totals. With
+    With `do_sample` the candidates are sampled without replacement from the softmax of the totals; which of them may
+    end depends on the version of transformers (`compat.ends_by_draw`). With
     `num_beam_groups` above 1 this is diverse beam search (Vijayakumar et al. 2016, arXiv:1610.02424): each group is a
     search of its own, and a token costs `diversity_penalty` for every beam of an earlier group that chose it at the
     same step. Groups follow transformers 4, the last version with them: a group that has ended counts as choosing
@@ -104,7 +106,9 @@ class Beam:
             flat = (logprobs + totals[:, None]).flatten()
             drawn = draw_distinct(flat, count, self.rows * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
-            places, may_finish = drawn[order], order < self.rows
+            places = drawn[order]
+            if compat.ends_by_draw():
+                may_finish = order < self.rows
         else:
             values, places = ranked(logprobs, totals, count)
         within = torch.div(places, vocabulary, rounding_mode="floor")

@@ -66,6 +66,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "num_experts_per_tok": 2},
     "deepseek_v3": _LATENT,
+    "sarvam_mla": _LATENT,
+    # a layer before the loop, one inside it, one behind
+    "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1, "layer_types": ["full_attention"] * 3},
     "deepseek_v32": _INDEXED,
     "deepseek_v4": {
         "num_key_value_heads": 1,
