@@ -151,9 +151,19 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def forward_hooks(model: nn.Module) -> int:
-    """The number of hooks that see a model's passes. 0 where torch's lists have moved."""
+    """The number of hooks that see a model's passes, without those of the libraries and of how it is loaded.
+
+    transformers places some at the first pass that returns hidden states. 0 where torch's lists have moved.
+    """
     names = ("_forward_hooks", "_forward_pre_hooks")
-    return sum(len(vars(module).get(name, ())) for module in model.modules() for name in names)
+    modules = list(model.modules())
+    hooks = [hook for module in modules for name in names for hook in vars(module).get(name, {}).values()]
+    return sum(not _origin(hook).startswith(("transformers.", "torch.", "genctl.models.")) for hook in hooks)
+
+
+def _origin(hook: Any) -> str:
+    """The module that a hook comes from."""
+    return getattr(getattr(hook, "func", hook), "__module__", None) or ""
 
 
 def give_own_children(module: nn.Module) -> None:

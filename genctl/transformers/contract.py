@@ -112,7 +112,9 @@ def difference(steps: Tensor, anew: Tensor, ulp: float) -> Tensor:
         return torch.full((len(anew),), float("inf"))
     steps, anew = torch.where(finite, steps, 0.0), torch.where(finite, anew, 0.0)
     off = ((steps - anew).abs() - anew.abs().amax(-1, keepdim=True) * ulp).clamp(min=0)
-    spread = torch.where(finite, anew, anew.mean(-1, keepdim=True)).std(-1)
+    count = finite.sum(-1, keepdim=True).clamp(min=1)
+    from_mean = torch.where(finite, anew - anew.sum(-1, keepdim=True) / count, 0.0)
+    spread = (from_mean.square().sum(-1) / count[:, 0]).sqrt()
     return off.square().mean(-1).sqrt() / spread.clamp(min=1e-6)
 
 

@@ -22,7 +22,7 @@ from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.strict_json import kind_of
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
-from genctl.errors import Exit, GenctlError, InputError, UsageError
+from genctl.errors import ContractError, Exit, GenctlError, InputError, UsageError
 from genctl.io import jsonl, writers
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
@@ -251,6 +251,8 @@ class ChatJob(job.Job[ChatOptions]):
             try:
                 check_settings(resolved)
                 self._answer(usable, resolved)
+            except ContractError:
+                raise
             except GenctlError as error:
                 self.fail(usable, error.code, error.message, hint=error.hint)
 
