@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
+from genctl import children
+
+if __name__ == "__main__":
+    children.forget_working_directory()  # before anything is imported that a file there could replace
+
 import gc
 import os
 import signal
-import sys
 
 TYPE_CHECKING = False  # importing `typing` would double the time without a signal handler
 if TYPE_CHECKING:
@@ -38,6 +44,7 @@ def _handle(handler: object) -> None:
 def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
+    children.protect()
     from genctl.models import collection
     from genctl.terminal import first_sign
     from genctl.terminal.standard_streams import mend, say_interrupted

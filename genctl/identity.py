@@ -1,6 +1,6 @@
 """What numbers depend on, for comparing it later: checkpoints (`models.fingerprint`) and versions.
 
-This file imports nothing: `genctl --version` is answered before anything is imported.
+This file imports nothing at first: `genctl --version` is answered before anything is imported.
 """
 
 from __future__ import annotations
@@ -30,3 +30,15 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[name] = "unknown"
     return found
+
+
+def sources() -> str:
+    """A digest of genctl's own sources, as they lie beside this file."""
+    from hashlib import sha256
+    from pathlib import Path
+
+    home = Path(__file__).parent
+    whole = sha256()
+    for path in sorted(path for kind in ("py", "c", "h") for path in home.rglob(f"*.{kind}")):
+        whole.update(f"{path.relative_to(home).as_posix()}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return whole.hexdigest()[:12]

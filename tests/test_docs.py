@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
+
+import tomli
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
@@ -48,3 +51,16 @@ def test_the_guide_names_files_that_are_there() -> None:
     named = re.findall(r"`((?:genctl|tests|scripts)/[\w/]+(?:\.\w+)?)/?[ `]", guide)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_nothing_recommends_a_command_that_imports_from_the_working_folder() -> None:
+    """`python -m` and `torchrun -m` put it on the path, first. Contributors start them in the checkout."""
+    files = [*(ROOT / "genctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    unsafe = re.compile(r"(?:python3?|torchrun|accelerate launch)\b[^`\n]*? -m (?:genctl|lm_eval)\b")
+    allowed = {"docs/evaluation.md", "genctl/__main__.py", "genctl/children.py"}  # which say what it does
+    found = {str(path.relative_to(ROOT)) for path in files if unsafe.search(path.read_text(encoding="utf-8"))}
+    assert found <= allowed
+    scripts = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    for place in scripts.values():
+        module, _, name = place.partition(":")
+        assert callable(getattr(import_module(module), name))

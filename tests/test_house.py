@@ -31,7 +31,7 @@ _SLICE |= {"params", "results", "sequences", "terminal"}
 _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
-    "lm_eval": {"api", "engines", "engines.local", "identity", "models", *_EARLIER},
+    "lm_eval": {"api", "children", "engines", "engines.local", "identity", "models", *_EARLIER},
     "cli": {"config", "identity", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",
@@ -92,6 +92,7 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "engines.pool": {
+        "children",
         "config",
         "decode.threads",
         "engines",
@@ -105,15 +106,17 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"params"},
     "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
     "models": {
+        "children",
         "compat",
         "config.generation_fields",
         "decode",
         "events",
+        "folders",
         "identity",
         "native",
         "params",
     },
-    "transformers": {"compat", "decode", "models.architectures"},
+    "transformers": {"children", "compat", "decode", "models.architectures"},
     "native": {"compat", "config.generation_fields", "decode"},
     "decode": {
         "compat",
@@ -126,6 +129,7 @@ ALLOWED: dict[str, set[str]] = {
         "params",
         "sequences",
     },
+    "children": {"folders"},
     "results": {"events", "history"},
     "history": {"events"},
 }

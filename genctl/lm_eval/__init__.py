@@ -1,4 +1,4 @@
-"""A backend of lm-evaluation-harness: `python -m genctl.lm_eval --model genctl …`, which otherwise is `lm_eval`.
+"""A backend of lm-evaluation-harness: `genctl-lm-eval --model genctl …`, which otherwise is `lm_eval`.
 
 The harness (0.4.13) finds models in its registry, and reads no entry points: `register` adds genctl to it.
 """

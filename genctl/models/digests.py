@@ -18,6 +18,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from genctl import folders
 from genctl.models.stamps import Stamp
 
 SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
@@ -60,13 +61,8 @@ class DigestCache:
 
 
 def _place() -> Path | None:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        # ignore a relative folder (XDG Base Directory Specification)
-        folder = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
-    except (RuntimeError, ValueError):  # there is no home folder
-        return None
-    return folder / "genctl" / "digests.json"
+    folder = folders.cache()
+    return None if folder is None else folder / "digests.json"
 
 
 def _key(path: Path) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from genctl.children import use_own_compile_cache
 from genctl.errors import ModelError, UsageError
 from genctl.models.weights import shown
 from genctl.params import Runtime
@@ -30,6 +31,7 @@ def check_options(runtime: Runtime) -> None:
             )
         if runtime.device_map is not None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
+        use_own_compile_cache()
     shared = "--tensor-parallel" if runtime.tensor_parallel else "--fsdp" if runtime.fsdp else ""
     if shared:
         conflicting = {

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.decode.threads import cores, from_environment
 from genctl.engines.pool.address import nothing_there, probe, same_place
+from genctl.engines.pool.worker_env import worker_env
 from genctl.errors import UsageError, count
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
 }
 JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
 POLL_S = 0.02  # between two looks at whether Ray is there
@@ -122,8 +124,9 @@ def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> Non
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
-        with _hushed():
-            context = _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
+        folder = "" if processes is None else processes.own_folder()
+        with _hushed(), worker_env(folder, here=address is None) as arguments["runtime_env"]:
+            _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
     except TimeoutError as error:
         assert address is not None
         raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
@@ -133,9 +136,9 @@ def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> Non
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
         raise nothing_there(address, reason, hint) from error
-    if address is None and processes is not None:
-        processes.logs = str(context.address_info.get("session_dir") or "")
-        processes.note()
+    finally:
+        if processes is not None:
+            processes.note()
 
 
 def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:

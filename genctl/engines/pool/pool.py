@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.engines.pool.assignments import Assignment, GroupResult, WorkerHandle, WorkGroup
 from genctl.engines.pool.cluster import RayCluster, start_cluster, stop_cluster
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.errors import GenctlError, ModelError
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ RETRIES = 2  # of a group, by Ray, when its worker dies
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
 MOST_CALLS = 1000  # that wait for their rows in a worker at once
+_LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
 SLOW_S = 60.0  # without all workers, until somebody is told
 
 
@@ -126,6 +127,11 @@ class WorkerPool:
             if worker.node:
                 self._give_up(worker, self._why(error))
                 return
+            if _LACKING in str(error):
+                raise ModelError(
+                    f"{worker.name} cannot import genctl, and this is genctl {own_genctl(True)}",
+                    hint="genctl has to be installed for the Python of each machine's Ray",
+                ) from error
             raise ModelError(
                 f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{self._why(error)}",
                 hint="the usual reason is memory: fewer --workers need less",
@@ -133,6 +139,7 @@ class WorkerPool:
         if isinstance(opened, GenctlError):
             raise opened
         assert isinstance(opened, OpenedWorker)
+        _check_genctl(worker, opened)
         self._first = self._first or (worker, opened)
         _check_same(self._first[1], opened)
         worker.ready, worker.node, worker.process = True, opened.node, opened.process
@@ -345,6 +352,18 @@ class WorkerPool:
     def _why(self, error: Exception) -> str:
         """What Ray knows of the death of a worker."""
         return ": no memory is left on its machine" if isinstance(error, self._ray.exceptions.OutOfMemoryError) else ""
+
+
+def _check_genctl(worker: WorkerHandle, opened: OpenedWorker) -> None:
+    """Raises ModelError for a worker with another genctl than this one, since it could compute other results."""
+    theirs = getattr(opened, "genctl", "") or "another one"
+    if theirs == own_genctl("products: " in theirs):
+        return
+    raise ModelError(
+        f"worker {worker.number} on {opened.node} has genctl {theirs}, and this is genctl {own_genctl(True)}: their "
+        "results could differ",
+        hint="install one genctl on all machines; GENCTL_PRODUCTS names products that all of them have",
+    )
 
 
 def _check_same(first: OpenedWorker, other: OpenedWorker) -> None:

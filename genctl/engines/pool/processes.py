@@ -13,6 +13,8 @@ import subprocess
 
 import psutil
 
+from genctl.engines.pool.worker_env import new_folder
+
 # $1: a folder. Standard input ends with the process that has its other end, unless a word comes first.
 _AFTER = """
 logs=$1; shift
@@ -29,7 +31,12 @@ class RayProcesses:
         self._before = psutil.Process().children(recursive=True)
         self._known: list[psutil.Process] = []
         self._after: subprocess.Popen[bytes] | None = None  # the shell that `end_after_us` has started
-        self.logs = ""  # Ray's folder of this session, once it is known
+        self.logs = ""  # Ray's folder of this session, once it is made
+
+    def own_folder(self) -> str:
+        """A folder for Ray's sockets and logs, to be removed at the end."""
+        self.logs = new_folder()
+        return self.logs
 
     def note(self) -> None:
         """Remember those that are there: they cannot be found any more once the daemon that started them has ended."""

@@ -12,13 +12,14 @@ import os
 import platform
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.config.layers import Layer
 from genctl.engines.pool.progress import WorkerProgress
 from genctl.errors import ContractError, GenctlError, ModelError
-from genctl.identity import versions
+from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class OpenedWorker:
     node: str
     process: int
     identity: dict[str, Any]  # what must be equal for all workers
+    genctl: str = ""  # what must be that of the driver
 
 
 @dataclass(frozen=True)
@@ -157,7 +159,8 @@ class Worker:
         )
         if setup.layers:
             session.check(session.resolve(setup.layers))
-        return session, OpenedWorker(platform.node(), os.getpid(), identity_of(session))
+        computes = session.forward.device.type == "cpu"
+        return session, OpenedWorker(platform.node(), os.getpid(), identity_of(session), own_genctl(computes))
 
     def _placed(self, error: GenctlError) -> GenctlError:
         """The error, with the name of the node where there are several."""
@@ -165,6 +168,20 @@ class Worker:
             error.message = f"{error.message} (on node {platform.node()})"
             error.args = (error.message,)
         return error
+
+
+@cache
+def own_genctl(computes: bool) -> str:
+    """This process's genctl: the version, a digest of its sources, and the products that this CPU `computes` with.
+
+    Raises UsageError where GENCTL_PRODUCTS names others than are there.
+    """
+    products = ""
+    if computes:
+        from genctl.native.products.variant import choice
+
+        products = f", products: {choice()[0] or 'torch'}"
+    return f"{__version__} (sources {sources()}{products})"
 
 
 def identity_of(session: Session) -> dict[str, Any]:

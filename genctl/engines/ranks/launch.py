@@ -48,7 +48,7 @@ def check(runtime: Runtime, *, shares: bool) -> None:
     if flags and launch is None:
         raise UsageError(
             f"{flags[0]} shares out a model over several processes, but this one was started alone",
-            hint=f"torchrun --nproc-per-node 2 -m genctl run … {flags[0]}",
+            hint=f"torchrun --nproc-per-node 2 --no-python genctl run … {flags[0]}",
         )
     if flags and not shares:
         raise UsageError(f"{flags[0]} is for genctl run and genctl beam")

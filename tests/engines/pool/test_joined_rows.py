@@ -21,7 +21,7 @@ from genctl.engines.pool.joined_rows import JoinedRows
 from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
 from genctl.engines.pool.progress import WorkerProgress
 from genctl.engines.pool.work import DecodeWork
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
 from genctl.engines.requests import Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -103,7 +103,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
             if found is not None:
                 return found
             if method == "open":
-                return OpenedWorker(f"node {number}", number, {})
+                return OpenedWorker(f"node {number}", number, {}, own_genctl(True))
             return FinishedGroup(arguments[1], number, 1) if method in ("work", "join") else (number, -1, 0, 0)
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -115,7 +116,7 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(everything, timeout=20)
     assert len(everything) >= 6  # two daemons, two agents, two workers
     assert not alive
-    assert not list(Path("/tmp/ray").glob(f"session_*_{process.pid}"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"ray*/**/session_*_{process.pid}"))
 
 
 @pytest.mark.torture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.pool import GroupResult, WorkerPool, WorkGroup
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup
+from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
 from genctl.errors import ModelError
 from genctl.params import Runtime
 from tests.engines.pool.fake_ray import Died, FakeRay
@@ -20,7 +21,7 @@ Behave = Callable[[int, str, tuple[Any, ...]], Any]
 
 
 def opened(number: int, **identity: Any) -> OpenedWorker:
-    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity})
+    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity}, own_genctl(True))
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -155,3 +156,50 @@ def test_an_interrupt_ends_it_before_the_next_result(started: Callable[..., Work
     for result in started(well).results(groups(60), lambda: len(given) == 2):
         given.append(result)
     assert len(given) == 2
+
+
+@pytest.mark.parametrize("part", ["version", "sources", "products"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_worker_with_another_genctl_is_an_error_that_names_both(
+    part: str, alone: bool, started: Callable[..., WorkerPool]
+) -> None:
+    ours = own_genctl(True)
+    pattern = {"version": r"^[\d.]+", "sources": r"(?<=sources )\w+", "products": r"(?<=products: )\w+"}[part]
+    theirs = re.sub(pattern, "other", ours)
+    assert theirs != ours
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "open" and (alone or number == 2):
+            return OpenedWorker(f"node {number}", number, {"torch": "1"}, theirs)
+        return well(number, method, arguments)
+
+    with pytest.raises(ModelError) as caught:
+        list(started(behave).results(groups(50), lambda: False))
+    assert f"has genctl {theirs}, and this is genctl {ours}" in caught.value.message
+    assert re.match(r"worker \d on node \d has ", caught.value.message)
+    assert "GENCTL_PRODUCTS" in caught.value.hint
+
+
+def test_a_worker_that_does_not_tell_its_genctl_is_another_one(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return OpenedWorker("node", number, {}) if method == "open" else None
+
+    with pytest.raises(ModelError, match=r"worker . on node has genctl another one, and this is genctl"):
+        started(behave)
+
+
+def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "open":
+            return OpenedWorker(f"node {number}", number, {}, own_genctl(False))
+        return well(number, method, arguments)
+
+    assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
+
+
+def test_a_machine_without_genctl_is_named_as_one(started: Callable[..., WorkerPool]) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise Died("The actor failed to import on the worker.\nModuleNotFoundError: No module named 'genctl'")
+
+    with pytest.raises(ModelError, match=r"worker . cannot import genctl, and this is genctl .*sources "):
+        started(behave)

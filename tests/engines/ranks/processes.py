@@ -60,8 +60,8 @@ def run(*arguments: str, size: int = 2) -> list[tuple[int, str, str]]:
         return [(process.returncode, *end) for process, end in zip(started, ends, strict=True)]
 
 
-def alone(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def alone(command: Sequence[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """One process, started alone."""
     return subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False, cwd=ROOT
+        command, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False, cwd=cwd
     )

@@ -18,6 +18,7 @@ from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
 from tests.engines.ranks.processes import SECONDS, alone, ranks, run
+from tests.planted import plant, script, what_ran
 from tests.tiny import checkpoint, tiny
 
 PROMPTS = "the cat\nthe dog sat on the log\nonce\n"
@@ -40,9 +41,12 @@ def test_torchrun_writes_what_one_process_writes(llama: Path, tmp_path: Path) ->
     job += ["--set", "do_sample=true", "--set", "num_return_sequences=2"]
     one = genctl(*job, "--runtime", "transformers", "-o", str(tmp_path / "one.jsonl"))
     assert one.status == 0, one.err
-    words = ["-m", "genctl", *job, "--tensor-parallel", "-o", str(tmp_path / "two.jsonl")]
-    done = alone([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *words])
+    words = [*script(tmp_path / "bin"), *job, "--tensor-parallel", "-o", str(tmp_path / "two.jsonl")]
+    torchrun = script(tmp_path / "torchrun", "torch.distributed.run")
+    folder = plant(tmp_path / "folder")
+    done = alone([*torchrun, "--standalone", "--nproc-per-node", "2", "--no-python", *words], cwd=folder)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert what_ran(folder) == []
     first, second = (
         [json.loads(line) for line in (tmp_path / name).read_text().splitlines()] for name in ("one.jsonl", "two.jsonl")
     )
@@ -146,7 +150,7 @@ def test_one_process_has_nothing_to_share_a_model_with(llama: Path) -> None:
     done = genctl("run", "-m", str(llama), "--tensor-parallel", "the cat")
     assert done.status == 2
     assert "--tensor-parallel shares out a model over several processes" in done.err
-    assert "torchrun --nproc-per-node 2 -m genctl run" in done.err
+    assert "torchrun --nproc-per-node 2 --no-python genctl run" in done.err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Workers import what the driver imported, and nothing from the folder in which it was started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genctl.engines.pool import worker_env as environments
+from genctl.engines.pool.worker_env import TEMPORARY, worker_env
+from tests.planted import plant, script, what_ran
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+def test_workers_run_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    """Theirs was on their path, first: `./genctl.py` was the genctl of every worker."""
+    folder = plant(tmp_path / "folder")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "XDG_CONFIG_HOME": str(tmp_path)}
+    command = [*script(tmp_path / "bin"), "run", "-m", "builtin:stories", "Once", "-n", "3", "-q"]
+    done = [
+        subprocess.run(
+            [*command, *more], stdin=subprocess.DEVNULL, capture_output=True, cwd=folder, env=environment, check=False
+        )
+        for more in ([], ["--workers", "1"])
+    ]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert done[0].stdout == done[1].stdout != b""
+    assert what_ran(folder) == []
+
+
+def test_ray_is_given_an_empty_folder_in_place_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(TEMPORARY, raising=False)
+    with worker_env("somewhere", here=True) as made:
+        empty = Path(made["working_dir"])
+        assert empty.is_absolute()
+        assert list(empty.iterdir()) == []
+        assert made["env_vars"]["PYTHONSAFEPATH"] == "1"
+        assert os.environ[TEMPORARY] == "somewhere"
+    assert not empty.exists()
+    assert TEMPORARY not in os.environ
+
+
+def test_a_folder_for_temporary_files_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TEMPORARY, "/named")
+    with worker_env("somewhere", here=True):
+        assert os.environ[TEMPORARY] == "/named"
+    assert os.environ[TEMPORARY] == "/named"
+
+
+def test_workers_elsewhere_have_paths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/this/machine")
+    monkeypatch.setenv("GENCTL_PRODUCTS", "torch")
+    with worker_env(here=False) as made:
+        assert made["env_vars"] == {"PYTHONSAFEPATH": "1", "GENCTL_PRODUCTS": "torch"}
+
+
+def test_relative_and_empty_entries_of_pythonpath_do_not_lead_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["lib", "", str(tmp_path / "other"), ""]))
+    with worker_env(here=True) as made:
+        path = made["env_vars"]["PYTHONPATH"].split(os.pathsep)
+    assert path[:2] == [str(tmp_path / "lib"), str(tmp_path / "other")]
+    assert str(tmp_path) not in path
+
+
+def test_a_genctl_that_python_alone_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m genctl` in a checkout: that of the driver comes from there, so those of the workers do."""
+    home = str(Path(environments.genctl.__file__).parents[1])
+    monkeypatch.setattr(sys, "path", [home, *(entry for entry in sys.path if entry != home)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with worker_env(here=True) as made:
+        assert made["env_vars"]["PYTHONPATH"] == home
+
+
+def test_a_job_that_names_its_own_folder_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ray job submit --working-dir`: Ray refuses two."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://job.zip"}}')
+    with worker_env(here=False) as made:
+        assert "working_dir" not in made
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {}}')
+    with worker_env(here=False) as made:
+        assert "working_dir" in made
+
+
+def test_ray_keeps_its_files_in_a_folder_that_nobody_else_can_enter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(environments.new_folder())
+    try:
+        assert folder.stat().st_mode & 0o777 == 0o700
+    finally:
+        folder.rmdir()
+    long = tmp_path / ("long" * 20)
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(long))
+    folder = Path(environments.new_folder())
+    folder.rmdir()
+    assert folder.parent == Path("/tmp")

@@ -1,0 +1,174 @@
+"""Processes that genctl and its libraries start: nothing of the working directory runs, and no stranger's cache is used."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from genctl import children, folders
+from genctl.errors import UsageError
+from genctl.models import prepare
+from tests.planted import plant, script, what_ran
+from tests.tiny import checkpoint
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    changed = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    unset = (children.COMPILED, children.SAFE)
+    return {name: value for name, value in {**os.environ, **changed}.items() if name not in unset}
+
+
+@pytest.mark.compile
+@pytest.mark.skipif(prepare.cpp_compiler() is None, reason="no C++ compiler")
+def test_the_compiler_runs_nothing_of_the_working_directory(tmp_path: Path, environment: dict[str, str]) -> None:
+    """torch tries the CPU's instructions in `python -c`, which ran `./ctypes.py`."""
+    folder, model = plant(tmp_path / "folder"), checkpoint("gpt2", tmp_path)
+    done = subprocess.run(
+        [*script(tmp_path / "bin"), "run", "-m", str(model), "--device", "cpu", "-n", "4", "the cat", "--compile"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=folder, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "note: compiled in " in done.stderr
+    assert what_ran(folder) == []
+    cache = tmp_path / "cache" / "genctl" / "compiled"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert list(cache.iterdir())
+
+
+@pytest.mark.parametrize("start", [["-c", "import ctypes"], ["-m", "json.tool", "--help"]], ids=["-c", "-m"])
+def test_children_of_a_program_run_nothing_of_the_working_directory(
+    tmp_path: Path, environment: dict[str, str], start: list[str]
+) -> None:
+    folder = plant(tmp_path / "folder")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, subprocess, sys\nfrom genctl import children\nchildren.protect()\n"
+        "for path in (os.environ['PYTHONPATH'], os.pathsep.join(sys.path)):\n"
+        "    subprocess.run([sys.executable, *sys.argv[1:]], env={**os.environ, 'PYTHONPATH': path}, check=True)\n"
+    )
+    subprocess.run(
+        [sys.executable, str(program), *start], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    assert what_ran(folder) == []
+
+
+@pytest.mark.parametrize("module", ["genctl", "genctl.lm_eval"])
+def test_started_by_name_as_little_as_possible_comes_from_the_working_directory(
+    tmp_path: Path, environment: dict[str, str], module: str
+) -> None:
+    """`python -m` itself imports from there; what genctl imports then does not. The safe way is the script."""
+    folder = plant(tmp_path / "folder")
+    for name in ("genctl.py", "genctl", "__future__.py", "__future__", "runpy.py", "runpy"):
+        path = folder / name
+        if path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            (path / "__init__.py").unlink()
+            path.rmdir()
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=folder, env=environment, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert what_ran(folder) == []
+
+
+def test_a_library_leaves_the_environment_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(children.SAFE, raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/mine")
+    with children.Protected():
+        assert os.environ[children.SAFE] == "1"
+    assert children.SAFE not in os.environ
+    assert os.environ["PYTHONPATH"] == "/mine"
+
+
+def test_this_checkout_stays_on_the_path_where_genctl_comes_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "path", [str(ROOT), "/other"])
+    children.forget_working_directory()
+    assert sys.path == [str(ROOT), "/other"]
+
+
+# -- the cache of compiled code ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the cache would be."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(children.COMPILED, "")  # is reset afterwards
+    return tmp_path / "genctl" / "compiled"
+
+
+def test_it_is_a_folder_of_the_user_alone(cache: Path) -> None:
+    children.use_own_compile_cache()
+    assert os.environ[children.COMPILED] == str(cache)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    children.use_own_compile_cache()
+
+
+def test_one_that_others_can_read_is_closed(cache: Path) -> None:
+    cache.mkdir(parents=True, mode=0o755)
+    cache.chmod(0o755)
+    children.use_own_compile_cache()
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("which", ["compiled", "genctl"])
+@pytest.mark.parametrize("kind", ["link", "foreign", "group", "everybody"])
+def test_one_that_others_could_have_written_into_is_refused(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str, kind: str
+) -> None:
+    folder = cache if which == "compiled" else cache.parent
+    if kind == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.parent.mkdir(exist_ok=True, mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        cache.mkdir(parents=True)
+        cache.parent.chmod(0o700)
+        folder.chmod({"group": 0o770, "everybody": 0o707}.get(kind, 0o700))
+    if kind == "foreign":
+        monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(UsageError) as caught:
+        children.use_own_compile_cache()
+    what = {"link": "is a link", "foreign": "belongs to another user"}.get(kind, "can be written to by others")
+    where = cache.parent if kind == "foreign" else folder
+    assert caught.value.message == f"{where} {what}, and code is run from there"
+    assert caught.value.hint == "TORCHINDUCTOR_CACHE_DIR=FOLDER names another"
+
+
+def test_torchs_own_choice_is_none_of_the_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch writes it into the variable while it is imported."""
+    monkeypatch.setenv(children.COMPILED, os.path.join(tempfile.gettempdir(), "torchinductor_somebody"))  # noqa: PTH118
+    children.use_own_compile_cache()
+    assert os.environ[children.COMPILED] == str(cache)
+
+
+def test_one_that_the_user_names_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(children.COMPILED, "/named")
+    children.use_own_compile_cache()
+    assert os.environ[children.COMPILED] == "/named"
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("home", ["file", "none"])
+def test_without_a_home_it_is_a_folder_for_this_run(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    if home == "file":
+        cache.parent.write_text("")
+    else:
+        monkeypatch.setattr(folders, "cache", lambda: None)
+    children.use_own_compile_cache()
+    made = Path(os.environ[children.COMPILED])
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert not made.is_relative_to(tmp_path)
+    made.rmdir()
