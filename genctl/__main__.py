@@ -13,6 +13,8 @@ import gc
 import os
 import signal
 
+from genctl.terminal.heeded import stays_ignored
+
 TYPE_CHECKING = False  # importing `typing` would double the time without a signal handler
 if TYPE_CHECKING:
     from types import FrameType
@@ -22,9 +24,10 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 def _end(number: int, frame: FrameType | None) -> None:
     """End at once: nothing is written yet. A command that writes has its own handler (see `cli.interrupt`)."""
-    sign = sys.modules.get("genctl.terminal.first_sign")
-    if sign is not None:
-        sign.clear()
+    try:  # noqa: SIM105 (`contextlib` is not imported yet)
+        sys.modules["genctl.terminal.first_sign"].clear()
+    except Exception:  # it is not imported, or half
+        pass
     if number == signal.SIGINT:
         try:  # noqa: SIM105 (`contextlib` is not imported yet)
             os.write(2, b"\rinterrupted\n" if os.isatty(2) else b"interrupted\n")
@@ -34,10 +37,10 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def _handle(handler: object) -> None:
-    """Install `handler` for the signals that end a process, except those that the caller ignores (`nohup`)."""
+    """Install `handler` for the signals that end a process, except those that stay ignored (`nohup`)."""
     for name in ENDING:
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+        if number is not None and not stays_ignored(number):
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 

@@ -10,8 +10,9 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -27,17 +28,48 @@ class Exit(IntEnum):
 
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY")
 _TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
-# before the host of a URL; `host:80@name=…` is a server with knobs, and has none
-_SERVER = r"(?:\[[^\]\s/@]*\]|[^/\s@:]+)(?::\d+)?@\s*[A-Za-z_][\w-]*\s*="
-_CREDENTIALS = re.compile(rf"(?<=://)(?!{_SERVER})[^/\s@]+(?=@)")
+_URL = re.compile(r"(?<=://)(?:(?!://)[^\s<>])+(?:(?<=@)\s+[A-Za-z_][\w-]*\s*=|\s+=)?")
+_KNOBS = re.compile(r"@\s*[A-Za-z_][\w-]*\s*=[^@]*$")  # `host:80@name=…` is a server with knobs
+_PLACE = re.compile(r"(?:\[[^\]\s/@]*\]|[^/\s@:]+)(?::\d+)?(?:/[^@]*)?")  # of a server, without a password
+_PAGE = re.compile(r"[^:@/]+/[^@]*")  # a path with an @ behind it is none
+_KEYS = r"[\w.-]*(?:key|token|secret|passw(?:or)?d|pwd|credentials?|authorization|signature)"
+_KEYS = rf"(?:{_KEYS}|(?:[\w.-]*[._-])?(?:sig|auth))"
+_QUERY = re.compile(rf"([?&;]{_KEYS}=)[^&;#\s\"'<>]+", re.IGNORECASE)
 
 
 def without_secrets(text: str) -> str:
-    """`text` without Hub tokens, keys of servers and the credentials in URLs, since messages end up in logs."""
+    """`text` without Hub tokens, keys of servers, and the passwords and keys in URLs, since messages end up in logs.
+
+    A password may hold @, / and : as they are. Where it is not clear whether something is one, it is hidden.
+    """
     for name in SECRETS:
         if len(token := os.environ.get(name, "").strip()) >= 4:
             text = text.replace(token, "(token)")
-    return _CREDENTIALS.sub("(secret)", _TOKEN.sub("(token)", text))
+    text = _TOKEN.sub("(token)", text)
+    return _URL.sub(lambda url: _without_password(url[0]), text) if "://" in text else text
+
+
+def hide_secrets(value: Any) -> Any:
+    """A setting, or settings, without secrets: a text that is an address as a whole may hold spaces in its password."""
+    if isinstance(value, str):
+        scheme, there, rest = value.partition("://")
+        return without_secrets(scheme + there + _without_password(rest) if there else value)
+    if isinstance(value, Mapping):
+        return {key: hide_secrets(one) for key, one in value.items()}
+    return type(value)(map(hide_secrets, value)) if type(value) in (list, tuple) else value
+
+
+def _without_password(rest: str) -> str:
+    """What follows :// of a URL, with its secrets hidden."""
+    knobs = _KNOBS.search(rest)
+    end = knobs.start() if knobs else len(rest)
+    place, more = rest[:end], rest[end:]
+    user, at, host = place.rpartition("@")
+    if at and not _PAGE.fullmatch(user):
+        place = f"(secret)@{host}"
+    elif knobs and not at and not _PLACE.fullmatch(place):
+        place = "(secret)"
+    return _QUERY.sub(r"\1(secret)", place + more)
 
 
 def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,9 @@ from tests.tiny import checkpoint
 torch.set_num_threads(1)  # tiny models gain nothing from more
 hypothesis.settings.register_profile("genctl", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("genctl")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent
 RARE = ("zoo", "torture", "processes")  # markers of tests that run only when asked for

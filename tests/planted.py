@@ -34,9 +34,10 @@ def what_ran(folder: Path) -> list[str]:
     return mark.read_text().splitlines() if mark.exists() else []
 
 
-def script(folder: Path, module: str = "genctl.__main__") -> list[str]:
+def script(folder: Path, module: str = "genctl.__main__", name: str = "program") -> list[str]:
     """The beginning of a command line: a script as `pip install` makes one, in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "program"
-    file.write_text(f"import sys\nfrom {module} import main\nsys.exit(main())\n")
+    file = folder / name
+    file.write_text(f"#!{sys.executable}\nimport sys\nfrom {module} import main\nsys.exit(main())\n")
+    file.chmod(0o755)
     return [sys.executable, str(file)]

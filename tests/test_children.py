@@ -1,4 +1,4 @@
-"""Processes that genctl and its libraries start: nothing of the working directory runs, and no stranger's cache is used."""
+"""Processes that genctl and its libraries start: nothing of the working directory runs, nor a stranger's cache."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import typer
 
 from genctl.cli import completion
 from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
-from genctl.errors import PresetError
+from genctl.errors import PresetError, hide_secrets, without_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,6 +71,7 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
             entry["about"] = presets.about(item.path)
         except PresetError as error:
             entry["error"] = error.message.splitlines()[0]
+        entry = hide_secrets(entry)
         entries.append(entry)
     out = _out(color)
     if format == "json":
@@ -86,7 +87,10 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="show the file as it is, without what it extends")] = False,
     color: Color = "auto",
 ) -> None:
-    """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value."""
+    """Show what a preset sets, with what it extends, as TOML; comments give the origin of each value.
+
+    Passwords in addresses are hidden.
+    """
     from genctl.config import presets
     from genctl.config.dry import to_toml
     from genctl.config.layers import resolve
@@ -97,7 +101,7 @@ def show(
         _out(color).file.write(to_toml(resolved, defaults=False))
         return
     path = presets.find(name)
-    text = decode(read_bytes(path), presets.short(path))
+    text = without_secrets(decode(read_bytes(path), presets.short(path)))
     out = _out(color)
     if out.is_terminal:  # control characters in a file must not reach the terminal
         text = "".join(mark if mark in "\n\t" else printable(mark) for mark in text)

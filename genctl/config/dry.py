@@ -10,6 +10,7 @@ from genctl.config.check import UNSAFE, default, known
 from genctl.config.layers import Resolved
 from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable, write_key, write_string, write_value
+from genctl.errors import hide_secrets, without_secrets
 from genctl.params import Generation, Runtime
 
 
@@ -17,18 +18,19 @@ def to_toml(resolved: Resolved, *, defaults: bool = True) -> str:
     """`resolved` as a preset; without `defaults`, only the knobs that are set.
 
     A comment gives the origin of every value. Values of None are left out. Switches that only a flag may turn on are
-    comments.
+    comments. Passwords and keys in addresses are hidden; no server is named by an address with one.
     """
     blocks: list[str] = []
     if resolved.about:
-        blocks.append(f"about = {write_string(resolved.about)}")
+        blocks.append(f"about = {write_string(without_secrets(resolved.about))}")
     for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
         groups: dict[str, list[tuple[str, str]]] = {}
         for key, item in params.knobs(kind).items():
             value, origin = getattr(values, key), resolved.origins.get(key, "default")
             if value is None or (origin == "default" and not defaults):
                 continue
-            groups.setdefault(str(item.metadata["group"]), []).append(_line(key, value, origin))
+            shown = hide_secrets(value) if kind is Runtime else value  # no text to be generated is an address
+            groups.setdefault(str(item.metadata["group"]), []).append(_line(key, shown, origin))
         for group, entries in groups.items():
             width = min(max(len(code) for code, _ in entries), 44)
             blocks.append("\n".join([f"# {group}", *(f"{code:<{width}}  # {origin}" for code, origin in entries)]))

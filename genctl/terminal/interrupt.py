@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from genctl.terminal import first_sign
+from genctl.terminal.heeded import stays_ignored
 from genctl.terminal.standard_streams import say_interrupted
 
 GRACE_S = 0.25  # how long the main thread may take to end by itself
@@ -32,7 +33,7 @@ class Interrupt:
     """While decoding, a signal becomes a reason that the loop asks for; before that it raises SystemExit.
 
     Use as a context manager. `status` is what the process should exit with: 130 after SIGINT, 143 after SIGTERM, 129
-    after SIGHUP (which stays ignored where the caller ignores it, as `nohup` does).
+    after SIGHUP. What the caller ignores stays ignored (`stays_ignored`), but for SIGTERM.
     `hide` takes away what is drawn on the terminal while the process is stopped. `at_once` is the last that is called
     where a signal ends the process at once, in any thread.
     """
@@ -60,7 +61,7 @@ class Interrupt:
         for number, handler in wanted.items():
             try:
                 before = signal.getsignal(number)
-                always = number in (signal.SIGINT, signal.SIGTERM)
+                always = number == signal.SIGTERM or (number == signal.SIGINT and not stays_ignored(number))
                 if always or before is signal.SIG_DFL or (number in ENDING and before is not signal.SIG_IGN):
                     self._before[number] = signal.signal(number, handler)
             except ValueError:  # not the main thread, which alone may handle signals

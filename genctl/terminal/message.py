@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import sys
 
+from genctl.errors import without_secrets
 from genctl.terminal.widgets import visible
 
 _ERROR = ("\x1b[1;31m", "\x1b[0m")
 
 
 def print_message(line: str, *, color: str = "auto") -> None:
-    """Print one line, control characters made visible. Words and numbers stay whole; `error:` has its colour."""
-    shown, columns = visible(line), _columns()
+    """Print one line without secrets, control characters made visible.
+
+    Words and numbers stay whole; `error:` has its colour.
+    """
+    shown, columns = visible(without_secrets(line)), _columns()
     first, rest = ("error:", shown[6:]) if shown.startswith("error:") and _coloured(color, columns) else ("", shown)
     if not columns or len(shown) * 2 <= columns:
         print(f"{first and first.join(_ERROR)}{rest}", file=sys.stderr, flush=True)

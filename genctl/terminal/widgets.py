@@ -25,9 +25,12 @@ WHOLE = 69  # cells of a score line with all its columns
 SHORT_TOKEN = 13  # cells, in a line without the bar
 
 
-def visible(text: str) -> str:
-    """The text with every control character replaced by a sign; newlines and tabs stay."""
-    return _HOSTILE.sub(_sign, text)
+def visible(text: str, *, one: bool = False) -> str:
+    """The text with every control character replaced by a sign; newlines and tabs stay.
+
+    With `one`, each sign is one character, so that the text keeps its length.
+    """
+    return _HOSTILE.sub((lambda match: _sign(match) if match[0] < "\x80" else "\ufffd") if one else _sign, text)
 
 
 def _sign(match: re.Match[str]) -> str:

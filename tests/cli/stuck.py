@@ -1,6 +1,6 @@
 """The program, with a model that does not come back: `python -m tests.cli.stuck PASS ARGUMENTS...`.
 
-The pass of that number (prefills counted) says so on standard error and takes a minute.
+The pass of that number (prefills counted) says so on standard error and takes `SECONDS`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from typing import Any
+
+SECONDS = 60.0
 
 
 def main() -> None:
@@ -23,7 +25,7 @@ def main() -> None:
         passes += 1
         if passes == fatal:
             print("stuck", file=sys.stderr, flush=True)
-            time.sleep(60)
+            time.sleep(SECONDS)
         return before(self, *arguments, **keywords)
 
     NativeRuntime.__call__ = call  # type: ignore[method-assign]

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
+from genctl.terminal.heeded import stays_ignored
 from genctl.terminal.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]
@@ -198,6 +198,14 @@ def test_a_reader_that_does_not_read_on_keeps_nobody_waiting(tmp_path: Path, env
         assert process.wait(PATIENCE) == 143
 
 
+# the handler is there: before it, Python's own would end the process with a traceback
+BEGUN = (
+    "import sys, time; from genctl import __main__ as program; from genctl.__main__ import main;"
+    "handle = program._handle;"
+    "program._handle = lambda one: (handle(one), print('begun', file=sys.stderr, flush=True));"
+)
+
+
 def available(descriptor: int) -> int:
     """Bytes that wait in a pipe."""
     import array
@@ -252,7 +260,7 @@ def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Pat
 def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment: dict[str, str], command: str) -> None:
     """Each waits for standard input, which stays empty; `presets` for its own import."""
     arguments = {"compare": ["-p", "greedy", "-p", "beam5"], "replay": ["-"], "presets": ["list"]}.get(command, [])
-    code = "import sys, time; from genctl.__main__ import main; print('begun', file=sys.stderr, flush=True);"
+    code = BEGUN
     if command == "presets":
         code += "from genctl.cli import app; app.Root.invoke = lambda *a: time.sleep(60);"
     process = subprocess.Popen(
@@ -261,8 +269,7 @@ def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment:
     )  # fmt: skip
     with process:
         try:
-            until(process, b"begun")
-            time.sleep(0.5)  # it is importing, or waits already: it says the same
+            until(process, b"begun")  # it is importing, or waits already: it says the same
             process.send_signal(signal.SIGINT)
             assert process.stdin is not None
             assert process.wait(PATIENCE) == 130  # before its input ends
@@ -302,3 +309,97 @@ def test_a_library_that_raises_a_status_of_its_own_does_not_change_ours() -> Non
     with pytest.raises(SystemExit) as ended:
         in_a_library()
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+# -- signals that the caller ignores -----------------------------------------------------------------------------------
+
+
+def ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def test_a_signal_at_any_line_of_the_first_imports_ends_with_its_status(environment: dict[str, str]) -> None:
+    """One in the middle of the module whose line it takes away ended with a traceback, and 1."""
+    code = (
+        "import os, signal, sys\n"
+        "from genctl import __main__ as program\n"
+        "handle, last = program._handle, 0\n"
+        "def begun(one):\n"
+        "    handle(one)\n"
+        "    sys.settrace(lambda frame, kind, more: line if frame.f_code.co_name == '<module>' else None)\n"
+        "def line(frame, kind, more):\n"
+        "    global last\n"
+        "    last -= kind == 'line' and 'genctl' in frame.f_code.co_filename\n"
+        "    if last < 0:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return line\n"
+        "program._handle, sys.argv[1:] = begun, ['presets', 'list']\n"
+        "ends = set()\n"
+        "for number in range(0, 150, 2):\n"
+        "    last, child = number, os.fork()\n"
+        "    if not child:\n"
+        "        program.main()\n"
+        "    ends.add(os.waitpid(child, 0)[1])\n"
+        "print({os.waitstatus_to_exitcode(end) for end in ends})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, check=False, preexec_fn=heard
+    )
+    assert done.stdout == b"{130}\n", done.stderr
+    assert set(done.stderr.splitlines()) == {b"interrupted"}
+
+
+@pytest.mark.parametrize("moment", [b"begun", b"stuck"], ids=["importing", "decoding"])
+def test_a_background_job_without_a_terminal_is_not_interrupted(
+    tmp_path: Path, environment: dict[str, str], moment: bytes
+) -> None:
+    """A script's `genctl run … &`: Ctrl-C is for what runs in the foreground. SIGINT ended it with 130, or with -2."""
+    if moment == b"begun":
+        command = [sys.executable, "-c", BEGUN + "main()", "run", "x", "-n", "2"]
+    else:  # the model comes back in time
+        code = "import sys; from tests.cli import stuck; stuck.SECONDS = 0.3; sys.argv[1:1] = ['1']; stuck.main()"
+        command = [sys.executable, "-c", code, "run", "x", "-n", "2"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+        cwd=tmp_path, preexec_fn=ignored,
+    )  # fmt: skip
+    with process:
+        try:
+            until(process, moment)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert (process.returncode, err.replace(b"begun\n", b"")) == (0, b"")  # which is said at the end again
+    assert out
+
+
+def test_one_that_reads_a_terminal_is_interrupted(tmp_path: Path, environment: dict[str, str]) -> None:
+    child = pexpect.spawn(
+        sys.executable, [*STUCK, "3", "run", "Once", "-q"], env=environment, cwd=str(tmp_path), timeout=PATIENCE,
+        encoding="utf-8", preexec_fn=ignored,
+    )  # fmt: skip
+    child.expect("stuck")
+    child.sendintr()
+    assert "interrupted" in child.read()
+    child.close()
+    assert child.exitstatus == 130
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGTERM"])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_stays_ignored(name: str, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = getattr(signal, name)
+    monkeypatch.setattr(os, "isatty", lambda descriptor: terminal and descriptor == 0)
+    before = signal.getsignal(number)
+    try:
+        signal.signal(number, signal.SIG_DFL)
+        assert not stays_ignored(number)
+        signal.signal(number, signal.SIG_IGN)
+        assert stays_ignored(number) == (not terminal or name != "SIGINT")
+        with Interrupt():
+            heeded = signal.getsignal(number) is not signal.SIG_IGN
+        assert heeded == (name == "SIGTERM" or (name == "SIGINT" and terminal))
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from genctl.commands.chat.line_input import PlainLines
+from genctl.commands.explore.dialogs import EditedText
 from genctl.errors import InputError, without_secrets
 from tests.cli.tool import genctl
 from tests.hostile.words import FIRST, HOSTILE, OBEYED, hostile_vocabulary, tame
@@ -165,6 +167,41 @@ def test_errors_show_names_without_obeying_them(tmp_path: Path) -> None:
         assert done.status in (2, 3), arguments
         tame(done.err)
         assert "\nerror: all is well" not in done.err
+
+
+@pytest.mark.parametrize("word", [*HOSTILE, SAID, "\x1b]52;c;ZXZpbA==\x07", "\x9b31m"])
+def test_plain_lines_show_a_text_to_change_without_obeying_it(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`/edit N` with TERM=dumb: an answer could set the clipboard."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("changed\nyes\n"))
+    lines = PlainLines()
+    assert lines.read(f"one\n{word}") == "changed"
+    assert lines.ask(f"{word}?") == "yes"
+    assert tame(capsys.readouterr().out).startswith(". one\n. ")
+
+
+@pytest.mark.parametrize("word", [*HOSTILE, SAID, "\x1b]52;c;ZXZpbA==\x07", "\x9b31m"])
+def test_an_editor_shows_a_text_to_change_without_obeying_it(word: str) -> None:
+    editor = EditedText(word)
+    shown = [editor.get_line(number) for number in range(editor.document.line_count)]
+    for number, line in enumerate(shown):
+        tame(line.plain)
+        assert len(line.plain) == len(editor.document.get_line(number))  # the cursor is where it seems to be
+
+
+def test_the_name_of_a_run_is_shown_without_obeying_it(tmp_path: Path) -> None:
+    preset = tmp_path / "a\x1b]0;owned\x07.toml"
+    preset.write_text('about = "x\\u001b]0;owned\\u0007"\nmax_new_tokens = 1\n')
+    for arguments in (
+        ("compare", "a", "-p", str(preset), "--strategy", "b:num_beams=2", "--dry"),
+        ("run", "a", "-p", str(preset), "--dry"),
+        ("presets", "show", str(preset)),
+        ("presets", "check", str(preset)),
+    ):
+        done = genctl(*arguments, terminal=True)
+        tame(done.out)
+        tame(done.err)
 
 
 def test_secrets_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from genctl import children
 from genctl.errors import GenctlError, UsageError
 from tests.lm_eval import tasks
 from tests.models.test_gguf import written
+from tests.planted import script
 from tests.tiny import tiny
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'genctl[lm-eval]'")
@@ -254,7 +255,10 @@ def test_the_commands_of_the_guide(tmp_path: Path) -> None:
     commands = guide.partition("```sh\n")[2].partition("```")[0]
     _, _, rest = commands.partition("\n")  # it is installed
     environment = {**os.environ, "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    script(tmp_path / "bin", "genctl.lm_eval.__main__", "genctl-lm-eval")
+    environment["PATH"] = (
+        f"{tmp_path / 'bin'}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    )
     done = subprocess.run(
         ["bash", "-euc", rest], cwd=tmp_path, capture_output=True, text=True, check=False, env=environment
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from genctl.commands.chat import slash
 from genctl.config import presets
 from genctl.config.check import known
+from genctl.terminal.widgets import visible
 
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyPressEvent
@@ -46,7 +47,7 @@ class PlainLines:
 
     def read(self, text: str = "") -> str:
         if text:
-            sys.stdout.write("".join(f"{MORE}{line}\n" for line in text.split("\n")))
+            sys.stdout.write("".join(f"{MORE}{line}\n" for line in visible(text).split("\n")))
         lines = [self._line(SIGN)]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
@@ -54,7 +55,7 @@ class PlainLines:
         return "\n".join(lines)
 
     def ask(self, question: str) -> str:
-        return self._line(question)
+        return self._line(visible(question))
 
     def waiting(self) -> AbstractContextManager[Callable[[], object]]:
         return nullcontext(lambda: None)  # the echo is all that is seen of such a line

@@ -117,11 +117,11 @@ class SlashWork:
             check_terminal()
         except UsageError:
             self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:")
-            print(command)
+            print(widgets.visible(command))
             return
         if why.look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
             self.note(f"what you changed is in {copy}, and not in this chat:")
-            print(command)
+            print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
 from genctl.config.layers import RunSpec, each
 from genctl.engines.protocol import Flow
-from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError
+from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, printable
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
@@ -68,7 +68,9 @@ class CompareJob(Job[CompareOptions]):
         if not options.dry:
             return None
         resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
-        sys.stdout.write("\n".join(f"# run {name}\n\n{to_toml(one, defaults=False)}" for name, one in resolved))
+        sys.stdout.write(
+            "\n".join(f"# run {printable(name)}\n\n{to_toml(one, defaults=False)}" for name, one in resolved)
+        )
         return int(Exit.DONE)
 
     def read(self, stack: ExitStack) -> bool:

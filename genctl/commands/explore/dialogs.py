@@ -40,6 +40,14 @@ class Dialog(ModalScreen[None]):
             yield Static(self.body, id="body", markup=False)
 
 
+class EditedText(TextArea):
+    """An editor that shows control characters as signs; the text keeps them."""
+
+    def get_line(self, line_index: int) -> Text:
+        """A line as it is shown."""
+        return Text(widgets.visible(self.document.get_line(line_index), one=True), end="", no_wrap=True)
+
+
 class Editor(ModalScreen[str | None]):
     """A text to change. The answer is the text, or None."""
 
@@ -57,7 +65,7 @@ class Editor(ModalScreen[str | None]):
         with Vertical(classes="dialog editor") as frame:
             frame.border_title = "Another text from here"
             frame.border_subtitle = "Ctrl+S or F2 takes it · Escape leaves"
-            yield TextArea(self.text, soft_wrap=True, id="edited", compact=True)
+            yield EditedText(self.text, soft_wrap=True, id="edited", compact=True)
 
     def action_take(self) -> None:
         """Close with the text."""

@@ -58,7 +58,7 @@ def _python_path() -> str:
     """PYTHONPATH with whole paths, since workers start elsewhere. It leads to genctl where nothing else does."""
     entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     home = str(Path(genctl.__file__).absolute().parents[1])
-    if home not in (*entries, *sys.path[1:]):  # `python -m genctl` in a checkout
+    if home not in (*entries, *sys.path[1:]):  # a checkout, found because it is the working folder
         entries.append(home)
     return os.pathsep.join(entries)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, hide_secrets
 
 SCHEME = "openai:"
 KEYS = ("GENCTL_API_KEY", "OPENAI_API_KEY")  # environment variables that hold a key
@@ -58,20 +58,20 @@ def read(value: str | Sequence[str]) -> tuple[Address, ...]:
 
 
 def _read(text: str) -> Address:
-    url = text.removeprefix(SCHEME)
+    url, shown = text.removeprefix(SCHEME), hide_secrets(text)
     if url == text:
-        raise UsageError(f"backend {text}: expected openai:URL")
+        raise UsageError(f"backend {shown}: expected openai:URL")
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         valid = False
     if not valid or not url.isprintable() or " " in url:
-        raise UsageError(f"backend {text}: not a URL of http or https")
+        raise UsageError(f"backend {shown}: not a URL of http or https")
     if "@" in parts.netloc:
-        raise UsageError(f"backend {text}: a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}")
+        raise UsageError(f"backend {shown}: a URL may not hold a password; the key is read from {KEYS[0]} or {KEYS[1]}")
     if parts.query or parts.fragment:
-        raise UsageError(f"backend {text}: a URL ends with its path, such as /v1")
+        raise UsageError(f"backend {shown}: a URL ends with its path, such as /v1")
     url = url.rstrip("/")
     base = url if re.search(r"/v\d+$", url) else f"{url}/v1"
     return Address(f"{SCHEME}{url}", base)
