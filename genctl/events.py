@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 
 from genctl.documents.shapes import BadShape, Known, Natural, value_of
 from genctl.documents.strict_json import kind_of
-from genctl.errors import InputError, nearest
+from genctl.errors import InputError, hide_secrets, nearest
 
 S = TypeVar("S")
 CUT = ("length", "context", "time")  # reasons to end a text that could have gone on
@@ -319,8 +319,11 @@ def to_json(event: Any) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any], kinds: Mapping[str, type] = KINDS) -> Any:
-    """The inverse of `to_json`. Raises BadShape, a ValueError, for an unknown kind or a field that does not fit."""
-    fields = dict(data)
+    """The inverse of `to_json`, without the secrets of another's addresses.
+
+    Raises BadShape, a ValueError, for an unknown kind or a field that does not fit.
+    """
+    fields = {name: hide_secrets(value) if name in ("model", "settings") else value for name, value in data.items()}
     kind = fields.pop("event", None)
     if not isinstance(kind, str):
         found = "nothing" if kind is None else kind_of(kind)

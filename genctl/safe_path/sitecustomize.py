@@ -24,7 +24,7 @@ class _WithoutWorkingDirectory:
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> None:
         if len(sys.path) > 1 and os.path.realpath(sys.path[1]) == _HERE:
-            sys.meta_path.remove(cls)  # type: ignore[arg-type]
+            sys.meta_path.remove(cls)
             if os.path.realpath(sys.path[0]) == os.path.realpath(os.curdir):
                 del sys.path[0]
 
@@ -37,5 +37,5 @@ def _other() -> None:
 
 
 if sys.version_info < (3, 11):
-    sys.meta_path.insert(0, _WithoutWorkingDirectory)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _WithoutWorkingDirectory)
 _other()
