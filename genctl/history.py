@@ -6,7 +6,7 @@ a step depends on that step alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -26,15 +26,18 @@ from genctl.events import (
     advance,
 )
 
+LOOKED = 2**20  # tokens of live rows that are compared with a sequence: rows that share a beginning have it each
 _PROMPT = Row("", 0, (), 0.0, 0.0)  # what the root of a path has written
 
 
 class Path:
     """A row after a step, linked to the row that it continued. The root, before the first step, has written nothing."""
 
-    __slots__ = ("chars", "length", "parent", "row", "step")
+    __slots__ = ("chars", "depth", "length", "parent", "row", "skip", "step")
 
     parent: Path | None
+    skip: Path  # one further up, by which a way of n steps takes log n (Myers 1983); at the root itself
+    depth: int  # steps from the root to here
     row: Row | Ended  # what the step wrote, and the sums after it
     step: int  # -1 at the root
     length: int  # tokens from the root to here
@@ -42,6 +45,13 @@ class Path:
 
     def __init__(self, parent: Path | None = None, row: Row | Ended = _PROMPT, step: int = -1) -> None:
         self.parent, self.row, self.step = parent, row, step
+        if parent is None:
+            self.depth, self.skip = 0, self
+        else:
+            one = parent.skip
+            two = one.skip
+            self.depth = parent.depth + 1
+            self.skip = two if parent.depth - one.depth == one.depth - two.depth else parent
         self.length = len(row.written) + (parent.length if parent else 0)
         self.chars = sum([len(token.text) for token in row.written]) + (parent.chars if parent else 0)
 
@@ -51,6 +61,22 @@ class Path:
         while path.parent is not None:
             yield path
             path = path.parent
+
+    def above(self, depth: int) -> Path:
+        """The path `depth` steps from the root that this one continues, or is."""
+        path = self
+        while path.depth > depth:
+            path = path.skip if path.skip.depth >= depth or path.parent is None else path.parent
+        return path
+
+    def meet(self, other: Path) -> Path:
+        """The newest step that both share; a root if they share none."""
+        depth = min(self.depth, other.depth)
+        a, b = self.above(depth), other.above(depth)
+        while a is not b and a.parent is not None and b.parent is not None:  # two roots: events of two runs in one file
+            # skips from one depth lead to one depth
+            a, b = (a.skip, b.skip) if a.skip is not b.skip else (a.parent, b.parent)
+        return a
 
     def tokens(self, last: int | None = None) -> list[Token]:
         """The tokens in reading order, or only the `last` of them. Costs what it returns."""
@@ -222,19 +248,34 @@ class LaneHistory:
 
     def path_of(self, hypothesis: Hypothesis) -> Path | None:
         """The path of a finished hypothesis, or None if no event contained it."""
-        path = self._path_among_endings(hypothesis)
-        if path is not None:
-            return path
-        for row in self.rows:  # an interrupted row has no `Ended` event
-            if row.length == len(hypothesis.tokens) and row.ids == hypothesis.tokens:
-                return row
-        return None
+        return self.paths_of([hypothesis])[0]
 
-    def _path_among_endings(self, hypothesis: Hypothesis) -> Path | None:
-        same = None
-        for path in self.endings or ():
-            if path.hypothesis.tokens == hypothesis.tokens:
-                if path.hypothesis.slot == hypothesis.slot:
-                    return path
-                same = path
-        return same
+    def paths_of(self, hypotheses: Sequence[Hypothesis]) -> list[Path | None]:
+        """The path of each finished hypothesis, or None if no event contained it.
+
+        A path has the tokens of its hypothesis. Where a server tells none, it is that of one hypothesis alone.
+        """
+        ended: dict[tuple[tuple[int, ...], int | None], list[Path]] = {}
+        same: dict[tuple[int, ...], Path] = {}
+        for path in self.endings or ():  # the newest first
+            own = path.hypothesis
+            if own.tokens and len(own.tokens) != path.length:
+                continue
+            ended.setdefault((own.tokens, own.slot), []).append(path)
+            same[own.tokens] = path
+        if any(one.tokens not in same for one in hypotheses):  # an interrupted row has no `Ended` event
+            looked = 0
+            for row in self.rows:
+                looked += row.length
+                if looked > LOOKED:
+                    break
+                same.setdefault(row.ids, row)
+        found: list[Path | None] = []
+        for hypothesis in hypotheses:
+            tokens = hypothesis.tokens
+            paths = ended.get((tokens, hypothesis.slot), [])
+            if tokens:
+                found.append(paths[0] if paths else same.get(tokens))
+            else:
+                found.append(paths.pop(0) if paths else None)
+        return found

@@ -30,7 +30,7 @@ from genctl.events import (
 from genctl.models.text import Detokenizer
 from genctl.pages.search_tree import Node, TreeBuilder
 from genctl.results import Collector
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level
 
@@ -304,7 +304,7 @@ def test_results_partial_results_story_and_tree_tell_the_same_rows(made: Forest)
             assert told == [(one.ids, one.parents) for one in over.get(event.lane, [])]
         else:
             assert collector.feed(event) is None
-        history = fold(history, event)
+        history.feed(event)
         if isinstance(event, Stepped):
             trees[event.lane].feed(event)
             latest[event.lane], gone = next(truth)

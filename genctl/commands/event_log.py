@@ -15,14 +15,17 @@ from genctl.errors import InputError, OutputError, reason_of
 from genctl.io.writers import escaped, open_output
 
 
-def read_recording(name: str, torn: Callable[[str], object] | None = None) -> list[events.Event]:
+def read_recording(
+    name: str, torn: Callable[[str], object] | None = None, note: Callable[[str], object] = lambda words: None
+) -> list[events.Event]:
     """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
 
-    With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where.
+    With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where. `note` takes
+    a sentence about what the events of a tree leave out.
 
     Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
     """
-    from genctl.terminal.run_history import RunHistory, fold
+    from genctl.terminal.run_history import RunHistory
 
     shown = "standard input" if name == "-" else name
     recorded: list[events.Event] = []
@@ -31,10 +34,13 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
         lines = _lines(name)
         first = next(lines, b"")
         if first.startswith(b'{"event": "opened"'):  # `tree.journal.FIRST`
-            from genctl.tree.as_events import events_of
+            from genctl.tree.as_events import events_of, left_out
             from genctl.tree.journal import tree_of_lines
 
-            return list(events_of(tree_of_lines(itertools.chain([first], lines), shown)))
+            tree = tree_of_lines(itertools.chain([first], lines), shown)
+            if words := left_out(tree):
+                note(f"{shown}: {words}")
+            return list(events_of(tree))
         for number, line in enumerate(itertools.chain([first], lines), start=1):
             place = f"{shown}, line {number}"
             if not line.strip():
@@ -47,11 +53,11 @@ def read_recording(name: str, torn: Callable[[str], object] | None = None) -> li
                 torn(sentence)
                 break
             try:
-                history = fold(history, event)
+                history.feed(event)
             except InputError as error:
                 raise InputError(f"{place}: {error.message}", hint=error.hint) from error
             if isinstance(event, (events.Finished, events.Failed)):
-                history = history.without(event.lane)
+                history.forget(event.lane)
             recorded.append(event)
     except Unreadable as error:
         raise InputError(f"cannot read {shown}: {error}") from None

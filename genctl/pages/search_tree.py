@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -81,16 +82,18 @@ class SearchTree:
 
     def _mark(self, finished: Finished) -> None:
         """Mark the returned sequences. All that were ranked once more have their new scores."""
-        waiting = [node for node in self.nodes if node.hypothesis is not None]
+        waiting: dict[tuple[tuple[int, ...], int | None], deque[Node]] = {}
+        for node in self.nodes:
+            if node.hypothesis is not None:
+                waiting.setdefault((node.hypothesis.tokens, node.hypothesis.slot), deque()).append(node)
         for place, hypothesis in enumerate((*finished.hypotheses, *finished.others), start=1):
-            for node in waiting:
-                ended = node.hypothesis
-                if ended is not None and (ended.tokens, ended.slot) == (hypothesis.tokens, hypothesis.slot):
-                    node.hypothesis = hypothesis
-                    if place <= len(finished.hypotheses):
-                        node.state, node.place = "returned", place
-                    waiting.remove(node)
-                    break
+            same = waiting.get((hypothesis.tokens, hypothesis.slot))
+            if not same:
+                continue
+            node = same.popleft()
+            node.hypothesis = hypothesis
+            if place <= len(finished.hypotheses):
+                node.state, node.place = "returned", place
 
     def depths(self) -> dict[Node, int]:
         """For each node how many tokens it is from the root."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
+from functools import reduce
 
-from genctl.history import ROOT, LaneHistory, Path
+from genctl.history import ROOT, Endings, LaneHistory, Path
 
 # Searches whose first result is the finished sequence with the highest score.
 RANKED = frozenset({"beam", "beam-sample", "diverse-beam", "stochastic-beam"})
@@ -13,45 +15,72 @@ DRAWN = frozenset({"greedy", "sample"})  # rows that do not compete: the first s
 
 def meet(paths: Iterable[Path]) -> Path:
     """The newest step that all paths share; the root if there are none."""
-    met: Path | None = None
-    for path in paths:
-        met = path if met is None else _meet(met, path)
-    return ROOT if met is None else met
+    first, *others = [*paths] or [ROOT]
+    return reduce(Path.meet, others, first)
 
 
-def _meet(a: Path, b: Path) -> Path:
-    while a is not b:
-        if a.step < b.step:
-            a, b = b, a
-        if a.parent is None:  # events of two runs in one file
-            return a
-        a = a.parent
-    return a
+class Certain:
+    """The certain beginning of the first returned sequence of a lane, which only grows.
 
-
-def certain(lane: LaneHistory) -> Path:
-    """The certain beginning of the first returned sequence of a lane. It can only grow.
-
-    It is common to all live rows and to every finished sequence that could still be returned first.
+    It is common to all live rows and to every finished sequence that could still be returned first. A call costs the
+    live rows, and the rows that ended since the call before: what the others share is known.
     """
-    return meet(contenders(lane))
+
+    def __init__(self) -> None:
+        self._forget("")
+
+    def _forget(self, lane: str) -> None:
+        self._lane = lane
+        self._seen: Endings | None = None  # all up to here are in the fields below
+        self._ended: Path | None = None  # what the rows share that ended
+        self._best = -math.inf  # the highest score among them
+        self._winner: Path | None = None  # what those with this score share, or with none that compares
+        self._first: int | None = None  # the lowest slot among them
+        self._of_first: Path | None = None  # what those of this slot share
+        self._slots = True  # whether each has a slot
+
+    def __call__(self, lane: LaneHistory) -> Path:
+        """The end of the certain part."""
+        self._read(lane)
+        kind = lane.began.strategy if lane.began else ""
+        if kind in RANKED:
+            return _meet(self._winner, lane.rows)
+        slots = [row.slot for row in lane.rows]
+        known = [slot for slot in (*slots, self._first) if slot is not None]
+        if kind not in DRAWN or not self._slots or None in slots or not known:
+            return _meet(self._ended, lane.rows)
+        first = min(known)
+        rows = [row for row, slot in zip(lane.rows, slots, strict=True) if slot == first]
+        return _meet(self._of_first if first == self._first else None, rows)
+
+    def _read(self, lane: LaneHistory) -> None:
+        """Take in the rows that ended since the last call."""
+        new: list[Path] = []
+        node = lane.endings
+        while node is not None and node is not self._seen:
+            new.append(node.path)
+            node = node.before
+        if lane.lane != self._lane or node is not self._seen:  # another lane, or the same begins again
+            self._forget(lane.lane)
+            new = [*(lane.endings or ())]
+        for path in reversed(new):
+            self._take(path)
+        self._seen = lane.endings
+
+    def _take(self, path: Path) -> None:
+        self._ended = _meet(self._ended, [path])
+        score, slot = path.hypothesis.score, path.slot
+        if score > self._best:
+            self._best, self._winner = score, path
+        elif not score < self._best:  # equals may both win; so may NaN
+            self._winner = _meet(self._winner, [path])
+        if slot is None:
+            self._slots = False
+        elif self._first is None or slot < self._first:
+            self._first, self._of_first = slot, path
+        elif slot == self._first:
+            self._of_first = _meet(self._of_first, [path])
 
 
-def contenders(lane: LaneHistory) -> list[Path]:
-    """The paths that can still become the first returned sequence."""
-    ended = list(lane.endings or ())
-    kind = lane.began.strategy if lane.began else ""
-    if kind in DRAWN:
-        return _first_slot(lane, ended)
-    if kind in RANKED and ended:
-        best = max(path.hypothesis.score for path in ended)
-        ended = [path for path in ended if not path.hypothesis.score < best]  # equals may both win; so may NaN
-    return [*lane.rows, *ended]
-
-
-def _first_slot(lane: LaneHistory, ended: list[Path]) -> list[Path]:
-    paths = [(path.slot, path) for path in (*lane.rows, *ended)]
-    slots = [slot for slot, _ in paths if slot is not None]
-    if len(slots) < len(paths):
-        return [path for _, path in paths]
-    return [path for slot, path in paths if slot == min(slots)]
+def _meet(one: Path | None, others: Iterable[Path]) -> Path:
+    return meet([*([] if one is None else [one]), *others])

@@ -81,10 +81,10 @@ def sections_of(lane: LaneHistory, look: Look) -> list[Section]:
         return [
             Section(
                 lane,
-                lane.path_of(hypothesis) or Path(),
+                path or Path(),
                 (*named, place_words(place, len(hypotheses)), stop_words(hypothesis.reason, hypothesis.cause)),
             )
-            for place, hypothesis in enumerate(hypotheses)
+            for place, (hypothesis, path) in enumerate(zip(hypotheses, lane.paths_of(hypotheses), strict=True))
         ]
     if lane.failed:
         return [Section(lane, Path(), (*named, "failed"))]

@@ -1,10 +1,11 @@
 """What the views draw of a run: its lanes' histories, totals over all lanes, and what the processors did.
 
-The pure function `fold` adds one event to a `RunHistory`. Everything is immutable.
+A `RunHistory` takes in events. Its lanes' histories are immutable; they are as many as there are prompts.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -61,52 +62,55 @@ class Totals:
     stops: Mapping[tuple[str, str], int] = field(default_factory=dict)  # (reason, what exactly) -> sequences
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunHistory:
-    """A run so far. `lanes` are in the order of their first events."""
+    """A run so far. `lanes` are in the order of their first events. An event costs what it changes."""
 
-    lanes: Mapping[str, LaneHistory] = field(default_factory=dict)
+    # the first one is found at once however many were dropped before it, which a dict does not promise
+    lanes: OrderedDict[str, LaneHistory] = field(default_factory=OrderedDict)
     totals: Totals = Totals()
     tallies: Mapping[str, ProcessorTally] = field(default_factory=dict)
     tokens: int = 0  # tokens written so far in all rows of all lanes
     loading: Loading | None = None
 
-    def without(self, lane: str) -> RunHistory:
-        """The history without this lane's details; the totals still count it."""
-        return replace(self, lanes={name: history for name, history in self.lanes.items() if name != lane})
+    def feed(self, event: Event) -> None:
+        """Take in one more event. Raises InputError if the event cannot follow (a damaged recording)."""
+        if isinstance(event, Loading):
+            self.loading = None if event.done >= event.total > 0 else event
+            return
+        before = self.lanes.get(event.lane)
+        lane = (before or LaneHistory(event.lane)).after(event)
+        totals = self.totals
+        if before is None or isinstance(event, Began):
+            totals = replace(totals, lanes=totals.lanes + 1)
+        pieces: list[tuple[Token, ...]] = []
+        if isinstance(event, Stepped):
+            pieces = [row.written for row in event.children]
+            if event.drafted or event.accepted:
+                totals = replace(
+                    totals, drafted=totals.drafted + event.drafted, accepted=totals.accepted + event.accepted
+                )
+        elif isinstance(event, Ended):
+            pieces = [event.written]
+        elif isinstance(event, Began):
+            if totals.seed is None and event.strategy not in NEVER_DRAWN:
+                totals = replace(totals, seed=event.seed)
+        elif isinstance(event, Finished):
+            totals = _finish(totals, lane, event)
+        elif isinstance(event, Failed):
+            totals = replace(totals, failed=totals.failed + 1)
+        self.lanes[event.lane] = lane
+        self.totals, self.tallies = totals, _tally(self.tallies, pieces)
+        self.tokens += sum(map(len, pieces))
+
+    def forget(self, lane: str) -> None:
+        """Drop this lane's details; the totals still count it."""
+        self.lanes.pop(lane, None)
 
 
 def touched(trace: Trace) -> bool:
     """Whether a processor changed a row's scores."""
     return trace.removed > 0 or trace.moved > MOVED_AT_LEAST
-
-
-def fold(history: RunHistory, event: Event) -> RunHistory:
-    """The history after one more event. Raises InputError if the event cannot follow (a damaged recording)."""
-    if isinstance(event, Loading):
-        return replace(history, loading=None if event.done >= event.total > 0 else event)
-    before = history.lanes.get(event.lane)
-    lane = (before or LaneHistory(event.lane)).after(event)
-    totals = history.totals
-    if before is None or isinstance(event, Began):
-        totals = replace(totals, lanes=totals.lanes + 1)
-    pieces: list[tuple[Token, ...]] = []
-    if isinstance(event, Stepped):
-        pieces = [row.written for row in event.children]
-        if event.drafted or event.accepted:
-            totals = replace(totals, drafted=totals.drafted + event.drafted, accepted=totals.accepted + event.accepted)
-    elif isinstance(event, Ended):
-        pieces = [event.written]
-    elif isinstance(event, Began):
-        if totals.seed is None and event.strategy not in NEVER_DRAWN:
-            totals = replace(totals, seed=event.seed)
-    elif isinstance(event, Finished):
-        totals = _finish(totals, lane, event)
-    elif isinstance(event, Failed):
-        totals = replace(totals, failed=totals.failed + 1)
-    tokens = history.tokens + sum(map(len, pieces))
-    lanes = {**history.lanes, event.lane: lane}
-    return RunHistory(lanes, totals, _tally(history.tallies, pieces), tokens, history.loading)
 
 
 def _finish(totals: Totals, lane: LaneHistory, event: Finished) -> Totals:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from genctl.errors import count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token
 from genctl.tree.nodes import ROOT, Tree
 
 LANE = "0"
+MOST = 2**20  # tokens of all results together, where branches share so many that each of them would have most of a tree
 
 
 def events_of(tree: Tree) -> Iterator[Event]:
     """A step for each length of branches: the nodes that go on, and the ends of branches, which are the results.
 
-    The results are ranked by their log-probability; the current branch comes first.
+    The results are ranked by their log-probability; the current branch comes first. Of a tree whose branches have more
+    than MOST tokens together, and more than twice its own, the first ones are results. The others have an end without
+    a text; `left_out` counts them.
     """
     opened = tree.opened
     yield Began(LANE, opened.prompt, "explore", opened.model, None, {"length_penalty": 0.0}, 1, shown=opened.shown)
+    results = {leaf: _result(tree, leaf) for leaf in _results(tree)}
     level = [ROOT]
-    texts: dict[int, str] = {ROOT: ""}
-    results: list[tuple[bool, float, Hypothesis]] = []
     step = 0
     names = {node: name for name, node in tree.bookmarks.items()}
     while level:
@@ -29,21 +32,46 @@ def events_of(tree: Tree) -> Iterator[Event]:
             for child in tree.children(parent):
                 node = tree.nodes[child]
                 token = Token(node.id, node.logprob, node.text, node.rank, node.entropy)
-                texts[child] = texts[parent] + node.text
                 joint = tree.joints[child]
                 if child in tree.leaves:
-                    ids = tuple(tree.nodes[each].id for each in tree.path(child))
-                    end = Hypothesis(ids, joint, joint, "stop", joint, None, "end of the branch", texts[child])
+                    end = results.get(child) or _end(tree, child)
                     ended.append(Ended(LANE, place, (token,), end))
-                    results.append((child != tree.tip, -joint, end))
                 else:
                     rows.append((child, Row(LANE, place, (token,), joint, joint, None, names.get(child, ""))))
-        for parent in level:
-            del texts[parent]
-        texts = {child: texts[child] for child, _ in rows}
         level = [child for child, _ in rows]
         if rows or ended:
             yield Stepped(LANE, step, tuple(row for _, row in rows), tuple(ended))
         step += 1
-    results.sort(key=lambda result: result[:2])
-    yield Finished(LANE, tuple(end for _, _, end in results), len(opened.prompt_ids))
+    yield Finished(LANE, tuple(results.values()), len(opened.prompt_ids))
+
+
+def left_out(tree: Tree) -> str:
+    """A sentence about the branches that are not among the results; "" if all are."""
+    more = len(tree.leaves) - (ROOT in tree.leaves) - len(_results(tree))
+    if not more:
+        return ""
+    return f"{count(more, 'branch is', 'branches are')} in the tree and not among the results, which share most tokens"
+
+
+def _results(tree: Tree) -> list[int]:
+    """The ends of the branches that are results, the current branch first, then the most probable."""
+    leaves = sorted(tree.leaves.keys() - {ROOT}, key=lambda leaf: (leaf != tree.tip, -tree.joints[leaf], leaf))
+    room = max(MOST, 2 * len(tree.nodes))
+    found = []
+    for leaf in leaves:
+        room -= tree.depths[leaf]
+        if room < 0 and found:
+            break
+        found.append(leaf)
+    return found
+
+
+def _result(tree: Tree, leaf: int) -> Hypothesis:
+    nodes = [tree.nodes[each] for each in tree.path(leaf)]
+    joint, text = tree.joints[leaf], "".join(node.text for node in nodes)
+    return Hypothesis(tuple(node.id for node in nodes), joint, joint, "stop", joint, None, "end of the branch", text)
+
+
+def _end(tree: Tree, leaf: int) -> Hypothesis:
+    joint = tree.joints[leaf]
+    return Hypothesis((), joint, joint, "stop", joint, None, "end of the branch", counted=tree.depths[leaf])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -122,18 +122,14 @@ class Explorer:
         return At(at.cursor, at.tip, note)
 
     def _left(self, line: str, n: int) -> Iterator[Result]:
-        node = self.tree.cursor
-        for _ in range(n):
-            node = max(self.tree.nodes[node].parent, ROOT)
+        cursor = self.tree.cursor
+        node = self.tree.above(cursor, max(self.tree.depths[cursor] - n, 0))
         yield self._move(node, note="" if node != self.tree.cursor else "this is the beginning")
 
     def _right(self, line: str, n: int) -> Iterator[Result]:
-        ahead = self.tree.path(self.tree.tip, self.tree.cursor)
-        yield (
-            self._move(ahead[min(n, len(ahead)) - 1])
-            if ahead
-            else self._move(self.tree.cursor, note="this is the end of the branch")
-        )
+        cursor, tip = self.tree.cursor, self.tree.tip
+        node = self.tree.above(tip, min(self.tree.depths[cursor] + n, self.tree.depths[tip]))
+        yield self._move(node, note="" if node != cursor else "this is the end of the branch")
 
     def _up(self, line: str) -> Iterator[Result]:
         yield self._sibling(-1)
@@ -157,19 +153,17 @@ class Explorer:
 
     def _goto(self, line: str, name: str) -> Iterator[Result]:
         node = self.tree.named(name)
-        on_branch = self.tree.depths[node] <= self.tree.depths[self.tree.tip] and (
-            self.tree.fork_of(node, self.tree.tip) == node
-        )
-        yield self._move(node, self.tree.tip if on_branch else self.tree.end_of(node))
+        yield self._move(node, self.tree.tip if self.tree.is_on(node, self.tree.tip) else self.tree.end_of(node))
 
     def _next(self, line: str, entropy: float) -> Iterator[Result]:
-        ahead = self.tree.path(self.tree.tip, self.tree.cursor)[1:]
-        yield self._uncertain(ahead, entropy, "after")
+        tree = self.tree
+        ahead = range(tree.depths[tree.cursor] + 2, tree.depths[tree.tip] + 1)
+        yield self._uncertain((tree.above(tree.tip, depth) for depth in ahead), entropy, "after")
 
     def _previous(self, line: str, entropy: float) -> Iterator[Result]:
-        yield self._uncertain(reversed(self.tree.path(self.tree.cursor)), entropy, "before")
+        yield self._uncertain(self.tree.upwards(self.tree.cursor), entropy, "before")
 
-    def _uncertain(self, nodes: Any, entropy: float, where: str) -> At:
+    def _uncertain(self, nodes: Iterable[int], entropy: float, where: str) -> At:
         for node in nodes:
             if (self.tree.nodes[node].entropy or 0.0) >= entropy:
                 return self._move(self.tree.nodes[node].parent)

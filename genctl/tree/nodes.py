@@ -2,10 +2,14 @@
 
 Every operation costs what it changes, or the length of one branch; none walks over all nodes. Nodes are never removed:
 undo hides them. A token that is written again after the same tokens is the same node.
+
+What is above what is found by skips: each node has one to a node further up, so that a way of n nodes takes log n
+(Myers 1983, "An applicative random-access stack").
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -46,6 +50,7 @@ class Tree:
         self.nodes: list[Node] = [Grown(ROOT, -1, -1, 0.0)]  # by number; the root is not a token
         self.joints: list[float] = [0.0]  # log-probability of all tokens from the root to the node
         self.depths: list[int] = [0]  # tokens after the prompt
+        self._skips: list[int] = [ROOT]  # a node further up, by number
         self.settings: list[dict[str, Any]] = [{}]  # the knobs of each entry, above those the tree began with
         self.view = TreeView()
         self.hidden: set[int] = set()
@@ -57,6 +62,7 @@ class Tree:
         self._children: list[list[int]] = [[]]  # hidden ones included
         self._shown_children: list[int] = [0]
         self._places: dict[tuple[int, int], int] = {}  # (parent, id) -> node
+        self._entries: dict[str, int] = {_key({}): 0}  # knobs -> their first place in the table of settings
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and self._state() == other._state()
@@ -114,14 +120,15 @@ class Tree:
 
     def path(self, node: int, above: int = ROOT) -> list[int]:
         """The nodes after `above` down to `node`. Without `above` all, but for the root."""
-        nodes = []
+        if not self.is_on(above, node):
+            raise InputError(f"node {above} is not above the other one")
+        return list(self.upwards(node, above))[::-1]
+
+    def upwards(self, node: int, above: int = ROOT) -> Iterator[int]:
+        """The nodes from `node` up to `above`, which is left out."""
         while node != above:
-            if node == ROOT:
-                raise InputError(f"node {above} is not above the other one")
-            nodes.append(node)
+            yield node
             node = self.nodes[node].parent
-        nodes.reverse()
-        return nodes
 
     def ids(self, node: int) -> tuple[int, ...]:
         """The prompt's tokens and those down to `node`."""
@@ -137,12 +144,18 @@ class Tree:
 
     def under(self) -> int | None:
         """The token under the cursor: the next one of the current branch; None at its end."""
-        if self.cursor == self.tip:
-            return None
-        node = self.tip
-        while self.nodes[node].parent != self.cursor:
-            node = self.nodes[node].parent
+        return None if self.cursor == self.tip else self.above(self.tip, self.depths[self.cursor] + 1)
+
+    def above(self, node: int, depth: int) -> int:
+        """The node `depth` tokens after the prompt on the branch down to `node`, which is no higher itself."""
+        while self.depths[node] > depth:
+            skip = self._skips[node]
+            node = skip if self.depths[skip] >= depth else self.nodes[node].parent
         return node
+
+    def is_on(self, node: int, end: int) -> bool:
+        """Whether a node is on the branch down to `end`, its end included."""
+        return self.above(end, self.depths[node]) == node
 
     def end_of(self, node: int) -> int:
         """The end of the newest branch through `node`."""
@@ -154,12 +167,16 @@ class Tree:
 
     def fork_of(self, a: int, b: int) -> int:
         """The last node that two branches share."""
-        while a != b:
-            if self.depths[a] >= self.depths[b]:
-                a = self.nodes[a].parent
-            else:
-                b = self.nodes[b].parent
+        depth = min(self.depths[a], self.depths[b])
+        a, b = self.above(a, depth), self.above(b, depth)
+        while a != b:  # skips from one depth lead to one depth
+            one, two = self._skips[a], self._skips[b]
+            a, b = (one, two) if one != two else (self.nodes[a].parent, self.nodes[b].parent)
         return a
+
+    def entry_of(self, knobs: Mapping[str, Any]) -> int | None:
+        """The place of knobs in the table of settings; None where they are not in it."""
+        return self._entries.get(_key(knobs))
 
     def subtree(self, node: int = ROOT) -> Iterator[int]:
         """The shown nodes from `node` on, parents first, one branch after another."""
@@ -188,13 +205,16 @@ class Tree:
         for change in reversed(changes):
             if isinstance(change, Knobs):
                 self.settings.pop()
+                if self._entries.get(_key(change.values)) == len(self.settings):
+                    del self._entries[_key(change.values)]
             elif isinstance(change, Grown):
                 self.nodes.pop()
                 self.joints.pop()
                 self.depths.pop()
+                self._skips.pop()
                 self._children.pop()
                 self._shown_children.pop()
-                self._children[change.parent].remove(change.node)
+                self._children[change.parent].pop()  # the newest
                 del self._places[change.parent, change.id]
                 self.hidden.discard(change.node)
                 self.leaves.pop(change.node, None)
@@ -212,6 +232,7 @@ class Tree:
         elif isinstance(change, Settled):
             self._settle(change)
         elif isinstance(change, Knobs):
+            self._entries.setdefault(_key(change.values), len(self.settings))
             self.settings.append(change.values)
         elif isinstance(change, Undone):
             self._undo()
@@ -223,6 +244,11 @@ class Tree:
     def _check(self, node: int) -> None:
         if not 0 <= node < len(self.nodes):
             raise InputError(f"node {node} is not there: the tree has {len(self.nodes)}")
+
+    def _check_shown(self, node: int, what: str) -> None:
+        self._check(node)
+        if node in self.hidden:
+            raise InputError(f"{what} is node {node}, which is undone")
 
     def _begin(self, command: Begun) -> None:
         self.command = command
@@ -250,11 +276,14 @@ class Tree:
         if not 0 <= node.settings < len(self.settings):
             raise InputError(f"node {node.node} has settings {node.settings}, and there are {len(self.settings)}")
         self._check(node.start)
+        if not self.is_on(node.start, node.parent):
+            raise InputError(f"node {node.node} began at node {node.start}, which is not above it")
         if node.parent in self.hidden:
             raise InputError(f"node {node.node} continues node {node.parent}, which is undone")
         self.nodes.append(node)
         self.joints.append(self.joints[node.parent] + node.logprob)
         self.depths.append(self.depths[node.parent] + 1)
+        self._skips.append(self._skip(node.parent))
         self._children.append([])
         self._shown_children.append(0)
         self._children[node.parent].append(node.node)
@@ -262,6 +291,12 @@ class Tree:
         self.hidden.add(node.node)
         self._show(node.node)
         self._place(node.node)
+
+    def _skip(self, parent: int) -> int:
+        """Where a child of `parent` skips to: over both skips before it if they are equally long, else to `parent`."""
+        depths, first = self.depths, self._skips[parent]
+        second = self._skips[first]
+        return second if depths[parent] - depths[first] == depths[first] - depths[second] else parent
 
     def _place(self, node: int) -> None:
         """The branch ends here, and the cursor is at its end: what a command leaves behind if it is cut short."""
@@ -278,11 +313,16 @@ class Tree:
             for name in ("cursor", "tip", "settings", "bookmarks")
             if (value := getattr(done, name)) is not None
         }
-        for node in (*(changed.get(name, 0) for name in ("cursor", "tip")), *changed.get("bookmarks", {}).values()):
-            self._check(node)
-        if changed.get("settings", 0) >= len(self.settings):
-            raise InputError(f"there are no settings {changed['settings']}")
-        self.view = replace(self.view, **changed)
+        view = replace(self.view, **changed)
+        for what, node in (("the cursor", view.cursor), ("the tip", view.tip)):
+            self._check_shown(node, what)
+        if not self.is_on(view.cursor, view.tip):
+            raise InputError(f"the cursor, node {view.cursor}, is not on the branch of the tip, node {view.tip}")
+        for name, node in changed.get("bookmarks", {}).items():
+            self._check_shown(node, f"the bookmark {name!r:.40}")
+        if not 0 <= view.settings < len(self.settings):
+            raise InputError(f"there are no settings {view.settings}: the table has {len(self.settings)}")
+        self.view = view
         self._keep_view()
         self.command = None
 
@@ -327,3 +367,7 @@ class Tree:
         self.view = step.after
         self.steps.append(step)
         self.command = None
+
+
+def _key(knobs: Mapping[str, Any]) -> str:
+    return json.dumps(knobs, sort_keys=True)

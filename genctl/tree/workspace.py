@@ -217,8 +217,9 @@ class Workspace:
     def entry(self, values: Mapping[str, Any]) -> int:
         """The place of knobs in the table of settings; a new entry where they are not in it."""
         values = dict(values)
-        if values in self.tree.settings:
-            return self.tree.settings.index(values)
+        place = self.tree.entry_of(values)
+        if place is not None:
+            return place
         self.overlaid(values)
         self.change(Knobs(values))
         return len(self.tree.settings) - 1

@@ -126,7 +126,7 @@ def _write(
         if len(ends) > 1:  # the best, or the first of the samples; the cursor stays where they part
             space.settle(cursor=start, tip=ends[0])
         elif not ends:
-            space.settle(cursor=before)
+            space.settle(cursor=before if space.tree.is_on(before, space.tree.tip) else space.tree.tip)
 
 
 def _healed(space: Workspace, start: int, resolved: list[Resolved]) -> tuple[int, list[Resolved]]:

@@ -16,7 +16,7 @@ from rich.console import Console
 from genctl.commands.run.beam_view import BeamView
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from genctl.history import LaneHistory
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import formula, meaning, penalty_of
 from genctl.terminal.text_width import last_cells, wrap
 from tests.terminal.beams import STEPS, random_searches, search
@@ -36,7 +36,7 @@ def play(events: Iterable[Event], out: Console, err: Console | None = None, **as
 def history(events: Iterable[Event]) -> LaneHistory:
     told = RunHistory()
     for event in events:
-        told = fold(told, event)
+        told.feed(event)
     (found,) = told.lanes.values()
     return found
 

@@ -12,7 +12,7 @@ from genctl.errors import count
 from genctl.events import Began, Row
 from genctl.history import Path
 from genctl.terminal import score_formula, widgets
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from tests.terminal.streams import token
 
 
@@ -31,7 +31,9 @@ def test_a_large_perplexity_is_written_in_digits() -> None:
 
 def test_only_runs_that_draw_have_a_seed_in_the_summary() -> None:
     for strategy, seed in (("greedy", None), ("sample", 7)):
-        assert fold(RunHistory(), Began("0", "p", strategy, "m", 7)).totals.seed == seed
+        history = RunHistory()
+        history.feed(Began("0", "p", strategy, "m", 7))
+        assert history.totals.seed == seed
 
 
 def test_a_dead_row_shows_its_whole_word() -> None:

@@ -29,14 +29,14 @@ from genctl.events import (
     to_json,
 )
 from genctl.history import LaneHistory, Path
-from genctl.terminal.run_history import RunHistory, fold, touched
+from genctl.terminal.run_history import RunHistory, touched
 from tests.terminal.streams import STORY, lane, woven
 
 
 def tell(events: list[Event]) -> RunHistory:
     history = RunHistory()
     for event in events:
-        history = fold(history, event)
+        history.feed(event)
     return history
 
 
@@ -117,19 +117,6 @@ def test_a_recording_read_back_tells_the_same_story(case: tuple[list[Event], dic
     assert plain(tell(replayed)) == plain(tell(events))
 
 
-@given(searches(), st.integers(0, 12))
-@settings(max_examples=60, deadline=None)
-def test_an_earlier_story_is_not_changed_by_what_follows(
-    case: tuple[list[Event], dict[str, list[list[int]]]], cut: int
-) -> None:
-    events, _ = case
-    earlier = later = tell(events[:cut])
-    before = plain(earlier)
-    for event in events[cut:]:
-        later = fold(later, event)
-    assert plain(earlier) == before
-
-
 def test_a_fork_shares_its_stem() -> None:
     history = tell(
         [
@@ -159,7 +146,7 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
     def cost(history: RunHistory, step: int) -> int:
         event = Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),))
         tracemalloc.start()
-        fold(history, event)
+        history.feed(event)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return peak
@@ -167,7 +154,7 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
     early = tell([Began("0", "p", "sample")])
     late = early
     for step in range(5_000):
-        late = fold(late, Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),)))
+        late.feed(Stepped("0", step, (Row("0", 0, (Token(step, -1.0, "word "),), -1.0, -1.0),)))
     assert cost(late, 5_000) < 2 * cost(early, 0) + 1_000
 
 
@@ -175,9 +162,9 @@ def test_folding_a_late_step_costs_no_more_than_an_early_one() -> None:
 def test_a_row_that_continues_no_row_is_refused(parent: int) -> None:
     history = tell([Began("0", "p", "sample")])
     with pytest.raises(InputError, match=f"continues row {parent}, but there are 1 before step 0"):
-        fold(history, Stepped("0", 0, (Row("0", parent, (), 0.0, 0.0),)))
+        history.feed(Stepped("0", 0, (Row("0", parent, (), 0.0, 0.0),)))
     with pytest.raises(InputError, match="lane '0'"):
-        fold(history, Ended("0", parent, (), Hypothesis((), 0.0, 0.0, "eos")))
+        history.feed(Ended("0", parent, (), Hypothesis((), 0.0, 0.0, "eos")))
 
 
 def test_totals_add_up_over_lanes_and_survive_forgetting_them() -> None:
@@ -186,9 +173,9 @@ def test_totals_add_up_over_lanes_and_survive_forgetting_them() -> None:
     )
     history = RunHistory()
     for event in streams:
-        history = fold(history, event)
+        history.feed(event)
     for name in ("0", "1", "2"):
-        history = history.without(name)
+        history.forget(name)
     assert history.lanes == {}
     totals = history.totals
     assert (totals.lanes, totals.finished, totals.failed, totals.sequences) == (3, 2, 1, 3)

@@ -17,7 +17,7 @@ from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary, no_room
 from genctl.terminal.message import print_message
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from genctl.terminal.summary import failure
 from tests.terminal.streams import STORY, check_screen, console, lane, token, written
 
@@ -131,7 +131,7 @@ def test_what_processors_did_is_readable(width: int) -> None:
     events = list(lane("0", [STORY[:6]], trace=True))
     history = RunHistory()
     for event in events:
-        history = fold(history, event)
+        history.feed(event)
     lines: list[RenderableType] = [widgets.score_heading(), explain_heading(width)]
     for step, text in enumerate(STORY[:6], start=0):
         one = token(step, text, trace=True)
@@ -181,7 +181,9 @@ def test_narrow_lines_of_processors_keep_their_names_and_say_what_is_missing() -
 def test_a_narrow_summary_of_processors_breaks_no_name(width: int, missing: str) -> None:
     trace = Trace("repetition_penalty", 1516, 0.25, True, 0.5, 0.75, 0.001)
     step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
-    lines = drawn(width, explain_summary(fold(RunHistory(), step), width)).splitlines()
+    history = RunHistory()
+    history.feed(step)
+    lines = drawn(width, explain_summary(history, width)).splitlines()
     assert any(line.startswith("repetition_penalty ") for line in lines)
     assert all(cell_len(line) <= width for line in lines[:-2])
     assert (f"no room for {missing}" in " ".join(lines)) == bool(missing)
@@ -191,7 +193,9 @@ def test_a_narrow_summary_of_processors_breaks_no_name(width: int, missing: str)
 def test_a_narrow_summary_of_a_short_name_cuts_no_number(width: int) -> None:
     trace = Trace("top_p", 151669, 0.021, False, 0.5, 0.75, 0.0014)
     step = Stepped("0", 0, (Row("0", 0, (Token(1, -1.0, " a", trace=(trace,)),), -1.0, -1.0),))
-    assert "…" not in drawn(width, explain_summary(fold(RunHistory(), step), width))
+    history = RunHistory()
+    history.feed(step)
+    assert "…" not in drawn(width, explain_summary(history, width))
 
 
 def test_an_error_has_its_colour_only_where_colours_are_wanted(

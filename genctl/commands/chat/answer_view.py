@@ -13,7 +13,7 @@ from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
 from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
-from genctl.terminal.common_prefix import certain
+from genctl.terminal.common_prefix import Certain
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.word_wrap import terminal_wrap
 
@@ -41,6 +41,7 @@ class AnswerView:
         self._open = False  # whether a line has no end yet
         self._folded = False
         self._lane: LaneHistory | None = None
+        self._certain = Certain()
         self._shown = ""  # what is certain of the answer
         for kind, piece in self._splitter.feed(prefill):
             self._show(kind, piece)
@@ -56,7 +57,7 @@ class AnswerView:
         elif isinstance(event, Stepped):
             if self._splitter.closing:
                 self._thought_tokens += event.new_tokens
-            self._take(certain(self._lane).text(len(self._shown)))
+            self._take(self._certain(self._lane).text(len(self._shown)))
 
     def hide(self) -> None:
         """Take away what moves."""

@@ -17,7 +17,7 @@ from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
 from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.rows_bar import RowsBar
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 
 _LOOK = Look()
 
@@ -84,7 +84,7 @@ class CompareView(ErasedView):
                 self._texts.feed(event)
         if not self._live:
             return
-        self._story = fold(self._story, event)
+        self._story.feed(event)
         if isinstance(event, (Began, Prefilled)):
             return
         if self._region.is_due(self._clock()) or not isinstance(event, Stepped):

@@ -110,7 +110,7 @@ def perform(options: ReplayOptions) -> int:
 
     torn: list[str] = []
     collection.resume()  # no model is loaded here
-    recorded = read_recording(options.file, torn=lambda place: torn.append(place))
+    recorded = read_recording(options.file, torn.append, lambda words: print_message(f"note: {words}"))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")
     if not options.force:

@@ -50,7 +50,7 @@ def perform(options: ReportOptions) -> int:
     collection.resume()  # no model is loaded here
     target = page_name(options.file) if options.output is None else options.output
     torn: list[str] = []
-    recorded = read_recording(options.file, torn=torn.append)
+    recorded = read_recording(options.file, torn.append, lambda words: print_message(f"note: {words}"))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")
     if target == options.file:

@@ -15,7 +15,7 @@ from genctl.events import Event, Finished, Hypothesis, Stepped
 from genctl.history import LaneHistory, Path
 from genctl.pages.search_tree import SearchTrees
 from genctl.terminal import theme, widgets
-from genctl.terminal.common_prefix import certain
+from genctl.terminal.common_prefix import Certain
 from genctl.terminal.live_layout import best_path, names, place_words, returned
 from genctl.terminal.score_formula import formula, meaning, searches
 from genctl.terminal.summary import lane_summary, put, stop_words
@@ -51,6 +51,7 @@ class BeamView(RunView):
         self._opening = ""  # of its visible text, the line that is not settled yet
         self._dim = 0  # characters of it that belong to the prompt
         self._path = Path()  # up to where the text is shown
+        self._certain = Certain()
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes."""
@@ -70,14 +71,14 @@ class BeamView(RunView):
 
     def _show(self, now: float) -> None:
         self._bar.close()
-        lane, *others = self.history.lanes.values()
+        lane = next(iter(self.history.lanes.values()))
         if not lane.steps:
             return
         if not self.out.is_interactive:
             self._open(lane)
-            self._advance(certain(lane))
+            self._advance(self._certain(lane))
         elif self._region.is_due(now):
-            self._paint(lane, len(others))
+            self._paint(lane, len(self.history.lanes) - 1)
 
     def _open(self, lane: LaneHistory) -> None:
         if self._head == lane.lane:
@@ -113,7 +114,7 @@ class BeamView(RunView):
 
     def _paint(self, lane: LaneHistory, hidden: int) -> None:
         self._open(lane)
-        self._advance(certain(lane))
+        self._advance(self._certain(lane))
         width, height = self.out.width, max(self.out.height - 1, 1)
         settled: list[str] = []
         if self._settles:
@@ -151,8 +152,7 @@ class BeamView(RunView):
 
     def _settle_texts(self, lane: LaneHistory, finished: Finished) -> None:
         hypotheses, before = finished.hypotheses, ""
-        for place, hypothesis in enumerate(hypotheses):
-            path = lane.path_of(hypothesis)
+        for place, (hypothesis, path) in enumerate(zip(hypotheses, lane.paths_of(hypotheses), strict=True)):
             text = hypothesis.text or (path.text() if path else "")
             if place == 0:
                 self._open(lane)

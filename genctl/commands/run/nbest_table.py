@@ -9,7 +9,7 @@ from rich.text import Text
 
 from genctl.commands.run.beam_picture import by_score
 from genctl.events import Hypothesis
-from genctl.history import LaneHistory
+from genctl.history import LaneHistory, Path
 from genctl.terminal import departures, theme, widgets
 from genctl.terminal.score_formula import number, penalty_of
 from genctl.terminal.summary import DOT
@@ -28,8 +28,13 @@ class RankedSequence:
     """A finished sequence and its mark."""
 
     hypothesis: Hypothesis
-    text: str
+    path: Path | None
     mark: str
+
+    @property
+    def text(self) -> str:
+        """Its text, which takes as long as it is."""
+        return self.hypothesis.text or (self.path.text() if self.path else "")
 
 
 def ranking(lane: LaneHistory, beams: int) -> list[RankedSequence]:
@@ -39,23 +44,18 @@ def ranking(lane: LaneHistory, beams: int) -> list[RankedSequence]:
     """
     ended = by_score(lane.endings or ())
     entries = []
-    for hypothesis in lane.finished.hypotheses if lane.finished else ():
-        match = next((path for path in ended if _same(path.hypothesis, hypothesis)), None)
-        if match is not None:
-            ended.remove(match)
-        text = hypothesis.text or (match.text() if match else "")
-        entries.append(RankedSequence(hypothesis, text, RETURNED))
+    returned = lane.finished.hypotheses if lane.finished else ()
+    paths = lane.paths_of(returned)
+    entries += [RankedSequence(one, path, RETURNED) for one, path in zip(returned, paths, strict=True)]
     if lane.finished and lane.finished.others:
-        return entries + [RankedSequence(one, one.text, PUSHED_OUT) for one in lane.finished.others]
+        return entries + [RankedSequence(one, None, PUSHED_OUT) for one in lane.finished.others]
+    matched = set(filter(None, paths))
+    ended = [path for path in ended if path not in matched]
     grouped = lane.began is not None and lane.began.strategy in GROUPED
     for path in ended:
         mark = KEPT if grouped or len(entries) < beams else PUSHED_OUT
-        entries.append(RankedSequence(path.hypothesis, path.hypothesis.text or path.text(), mark))
+        entries.append(RankedSequence(path.hypothesis, path, mark))
     return entries
-
-
-def _same(one: Hypothesis, other: Hypothesis) -> bool:
-    return one.tokens == other.tokens and one.slot == other.slot
 
 
 def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
@@ -115,7 +115,7 @@ def _columns(entries: list[RankedSequence], *, without: Sequence[str] = ()) -> d
     columns = {"rank": [f"{'rank':>4} ", *(f"{place:>4} " for place in range(1, len(rows) + 1))]}
     for name in [name for name in ("score", "total", "logprob") if name not in without]:
         columns[name] = [f"{name:>9} ", *(f"{number(getattr(row, name)):>9} " for row in rows)]
-    columns["tokens"] = [f"{'tokens':>6} ", *(f"{len(row.tokens):>6} " for row in rows)]
+    columns["tokens"] = [f"{'tokens':>6} ", *(f"{row.length:>6} " for row in rows)]
     columns["ended"] = [f" {'ended':<{column}} ", *(f" {why:<{column}} " for why in ends)]
     return columns
 

@@ -21,7 +21,7 @@ from genctl.terminal.explain import explain_summary
 from genctl.terminal.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
 from genctl.terminal.word_wrap import terminal_wrap
 
@@ -94,13 +94,13 @@ class RunView:
             self._last = now = self._clock()
             self._first = now if self._first is None else self._first
             self._started = now if self._started is None else self._started
-            self.history = fold(self.history, event)
+            self.history.feed(event)
             if event.lane == self._streaming:
                 self._stream(event)
             elif self._streaming is None and self._live:
                 self._show(now)
             return
-        self.history = fold(self.history, event)
+        self.history.feed(event)
         if isinstance(event, Loading):
             if not (self._quiet or self._line_open or self._region.visible):
                 self._bar.show(event)
@@ -177,18 +177,17 @@ class RunView:
 
     def _show(self, now: float) -> None:
         self._bar.close()
-        lanes = list(self.history.lanes.values())
-        if self._may_stream(lanes):
-            self._begin_stream(lanes[0])
+        head = next(iter(self.history.lanes.values()))
+        if self._may_stream(head):
+            self._begin_stream(head)
         elif self.out.is_interactive and self._region.is_due(now):
-            self._redraw(lanes)
+            self._redraw([*self.history.lanes.values()])
 
-    def _may_stream(self, lanes: list[LaneHistory]) -> bool:
-        head = lanes[0]
+    def _may_stream(self, head: LaneHistory) -> bool:
         texts = len(head.rows) + (head.endings.count if head.endings else 0)
         if not head.steps or texts != 1:
             return False
-        return not self.out.is_interactive or not (len(lanes) > 1 or self.look.steps)
+        return not self.out.is_interactive or not (len(self.history.lanes) > 1 or self.look.steps)
 
     def _begin_stream(self, lane: LaneHistory) -> None:
         self._region.hide()
@@ -230,20 +229,20 @@ class RunView:
 
     def _settle(self) -> None:
         """Print the lanes that are over, up to the first that is not."""
-        for lane in list(self.history.lanes.values()):
+        while self.history.lanes:
+            lane = next(iter(self.history.lanes.values()))
             if not lane.over:
                 break
             self._region.hide()
             self._settle_lane(lane)
-            self.history = self.history.without(lane.lane)
+            self.history.forget(lane.lane)
         self.out.file.flush()
 
     def _settle_lane(self, lane: LaneHistory) -> None:
         streaming = self._streaming == lane.lane
         if lane.finished:
             hypotheses, before = lane.finished.hypotheses, ""
-            for place, hypothesis in enumerate(hypotheses):
-                path = lane.path_of(hypothesis)
+            for place, (hypothesis, path) in enumerate(zip(hypotheses, lane.paths_of(hypotheses), strict=True)):
                 text = hypothesis.text or (path.text() if path else "")
                 if streaming and place == 0:
                     self._complete(text, path)

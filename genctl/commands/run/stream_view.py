@@ -8,9 +8,9 @@ from types import TracebackType
 from genctl.events import Event
 from genctl.history import LaneHistory
 from genctl.terminal import widgets
-from genctl.terminal.common_prefix import certain
+from genctl.terminal.common_prefix import Certain
 from genctl.terminal.console import Color, make_consoles
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from genctl.terminal.word_wrap import terminal_wrap
 
 
@@ -49,6 +49,7 @@ class StreamView:
         self._shown: list[str] = []  # its pieces, without the prompt
         self._chars = 0  # their characters
         self._line_open = False
+        self._certain = Certain()
 
     @property
     def unfinished(self) -> int:
@@ -57,14 +58,14 @@ class StreamView:
 
     def feed(self, event: Event) -> None:
         """Take in one event and write what it makes certain."""
-        self._story = fold(self._story, event)
+        self._story.feed(event)
         while self._story.lanes:
             lane = next(iter(self._story.lanes.values()))
             if not lane.over:
                 self._grow(lane)
                 return
             self._finish(lane)
-            self._story = self._story.without(lane.lane)
+            self._story.forget(lane.lane)
 
     def close(self) -> None:
         """End the line that is open, if there is one."""
@@ -81,7 +82,7 @@ class StreamView:
             self.close()
 
     def _grow(self, lane: LaneHistory) -> None:
-        path = certain(lane)
+        path = self._certain(lane)
         if path.chars > self._chars:
             piece = path.text(self._chars)
             self._open(lane)
@@ -101,10 +102,9 @@ class StreamView:
             self._write(self.between if between else "")
 
     def _finish(self, lane: LaneHistory) -> None:
-        texts = []
-        for hypothesis in lane.finished.hypotheses if lane.finished else ():
-            path = None if hypothesis.text else lane.path_of(hypothesis)
-            texts.append(hypothesis.text or (path.text() if path else ""))
+        hypotheses = lane.finished.hypotheses if lane.finished else ()
+        paths = lane.paths_of(hypotheses)
+        texts = [one.text or (path.text() if path else "") for one, path in zip(hypotheses, paths, strict=True)]
         if texts:
             self._open(lane)
             shown = "".join(self._shown)

@@ -16,6 +16,7 @@ from genctl.terminal.summary import stop_words
 from genctl.terminal.text_width import one_line, wrap
 
 SCHEMA = "genctl/tree/1"
+DEEPEST = 40  # branches within branches that are indented; what is deeper stands in the column of these
 _LEAST = 16  # cells for text, however deep a branch is nested
 _STYLES = {"returned": theme.CHOSEN, "died": theme.DIM, "left": theme.DIM}
 
@@ -34,8 +35,9 @@ def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
     Lines are wrapped to `width` cells, or not at all where it is None.
     """
     lines = [Text(f"{line.rstrip()}", style=theme.PROMPT) for line in _wrapped(_label(tree), width, 0)]
-    lines += _Drawing(tree, width).lines()
-    lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree), width, 0)]
+    drawing = _Drawing(tree, width)
+    lines += drawing.lines()
+    lines += [Text(line.rstrip(), style=theme.DIM) for line in _wrapped(_legend(tree, drawing.deep), width, 0)]
     for line in lines:
         line.no_wrap = True
     return lines
@@ -45,7 +47,7 @@ def _label(tree: SearchTree) -> str:
     return one_line(tree.prompt) or f"prompt {widgets.visible(tree.lane)}"
 
 
-def _legend(tree: SearchTree) -> str:
+def _legend(tree: SearchTree, deep: bool) -> str:
     states = [node.state for node in tree.nodes[1:]]
     counts = [("★", "returned"), ("○", "finished"), ("✗", "died"), ("…", "left")]
     words = {"finished": "finished, not returned", "left": "left when the search ended"}
@@ -53,6 +55,7 @@ def _legend(tree: SearchTree) -> str:
     read = ["▸ best continuation"] if states else []
     read += ["heavy lines lead to ★"] if "returned" in states else []
     read += ["in front: which token begins"] if states else []
+    read += [f"branches more than {DEEPEST} deep are not indented further"] if deep else []
     return " · ".join([f"{count(len(tree.nodes) - 1, 'token')} tried", *phrases, *read])
 
 
@@ -66,30 +69,41 @@ class _Drawing:
         self.depths = tree.depths()
         self.margin = len(str(max(self.depths.values())))
         self.output: list[Text] = []
+        self.deep = False  # whether a branch is nested too deep for its indent
 
     def lines(self) -> list[Text]:
-        if self.tree.root.children:
-            self._fork(self.tree.root, "")
+        forks = [self._fork(self.tree.root, "")]
+        while forks:  # a tree may be deeper than calls may
+            below = next(forks[-1], None)
+            if below is None:
+                forks.pop()
+            else:
+                forks.append(self._fork(*below))
         return self.output
 
-    def _fork(self, node: Node, rest: str) -> None:
-        """The children of a node: side branches first, then the main one in the same column."""
+    def _fork(self, node: Node, rest: str) -> Iterator[tuple[Node, str]]:
+        """The children of a node: side branches first, then the main one in the same column.
+
+        Yields the end of each side branch and the indent below it, when what follows it is to be drawn.
+        """
         while node.children:
             main = min(node.children, key=lambda child: (self.places[child], -self.sizes[child], child.number))
             down = "┃" if self._survives(main) else "│"
             for side in sorted(node.children, key=_best_first):
                 if side is not main:
-                    self._branch(side, rest, down)
+                    yield self._branch(side, rest, down)
             segment, node = self._segment(main)
             corner = ("┣" if node.children else "┗") if down == "┃" else ("├" if node.children else "└")
             self._write(f"{rest}{corner}▸ ", rest + (f"{down}  " if node.children else "   "), segment)
 
-    def _branch(self, start: Node, rest: str, down: str) -> None:
+    def _branch(self, start: Node, rest: str, down: str) -> tuple[Node, str]:
         segment, node = self._segment(start)
         mark = "┣━" if self._survives(start) else "┠─" if down == "┃" else "├─"
         below = ("┃" if self._survives(start) else "│") if node.children else " "
         self._write(f"{rest}{mark} ", f"{rest}{down}  {below}" if node.children else f"{rest}{down}  ", segment)
-        self._fork(node, f"{rest}{down}  ")
+        deep = len(rest) >= 3 * DEEPEST
+        self.deep = self.deep or (deep and bool(node.children))
+        return node, rest if deep else f"{rest}{down}  "
 
     def _survives(self, node: Node) -> bool:
         return self.places[node] < len(self.tree.nodes)
@@ -212,7 +226,7 @@ def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
             fields |= {
                 "finish_reason": hypothesis.reason,
                 "score": plain(hypothesis.score),
-                "new_tokens": len(hypothesis.tokens),
+                "new_tokens": hypothesis.length,
             }
         if node.place is not None:
             fields["sequence"] = node.place - 1

@@ -14,7 +14,7 @@ from genctl.commands.compare import report as shown
 from genctl.commands.compare.view import Column, CompareView, picture
 from genctl.events import Event, Failed, Stepped, Token
 from genctl.terminal import number_table
-from genctl.terminal.run_history import RunHistory, fold
+from genctl.terminal.run_history import RunHistory
 from tests import screens
 from tests.cli.tool import genctl
 from tests.terminal.streams import STORY, Clock, Terminal, console, lane, woven, written
@@ -126,7 +126,7 @@ def test_the_picture_always_fits(width: int, height: int, texts: list[list[str]]
         name = f"run{number}/0/1"
         columns.append(Column(f"run{number}", (name, "not yet")))
         for event in lane(name, [pieces, pieces[:1]]):
-            history = fold(history, event)
+            history.feed(event)
             lines = picture(history, columns, console(width, height), width, height)
             assert len(lines) <= height
             assert all(cell_len(line.plain) <= width for line in lines)
