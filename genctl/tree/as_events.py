@@ -57,7 +57,7 @@ def _results(tree: Tree) -> list[int]:
     """The ends of the branches that are results, the current branch first, then the most probable."""
     leaves = sorted(tree.leaves.keys() - {ROOT}, key=lambda leaf: (leaf != tree.tip, -tree.joints[leaf], leaf))
     room = max(MOST, 2 * len(tree.nodes))
-    found = []
+    found: list[int] = []
     for leaf in leaves:
         room -= tree.depths[leaf]
         if room < 0 and found:

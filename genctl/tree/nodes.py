@@ -283,7 +283,7 @@ class Tree:
         self.nodes.append(node)
         self.joints.append(self.joints[node.parent] + node.logprob)
         self.depths.append(self.depths[node.parent] + 1)
-        self._skips.append(self._skip(node.parent))
+        self._skips.append(skip_from(node.parent, self.depths, self._skips))
         self._children.append([])
         self._shown_children.append(0)
         self._children[node.parent].append(node.node)
@@ -291,12 +291,6 @@ class Tree:
         self.hidden.add(node.node)
         self._show(node.node)
         self._place(node.node)
-
-    def _skip(self, parent: int) -> int:
-        """Where a child of `parent` skips to: over both skips before it if they are equally long, else to `parent`."""
-        depths, first = self.depths, self._skips[parent]
-        second = self._skips[first]
-        return second if depths[parent] - depths[first] == depths[first] - depths[second] else parent
 
     def _place(self, node: int) -> None:
         """The branch ends here, and the cursor is at its end: what a command leaves behind if it is cut short."""
@@ -367,6 +361,13 @@ class Tree:
         self.view = step.after
         self.steps.append(step)
         self.command = None
+
+
+def skip_from(parent: int, depths: Sequence[int], skips: Sequence[int]) -> int:
+    """Where a child of `parent` skips to: over both skips before it if they are equally long, else to `parent`."""
+    first = skips[parent]
+    second = skips[first]
+    return second if depths[parent] - depths[first] == depths[first] - depths[second] else parent
 
 
 def _key(knobs: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -62,17 +63,9 @@ class Chat:
         self.engine, self.partner, self.story = engine, partner, story
         self.seed, self.prefill = seed, prefill
         self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
-        self.base = self._settled(story.settings)
+        self.base, self.own_values = self._settled(story.settings)  # and the knobs that the chat's commands have set
 
     # -- settings ------------------------------------------------------------------------------------------------------
-
-    @property
-    def own_values(self) -> dict[str, Any]:
-        """The knobs that the chat's commands have set."""
-        values: dict[str, Any] = {}
-        for layer in self._own(self.story.settings):
-            values |= layer.values
-        return {key: value for key, value in values.items() if value is not None}
 
     def change(self, name: str, argument: str) -> None:
         """A step `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
@@ -83,27 +76,30 @@ class Chat:
         elif name == "system":
             self.partner.check_system(argument or None, "/system")
         self.story.file.typed.add((name, argument))
-        base = self._settled([*self.story.settings, (name, argument)])
+        settled = self._settled([*self.story.settings, (name, argument)])
         self.story.step(name, argument)
-        self.base = base
+        self.base, self.own_values = settled
 
     def refold(self) -> None:
         """The settings after an undo or a redo."""
-        self.base = self._settled(self.story.settings)
+        self.base, self.own_values = self._settled(self.story.settings)
 
-    def _settled(self, settings: Iterable[tuple[str, str]]) -> Resolved:
-        resolved = self.engine.resolve([*self.layers, *self._own(settings)])
+    def _settled(self, settings: Iterable[tuple[str, str]]) -> tuple[Resolved, dict[str, Any]]:
+        """The settings of the next turn, and those of them that the chat's commands have set."""
+        layers = self._own(settings)
+        resolved = self.engine.resolve([*self.layers, *layers])
         check_settings(resolved)
         if self.partner.session is not None:
             check_trust(resolved.settings, self.partner.session.planner.trust)
         self.engine.check(resolved)
-        return resolved
+        values = {key: value for layer in layers for key, value in layer.values.items()}
+        return resolved, {key: value for key, value in values.items() if value is not None}
 
     def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
         """The layers of the chat's own settings, lowest first."""
         layers: list[Layer] = []
         file = self.story.file
-        for name, argument in settings:
+        for name, argument in _in_force(settings):
             typed = not file.found or (name, argument) in file.typed
             if name == "preset":
                 layers += presets.load([argument]) if typed else file.preset(argument)
@@ -154,7 +150,7 @@ class Chat:
         base: Resolved,
         attempts: int = 0,
     ) -> PlannedTurn:
-        turns = sum(message.role == "user" for message in self.story.conversation.path(parent))
+        turns = self.story.conversation.turns_to(parent)
         start = self.seed if base.runtime.seed is None else base.runtime.seed
         key, index = (own_id or str(turns), turns) if not attempts else (f"{turns} again {attempts}", 1)
         seed = row_seed(start, key, index)
@@ -184,16 +180,19 @@ class Chat:
         not suffice."""
         path, before = self.story.conversation.path(end), self.story.left_out
         first = 1 if path and path[0].role == "system" else 0
+        last = len(path) - first
+        places = [place for place in range(before + 1, last) if path[place + first].role == "user"]
+        places += [last] if last > before else []
+
+        def fits(place: int) -> bool:
+            self.story.left_out = place
+            return not self.too_long(plan())
+
         try:
-            for place in range(before + 1, len(path) - first + 1):
-                if place + first < len(path) and path[place + first].role != "user":
-                    continue
-                self.story.left_out = place
-                if not self.too_long(plan()):
-                    return place
+            found = bisect_left(places, True, key=fits)  # fewer messages are shorter
         finally:
             self.story.left_out = before
-        return None
+        return places[found] if found < len(places) else None
 
     def say(self, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Say a text and read the answer. Raises Refused where there is none; then nothing was said."""
@@ -294,6 +293,18 @@ class _AnswerWriter:
     def _write(self, token: Token) -> None:
         self.story.token(token, self.seed)
         self.written += 1
+
+
+def _in_force(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The settings of a chat without those that a later one replaces: no more than there are knobs and presets."""
+    kept: dict[tuple[str, str], str] = {}
+    for name, argument in settings:
+        what = "" if name == "system" else argument.partition("=")[0] if name == "set" else argument
+        if name == "unset":
+            kept.pop(("set", what), None)
+        kept.pop((name, what), None)
+        kept[name, what] = argument
+    return [(name, argument) for (name, _), argument in kept.items()]
 
 
 _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")

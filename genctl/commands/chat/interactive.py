@@ -130,7 +130,7 @@ class Interactive(SlashWork):
         chat = self.chat
         first, _, text = typed.text.partition(" ")
         conversation = chat.story.conversation
-        number = slash.number(slash.Typed(first, typed.command), "turn") or len(conversation.turns)
+        number = slash.number(slash.Typed(first, typed.command), "turn") or conversation.turns_to(conversation.at)
         question = conversation.turn(number)
         if not text.strip():
             try:

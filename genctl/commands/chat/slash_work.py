@@ -61,7 +61,7 @@ class SlashWork:
     def show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
         conversation = self.chat.story.conversation
-        turns = len(conversation.turns)
+        turns = conversation.turns_to(conversation.at)
         if turns > 1:
             self.note(f"({count(turns - 1, 'turn')} before)")
         for message in conversation.here[-2:]:
@@ -79,7 +79,8 @@ class SlashWork:
 
     def _undone(self, words: str, line: str) -> None:
         self.chat.refold()
-        turns = count(len(self.chat.story.conversation.turns), "turn")
+        conversation = self.chat.story.conversation
+        turns = count(conversation.turns_to(conversation.at), "turn")
         self.note(f"{words}: {_step(line)}; the chat has {turns}")
 
     def _branch(self, typed: slash.Typed) -> None:
@@ -94,9 +95,8 @@ class SlashWork:
             self.note("nothing has been said yet")
         here = {message.number for message in conversation.here}
         for place, leaf in enumerate(conversation.branches, 1):
-            turns = sum(message.role == "user" for message in conversation.path(leaf.number))
             sign = "*" if leaf.number in here else " "
-            start = f"{sign} {place}  {count(turns, 'turn'):<9} "
+            start = f"{sign} {place}  {count(leaf.turns, 'turn'):<9} "
             self.out.print(Text(start + widgets.first_words(leaf.content, max(self.out.width - len(start), 8))))
 
     def _tree(self, typed: slash.Typed) -> None:

@@ -28,6 +28,7 @@ from genctl.tree.nodes import ROOT, Step, Tree
 
 GIVEN = ("say", "edit", "read")  # steps that an answer follows
 SETTINGS = ("set", "unset", "preset", "system")
+MOST = 2**26  # characters of all answers together; a token has one, at least
 STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
 
 
@@ -49,9 +50,13 @@ class Story:
     _start: int = ROOT
     _knobs: int = 0
     _written: int = 0  # tokens of it that are in the file already, because it was cut off
+    _room: int = MOST  # characters of further answers
+    # before each step: messages, where the chat was, settings, messages left out, room
+    _before: list[tuple[int, int | None, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._fold()
+        for step in self.tree.steps:
+            self._take(step)
 
     @classmethod
     def open(cls, path: Path, file: FileSettings | None = None) -> Story:
@@ -137,9 +142,11 @@ class Story:
 
     def begin_answer(self, start: int, prefill: str, knobs: Mapping[str, Any]) -> None:
         """An answer begins after a node, with `knobs` above the settings of the chat's beginning."""
-        if dict(knobs) not in self.tree.settings:
+        place = self.tree.entry_of(knobs)
+        if place is None:
+            place = len(self.tree.settings)
             self._write(Knobs(dict(knobs)))
-        self._knobs = self.tree.settings.index(dict(knobs))
+        self._knobs = place
         self._begin(f"answer {start}" + (f" {_quoted(prefill)}" if prefill else ""), run=self.tree.runs + 1)
         self._start = self._end = start
         if start != self.tree.tip:
@@ -157,7 +164,7 @@ class Story:
         self._start = self._end = int(start)
         self._written = self.tree.depths[self.tree.tip] - self.tree.depths[self._start]
         self._knobs = self.tree.nodes[self.tree.tip].settings if self._written else len(self.tree.settings) - 1
-        self.conversation.drop_last()
+        self._untake()
         return json.loads(prefill) if prefill else ""
 
     def token(self, token: Token, seed: int | None) -> None:
@@ -172,10 +179,9 @@ class Story:
     def abandon(self) -> None:
         """Take back an answer that failed, and the turn that it answers."""
         self._settle(self._end)
-        self._write(Undone())
+        self._undo()
         if self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
-            self._write(Undone())
-        self._fold()
+            self._undo()
 
     def undo(self) -> str:
         """Take back the last step, and with the only answer to a turn that turn. Returns its line.
@@ -185,11 +191,10 @@ class Story:
         if not self.tree.steps:
             raise UsageError("there is nothing to undo")
         line = self.tree.steps[-1].line
-        self._write(Undone())
+        self._undo()
         if line.startswith("answer ") and self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
             line = self.tree.steps[-1].line
-            self._write(Undone())
-        self._fold()
+            self._undo()
         return line
 
     def redo(self) -> str:
@@ -197,11 +202,18 @@ class Story:
         if not self.tree.undone:
             raise UsageError("there is nothing to redo")
         line = self.tree.undone[-1].line
-        self._write(Redone())
+        self._redo()
         if _name(self.tree.steps[-1]) in GIVEN and self.tree.undone and _name(self.tree.undone[-1]) == "answer":
-            self._write(Redone())
-        self._fold()
+            self._redo()
         return line
+
+    def _undo(self) -> None:
+        self._write(Undone())
+        self._untake()
+
+    def _redo(self) -> None:
+        self._write(Redone())
+        self._take(self.tree.steps[-1])
 
     # -- the file ------------------------------------------------------------------------------------------------------
 
@@ -241,13 +253,16 @@ class Story:
 
     # -- the conversation ----------------------------------------------------------------------------------------------
 
-    def _fold(self) -> None:
-        self.conversation, self.settings, self.left_out = Conversation(), [], 0
-        for step in self.tree.steps:
-            self._take(step)
+    def _untake(self) -> None:
+        """Take the last step away from the conversation."""
+        messages, at, settings, self.left_out, self._room = self._before.pop()
+        self.conversation.go_back(messages, at)
+        del self.settings[settings:]
 
     def _take(self, step: Step) -> None:
         """Add one step to the conversation."""
+        before = len(self.conversation.messages), self.conversation.at, len(self.settings), self.left_out, self._room
+        self._before.append(before)
         name, _, argument = step.line.partition(" ")
         conversation, end = self.conversation, step.after.tip
         if name == "read":
@@ -262,8 +277,7 @@ class Story:
             conversation.add(message["role"], message["content"], conversation.at, end)
         elif name == "answer":
             start, _, prefill = argument.partition(" ")
-            nodes = self.tree.path(end, above=int(start))
-            text = "".join(self.tree.nodes[node].text for node in nodes)
+            text = self._text(int(start), end)
             question = conversation.turn(None).number
             conversation.add("assistant", (json.loads(prefill) if prefill else "") + text, question, end)
         elif name == "branch":
@@ -272,6 +286,16 @@ class Story:
             self.left_out = int(argument)
         else:
             self.settings.append((name, argument))
+
+    def _text(self, start: int, end: int) -> str:
+        """The text of an answer. Answers of an edited file may share the tokens of one, so all have a bound."""
+        text = ""
+        if self.tree.depths[end] - self.tree.depths[start] <= self._room:
+            text = "".join(self.tree.nodes[node].text for node in self.tree.path(end, above=start))
+        self._room -= max(self.tree.depths[end] - self.tree.depths[start], len(text))
+        if self._room < 0:
+            raise InputError(f"its answers have more than {MOST:,} characters together")
+        return text
 
 
 def text_id(text: str) -> int:

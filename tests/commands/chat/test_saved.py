@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -149,9 +150,9 @@ def perform(one: Story, action: tuple[object, ...]) -> None:
     prompt = [id for message in conversation.here for id in one.tree.ids(message.node)][-3:]
     if name == "say":
         answer(one, said(str(rest[0])), prompt + rest[0], rest[1])
-    elif name == "retry" and conversation.turns:
+    elif name == "retry" and conversation.turns_to(conversation.at):
         answer(one, "read", list(one.tree.ids(conversation.turn(None).node)), rest[0])
-    elif name == "edit" and conversation.turns:
+    elif name == "edit" and conversation.turns_to(conversation.at):
         answer(one, edited(1, str(rest[0])), rest[0], rest[1])
     elif name == "branch" and rest[0] <= len(conversation.branches):
         one.step("branch", str(rest[0]), node=conversation.branch(rest[0]).node)
@@ -190,13 +191,28 @@ def test_everything_can_be_undone_and_done_again(actions: list[tuple[object, ...
     one = story()
     for action in actions:
         perform(one, action)
-    before, steps = one.conversation, len(one.tree.steps)
+    before, steps = copy.deepcopy(one.conversation), len(one.tree.steps)
     moves = 0
     while one.tree.steps:
         one.undo()
         moves += 1
+        assert seen(one) == seen(Story(one.tree))
     assert contents(one) == []
     for _ in range(moves):
         one.redo()
+        assert seen(one) == seen(Story(one.tree))
     assert len(one.tree.steps) == steps
     assert one.conversation == before
+
+
+def seen(one: Story) -> tuple[object, ...]:
+    """All that a chat knows of its conversation."""
+    talk = one.conversation
+    numbers = [None, *range(len(talk.messages))]
+    turns = [talk.turn(number) for number in range(1, talk.turns_to(talk.at) + 1)]
+    assert turns == [message for message in talk.here if message.role == "user"]
+    parents = {message.parent for message in talk.messages}
+    assert talk.branches == [message for message in talk.messages if message.number not in parents]
+    for number in numbers:
+        assert talk.children(number) == [message for message in talk.messages if message.parent == number]
+    return talk, talk.branches, turns, one.settings, one.left_out
