@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models.weights import LARGEST_NUMBER, Tensor, shown
+from genctl.models import vocabulary_size
+from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, shown
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -24,6 +25,7 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _MOST_DIMENSIONS = 4  # ggml's limit
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
 _LARGEST_ALIGNMENT = 1 << 20
+_TOKENS, _TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 
@@ -58,6 +60,8 @@ class _Reader:
 
     def __init__(self, name: str, data: mmap.mmap) -> None:
         self.name, self.data, self.at, self.items = name, data, len(MAGIC), 0
+        self.tokens: list[tuple[int, int]] = []  # where each lies
+        self.types = b""  # the kind of each
 
     def header(self) -> Header:
         version = self.number("<I")
@@ -75,6 +79,7 @@ class _Reader:
         if not isinstance(metadata.get("general.architecture"), str):
             raise self.refused("its general.architecture does not say which architecture it is")
         tensors = self.tensors(count, self.alignment(metadata))
+        self.check_vocabulary(metadata)
         return Header(metadata, tensors)
 
     def value(self, key: str) -> Any:
@@ -94,11 +99,31 @@ class _Reader:
         if self.items > _MOST_ITEMS:
             raise self.refused(f"its arrays hold {self.items:,} items, far above what any model has")
         if kind != _STRING:
+            if key == _TOKEN_TYPE:
+                self.types = self.data[self.at : self.at + count * size : size]  # little endian, and small numbers
             self.skip(count * size, shown(key, 60))
             return count
+        if key == _TOKENS:
+            vocabulary_size.check(self.name, tokens=count)
         for _ in range(count):
+            before = self.at + 8
             self.skip(self.number("<Q"), shown(key, 60))
+            if key == _TOKENS:
+                self.tokens.append((before, self.at))
         return count
+
+    def check_vocabulary(self, metadata: dict[str, Any]) -> None:
+        """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
+        sizes = [end - begin for begin, end in self.tokens]
+        added = sum(size for size, kind in zip(sizes, self.types, strict=False) if kind in vocabulary_size.ADDED)
+        merges = metadata.get("tokenizer.ggml.merges")
+        vocabulary_size.check(
+            self.name, tokens=len(sizes), merges=merges if isinstance(merges, int) else 0, added=added
+        )
+        if metadata.get("tokenizer.ggml.model") == "t5":
+            vocabulary_size.check_unigram(self.name, (self.data[begin:end] for begin, end in self.tokens))
+        elif sum(sizes) > LARGEST_JSON:
+            raise self.refused(f"its tokens have {sum(sizes):,} bytes, far above what any model has")
 
     def alignment(self, metadata: dict[str, Any]) -> int:
         found = metadata.get("general.alignment", _ALIGNMENT)

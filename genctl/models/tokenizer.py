@@ -295,12 +295,11 @@ def _special_tokens_map(path: Path, settings: dict[str, Any]) -> None:
         if isinstance(value, dict) and key != "extra_special_tokens":
             value = AddedToken(**{**_parts(value), "special": True})
         elif key == "extra_special_tokens" and isinstance(value, list):
-            existing = list(settings.get(key) or ())
-            for token in value:
-                token = AddedToken(**{**_parts(token), "special": True}) if isinstance(token, dict) else token
-                if token not in existing:
-                    existing.append(token)
-            value = existing
+            listed = (
+                AddedToken(**{**_parts(token), "special": True}) if isinstance(token, dict) else token
+                for token in value
+            )
+            value = list(dict.fromkeys([*(settings.get(key) or ()), *listed]))
         settings[key] = value
 
 
@@ -310,9 +309,11 @@ def _add(backend: Tokenizer, added: dict[int, Any], special: dict[str, Any], ext
 
     tokens = [token for _, token in sorted(added.items())]
     there = {token.content for token in backend.get_added_tokens_decoder().values()} | {str(token) for token in tokens}
+    listed = set(tokens)
     for token in (*special.values(), *extra):
-        if str(token) not in there and token not in tokens:
+        if str(token) not in there and token not in listed:
             tokens.append(token)
+            listed.add(token)
     named = {str(token) for token in special.values()}
     for place, token in enumerate(tokens):
         if isinstance(token, str):

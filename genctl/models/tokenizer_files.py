@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
+from genctl.models import vocabulary_size
 from genctl.models.weights import read_json, shown
 
 MOST_IDS = 1 << 24  # far more than any published vocabulary
@@ -23,6 +24,8 @@ MOST_REPEATS = 16  # of a text by a post-processor; 1 is usual
 MOST_ADDED = 1 << 12  # special tokens that a post-processor adds to a text
 LONGEST_STRING = 1000  # characters of a string that a step of the tokenizer inserts
 LONGEST_PATTERN = 1 << 16  # characters of a regular expression; 500 is long
+_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json", "special_tokens_map.json",
+          "tekken.json")  # fmt: skip
 _STEPS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _OF_MODEL = ("unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 _PARSED: list[tuple[str, int, int, dict[str, Any]]] = []  # at most one file
@@ -31,12 +34,16 @@ _CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/re
 
 def check(folder: Path) -> None:
     """Raises ModelError for a tokenizer file that is not JSON or that implies more than any tokenizer needs."""
-    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "added_tokens.json"):
+    vocabulary_size.check_others(folder)
+    for name in _FILES:
         if not (folder / name).is_file():
             continue
         data = read_json(folder / name, name)
+        vocabulary_size.check_json(name, data)
         if name == "tokenizer.json":
             _keep(folder / name, data)
+        if name in ("tekken.json", "special_tokens_map.json"):
+            continue
         _check_ids(name, _ids(name, data))
         if name == "tokenizer_config.json":
             _check_counts(data)

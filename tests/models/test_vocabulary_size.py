@@ -1,0 +1,169 @@
+"""Vocabularies that libraries make far larger tables of: refused before, with the bound, wherever a file lists them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.errors import ModelError
+from genctl.models import tokenizer_files, vocabulary_size
+from tests.cli.tool import genctl
+
+STORIES = Path(tokenizer_files.__file__).parent / "builtin" / "stories"
+Vocabulary = Callable[[Path, int], object]
+
+
+def _json(name: str, make: Callable[[int], Any]) -> Vocabulary:
+    return lambda folder, count: (folder / name).write_text(json.dumps(make(count)))
+
+
+def _lines(name: str, line: str = "a b\n") -> Vocabulary:
+    return lambda folder, count: (folder / name).write_text(line * count)
+
+
+def _field(number: int, value: bytes | int) -> bytes:
+    """A field of Protocol Buffers that is short."""
+    return bytes([number << 3, value]) if isinstance(value, int) else bytes([number << 3 | 2, len(value)]) + value
+
+
+def _spm(name: str, *, kind: int = 1, model: int = 2) -> Vocabulary:
+    """A SentencePiece model with pieces of a byte each, of a kind, after an unknown one."""
+
+    def write(folder: Path, count: int) -> None:
+        pieces = [_field(1, _field(1, b"%c" % (65 + place)) + _field(3, kind)) for place in range(count)]
+        (folder / name).write_bytes(b"".join(pieces) + _field(2, _field(3, model)))
+
+    return write
+
+
+def _gguf(model: str, letters: str, kind: int) -> bytes:
+    """A GGUF file of a tokenizer alone: a token for each letter, all of one type."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value)) + value.encode()
+
+    keys = [("general.architecture", "llama"), ("tokenizer.ggml.model", model)]
+    metadata = b"".join(text(key) + struct.pack("<I", 8) + text(value) for key, value in keys)
+    metadata += text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, len(letters)) + b"".join(map(text, letters))
+    metadata += text("tokenizer.ggml.token_type") + struct.pack("<IIQ", 9, 5, len(letters))
+    metadata += struct.pack("<i", kind) * len(letters)
+    return b"GGUF" + struct.pack("<IQQ", 3, 0, 4) + metadata
+
+
+def _added(count: int) -> list[dict[str, Any]]:
+    return [{"id": place, "content": "a"} for place in range(count)]
+
+
+TOKENS = {
+    "vocabulary": _json("tokenizer.json", lambda n: {"model": {"vocab": {f"{i}": i for i in range(n)}}}),
+    "unigram": _json("tokenizer.json", lambda n: {"model": {"vocab": [["a", 0.0]] * n}}),
+    "added": _json("tokenizer.json", lambda n: {"added_tokens": _added(n)}),
+    "decoder": _json("tokenizer_config.json", lambda n: {"added_tokens_decoder": {f"{i}": {} for i in range(n)}}),
+    "vocab.json": _json("vocab.json", lambda n: {f"{i}": i for i in range(n)}),
+    "added_tokens.json": _json("added_tokens.json", lambda n: {f"{i}": i for i in range(n)}),
+    "tekken": _json("tekken.json", lambda n: {"vocab": [{}] * n}),
+    "tekken, special": _json("tekken.json", lambda n: {"special_tokens": [{}] * n}),
+    "vocab.txt": _lines("vocab.txt"),
+    "tiktoken": _lines("tiktoken.model"),
+    "tiktoken under another name": _lines("tokenizer.model"),
+    **{name: _spm(name) for name in vocabulary_size._PIECES},
+}
+MERGES = {
+    "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"merges": ["a b"] * n}}),
+    "merges.txt": _lines("merges.txt"),
+}
+ADDED = {
+    "added": _json("tokenizer.json", lambda n: {"added_tokens": _added(n)}),
+    "one long": _json("tokenizer.json", lambda n: {"added_tokens": [{"id": 0, "content": "a" * n}]}),
+    "not ASCII": _json(
+        "tokenizer.json", lambda n: {"added_tokens": [{"id": 0, "content": "é" * (n // 2) + "a" * (n % 2)}]}
+    ),
+    "decoder": _json(
+        "tokenizer_config.json",
+        lambda n: {"added_tokens_decoder": {f"{i}": {"content": "a"} for i in range(n)}, "chat_template": "x" * 99},
+    ),
+    "a token": _json("tokenizer_config.json", lambda n: {"bos_token": {"content": "a" * n}}),
+    "a list": _json("tokenizer_config.json", lambda n: {"extra_special_tokens": ["a"] * n}),
+    "an object": _json("tokenizer_config.json", lambda n: {"extra_special_tokens": {f"{i}": "a" for i in range(n)}}),
+    "added_tokens.json": _json("added_tokens.json", lambda n: {"a" * n: 0}),
+    "special_tokens_map.json": _json("special_tokens_map.json", lambda n: {"additional_special_tokens": ["a"] * n}),
+    "tekken": _json("tekken.json", lambda n: {"special_tokens": [{"token_str": "a" * n}]}),
+    "user-defined": _spm("tokenizer.model", kind=4),
+    "control": _spm("spiece.model", kind=3),
+}
+PREFIXES = {
+    "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"vocab": [[chr(65 + i), 0.0] for i in range(n)]}}),
+    "one long": _json("tokenizer.json", lambda n: {"model": {"vocab": [["a" * n, 0.0]]}}),
+    "sentencepiece": _spm("spiece.model", model=1),
+}
+EVERY = [
+    *[("MOST_TOKENS", "tokens", name, make) for name, make in TOKENS.items()],
+    *[("MOST_MERGES", "merges", name, make) for name, make in MERGES.items()],
+    *[("MOST_ADDED", "bytes of added tokens", name, make) for name, make in ADDED.items()],
+    *[("MOST_PREFIXES", "bytes of pieces", name, make) for name, make in PREFIXES.items()],
+]
+
+
+@pytest.mark.parametrize(("bound", "what", "name", "make"), EVERY, ids=[f"{one[1]}-{one[2]}" for one in EVERY])
+def test_more_than_the_bound_is_refused_with_the_bound(
+    bound: str, what: str, name: str, make: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vocabulary_size, bound, 21)
+    make(tmp_path, 21)
+    tokenizer_files.check(tmp_path)
+    make(tmp_path, 22)
+    with pytest.raises(ModelError, match=f"has 22 {what}, and at most 21 are read"):
+        tokenizer_files.check(tmp_path)
+
+
+def test_what_pieces_share_is_in_a_trie_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary_size, "MOST_PREFIXES", 5)
+    vocabulary_size.check_unigram("x", ["abc", "abd", "ab", "abce"])
+    with pytest.raises(ModelError, match="has 6 bytes of pieces"):
+        vocabulary_size.check_unigram("x", ["abc", "abd", "ab", "abce", "b"])
+
+
+@pytest.mark.parametrize(
+    ("bound", "what", "types", "model"),
+    [("MOST_TOKENS", "tokens", 1, "gpt2"), ("MOST_ADDED", "bytes of added tokens", 3, "gpt2"),
+     ("MOST_ADDED", "bytes of added tokens", 4, "llama"), ("MOST_PREFIXES", "bytes of pieces", 1, "t5")],
+)  # fmt: skip
+def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
+    bound: str, what: str, types: int, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    from genctl.models import gguf_header
+
+    monkeypatch.setattr(vocabulary_size, bound, 3)
+    for letters, fits in (("abc", True), ("abcd", False)):
+        path = tmp_path / f"{letters}.gguf"
+        path.write_bytes(_gguf(model, letters, types))
+        if fits:
+            gguf_header.read(path)
+        else:
+            with pytest.raises(ModelError, match=f"has 4 {what}, and at most 3 are read"):
+                gguf_header.read(path)
+
+
+def test_a_real_vocabulary_fits() -> None:
+    """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
+    vocabulary_size.check("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
+
+
+def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
+    folder = shutil.copytree(STORIES, tmp_path / "model")
+    data = json.loads((folder / "tokenizer.json").read_text())
+    data["added_tokens"].append(
+        {**data["added_tokens"][0], "id": 9999, "content": "x" * (vocabulary_size.MOST_ADDED + 1)}
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    done = genctl("run", "-m", str(folder), "Once", "-n", "1")
+    assert done.status == 3
+    assert "bytes of added tokens, and at most 4,194,304 are read" in done.err
+    assert len(done.err.splitlines()) == 1
