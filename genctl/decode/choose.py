@@ -16,6 +16,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.commit import Facts
+from genctl.decode.finite import damaged
 from genctl.decode.lane import LaneState
 from genctl.decode.out_of_memory import OutOfMemory, shortages
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
@@ -289,7 +290,7 @@ def _damage(state: LaneState, logits: Tensor) -> ModelError | None:
 
 
 def _damaged(state: LaneState) -> ModelError:
-    return ModelError(f"the model's logits are not finite at step {state.step}: its weights or activations are damaged")
+    return damaged(f"at step {state.step}")
 
 
 def _judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:

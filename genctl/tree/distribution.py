@@ -67,9 +67,12 @@ class Distribution:
         self.logprobs: NDArray[np.float32] = log_softmax(logits[None])[0].cpu().numpy()
         self.processed: NDArray[np.float32] = self.logprobs
         if stages:
-            alive = scores[0] > torch.finfo(scores.dtype).min
-            kept = scores[0].double().masked_fill(~alive, -torch.inf)
-            self.processed = kept.log_softmax(-1).float().cpu().numpy()
+            self.processed = processed_logprobs(scores[0]).float().cpu().numpy()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the processors left no token: nothing can follow."""
+        return bool((self.processed == -np.inf).all())
 
     def __len__(self) -> int:
         """V."""
@@ -136,6 +139,13 @@ class Distribution:
             if not float(stage.after[0, id]) > torch.finfo(stage.after.dtype).min:
                 return stage.name
         return ""
+
+
+def processed_logprobs(scores: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities f64 [V] of scores [V] after processors; -inf: removed, which all tokens may be."""
+    alive = scores > torch.finfo(scores.dtype).min
+    kept = scores.double().masked_fill(~alive, -torch.inf)
+    return kept.log_softmax(-1) if bool(alive.any()) else kept
 
 
 def _entropy(logprobs: NDArray[np.float32]) -> float:

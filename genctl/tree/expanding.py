@@ -2,7 +2,8 @@
 
 Best-first search: of all texts that are not complete, the most probable is continued first. A text is never more
 probable than what it begins with, so complete ones come out in order, and no continuation that is left out is more
-probable than one that is found.
+probable than one that is found. A text after which the processors leave no token cannot become a continuation: it is a
+dead end, of probability 0, and comes last.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 
 from genctl.decode.processors import Processor, trace
 from genctl.engines.requests import Report
+from genctl.errors import GenctlError
 from genctl.events import Token
+from genctl.tree.distribution import processed_logprobs
 from genctl.tree.results import Continuation, Covered, Result, TokenWritten
 from genctl.tree.workspace import Workspace
 
@@ -61,13 +65,14 @@ def expand(
 ) -> Iterator[Result]:
     """Yield a Continuation for each text that ends, or has `depth` tokens, until `mass` is covered; then Covered.
 
-    `most` bounds the texts that are continued, each a row of a forward pass.
+    Before that come the dead ends, if the mass is not covered: they are why it is not. `most` bounds the texts that are
+    continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
     """
     search = BestFirst(space, start, depth, MOST if most is None else most)
     before, first = space.tree.cursor, None
     covered, count, reason = 0.0, 0, ""
     with space.step(line):
-        for written, total in search.texts():
+        for written, total in chain(search.texts(), search.dead_ends()):
             node = start
             logprob = 0.0
             for token in written:
@@ -78,9 +83,10 @@ def expand(
                     yield TokenWritten(result.token)
             first = node if first is None else first
             covered += math.exp(total)
-            count += 1
+            dead = total == -math.inf
+            count += not dead
             ids, text = tuple(token.id for token in written), space.text(node, start)
-            yield Continuation(node, ids, text, logprob, total, covered, ids[-1] in search.eos)
+            yield Continuation(node, ids, text, logprob, total, covered, ids[-1:] in search.ends, dead=dead)
             reason = interrupted()
             if reason or (mass < 1.0 and covered >= mass):
                 break
@@ -99,16 +105,25 @@ class BestFirst:
         request = space.request("", start, resolved, space.seed(space.tree.runs + 1))
         lane = space.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
+        self.resolved = resolved
         self.eos, self.logprobs = lane.eos, lane.strategy.space == "logprobs"
+        self.ends = {(id,) for id in lane.eos}
         self.read = 0  # texts that were continued
         self.exhausted = False  # `most` were
         self._read: dict[tuple[int, ...], ReadText] = {}  # read along with others, not needed yet
+        self._dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
+
+    def dead_ends(self) -> Iterator[tuple[tuple[Token, ...], float]]:
+        """The dead ends that were met, each with the log-probability of what goes on there: none."""
+        return ((written, -math.inf) for written in self._dead)
 
     def texts(self) -> Iterator[tuple[tuple[Token, ...], float]]:
         """The complete texts and their log-probabilities, the most probable first; equal ones by their ids."""
         heap: list[tuple[float, tuple[int, ...], int, ReadText]] = []
 
         def push(text: ReadText, place: int) -> None:
+            if not text.begin and not len(text.ids):
+                self._dead.append(text.written)
             if place == len(text.ids) and text.more:
                 text, place = self._continued(text), 0
             if place < len(text.ids):
@@ -155,15 +170,19 @@ class BestFirst:
 
     def _block(self, written: tuple[Token, ...], total: float, logits: torch.Tensor, begin: int) -> ReadText:
         device = self.space.session.forward.device
+        given = [token.id for token in written]
+        self.space.check_finite(logits, self.start, given, self.resolved)
         own = logits.double().log_softmax(-1)
         processed = own
         if self.processors:
-            ids = [*self.space.tree.ids(self.start), *(token.id for token in written)]
+            history = torch.tensor([[*self.space.tree.ids(self.start), *given]], device=device)
             scores = logits[None].to(device)
             scores = scores.log_softmax(-1) if self.logprobs else scores
-            scores = trace.process(self.processors, torch.tensor([ids], device=device), scores)[0].cpu()
-            dead = ~(scores > torch.finfo(scores.dtype).min)
-            processed = scores.double().masked_fill(dead, -torch.inf).log_softmax(-1)
+            try:
+                scores = trace.process(self.processors, history, scores)
+            except GenctlError:  # no token is left, or one processor at a time says what is wrong
+                scores, _ = trace.apply_to_one(self.processors, history, scores)
+            processed = processed_logprobs(scores[0]).cpu()
         values = processed.numpy()
         possible = int((values > -np.inf).sum())
         order = np.argsort(-values, kind="stable")[begin : min(begin + BLOCK, possible)]

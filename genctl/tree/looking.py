@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from genctl.decode.finite import check_finite
 from genctl.decode.runtime import depth_of
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.tree.changes import Grown
@@ -74,6 +75,7 @@ def layers(space: Workspace, node: int, id: int | None) -> Iterator[AtLayer]:
 
 
 def _layer(space: Workspace, number: int, logits: torch.Tensor, id: int | None) -> AtLayer:
+    check_finite(logits, f"after layer {number}")
     logprobs = logits.double().cpu().log_softmax(-1)
     best = logprobs.topk(min(LAYER_TOP, len(logprobs)))
     top = tuple(

@@ -144,9 +144,10 @@ class Continuation:
     logprob: float  # the model's own, in nats
     total: float  # by the distribution that was expanded: after the processors
     mass: float  # probability of this and all continuations before it
-    ended: bool = False  # with EOS; else it has the depth
+    ended: bool = False  # with EOS; else it has the depth, or is dead
     beside: float | None = None  # log-probability by a second distribution, if there is one
     parts: int | None = None  # the token, from 0, at which the two would first write another one
+    dead: bool = False  # the processors leave no token after it: `total` is -inf
 
 
 @dataclass(frozen=True, slots=True)

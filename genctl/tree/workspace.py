@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.listed_knobs import LISTS
+from genctl.decode.finite import damaged, is_finite
 from genctl.engines.local.session import Session
 from genctl.engines.requests import Report, Request
-from genctl.errors import InputError
+from genctl.errors import InputError, ModelError
 from genctl.events import Token
 from genctl.identity import brief
 from genctl.io.rows import row_seed
@@ -29,6 +31,8 @@ from genctl.tree.nodes import ROOT, Tree
 from genctl.tree.results import At, TokenWritten
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from genctl.models.text import Words
 
 _DISTRIBUTIONS = 8  # kept
@@ -181,6 +185,8 @@ class Workspace:
         given = self.branches.read_given(parent, ids[known:])
         nodes = []
         for id, (logprob, rank, entropy) in zip(ids[known:], given.figures, strict=True):
+            if math.isnan(logprob) and not self.resolved().generation.remove_invalid_values:
+                raise self._damaged(parent)
             token = Token(id, logprob, rank=rank, entropy=entropy)
             written = self.write(parent, token, by, settings, None, start)
             parent = written.token.node
@@ -236,8 +242,8 @@ class Workspace:
     def distribution(self, node: int, settings: int | None = None) -> Distribution:
         """The distribution of the token after a node: the model's, and after the processors of the settings.
 
-        It is the one from which a generation that begins at the node takes its first token. Only the first look at a
-        node runs the model. Raises GenctlError, for instance where the processors leave no token.
+        It is the one from which a generation that begins at the node takes its first token, if the processors leave
+        one. Only the first look at a node runs the model. Raises GenctlError, for instance where logits are no numbers.
         """
         place = self.tree.view.settings if settings is None else settings
         found = self._distributions.get((node, place))
@@ -252,16 +258,33 @@ class Workspace:
 
     def plain(self, node: int) -> Distribution:
         """The model's distribution alone."""
-        return Distribution(node, self.branches.scores(node), self.branches.scores(node)[None], (), self.piece)
+        logits = self.scores(node, self.resolved())
+        return Distribution(node, logits, logits[None], (), self.piece)
+
+    def scores(self, node: int, resolved: Resolved) -> Tensor:
+        """The model's logits after a node, f32 [V], on the CPU. Raises ModelError if they are no numbers."""
+        logits = self.branches.scores(node)
+        self.check_finite(logits, node, (), resolved)
+        return logits
+
+    def check_finite(self, logits: Tensor, node: int, more: Sequence[int], resolved: Resolved) -> None:
+        """Raises ModelError for logits after a node and `more` tokens that are no numbers, as generation does."""
+        if not resolved.generation.remove_invalid_values and not is_finite(logits):
+            raise self._damaged(node, more)
+
+    def _damaged(self, node: int, more: Sequence[int] = ()) -> ModelError:
+        ids = [*self.tree.ids(node)[len(self.tree.opened.prompt_ids) :], *more]
+        after = f"after the token {self.piece(ids[-1])!r}" if ids else "after the prompt"
+        return damaged(f"at step {len(ids)}, {after}")
 
     def _processed(self, node: int, settings: int) -> Distribution:
         import torch
 
         from genctl.decode.processors import trace
 
-        logits = self.branches.scores(node)
         ids = self.tree.ids(node)
         resolved = self.overlaid({"token_healing": False}, self.resolved(settings))
+        logits = self.scores(node, resolved)
         request = self.request("", node, resolved, self.seed(self.tree.runs + 1))
         lane = self.session.planner.plan(request, Report()).lane
         device = self.session.forward.device
@@ -269,7 +292,7 @@ class Workspace:
         scores = logits[None].to(device)
         if lane.strategy.space == "logprobs":
             scores = scores.log_softmax(-1)
-        scores, stages = trace.apply(lane.processors, history, scores, timing=False)
+        scores, stages = trace.apply_to_one(lane.processors, history, scores)
         return Distribution(node, logits, scores, stages, self.piece, settings)
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:

@@ -39,9 +39,10 @@ def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
         "token_ids": list(found.token_ids),
         "text": found.text,
         "logprob": found.logprob,
-        "total": found.total,
+        "total": _finite(found.total),
         "mass": found.mass,
         "ended": found.ended,
+        **({"dead": True} if found.dead else {}),
         **second,
     }
 
@@ -72,7 +73,8 @@ def continuation_line(found: Continuation, *, tabs: bool) -> str:
     if tabs:
         return f"{share:.6g}\t{found.mass:.6g}\t{tsv_cell(found.text)}"
     beside = f"{beside:<14}  " if beside else ""
-    return f"{percent(share):>8}  {percent(found.mass):>8}  {beside}{_quoted(found.text)}{' ■' if found.ended else ''}"
+    end = " ■" if found.ended else " ✗ no token can follow" if found.dead else ""
+    return f"{percent(share):>8}  {percent(found.mass):>8}  {beside}{_quoted(found.text)}{end}"
 
 
 def covered_line(done: Covered) -> str:
@@ -84,6 +86,8 @@ def covered_line(done: Covered) -> str:
 
 def percent(share: float) -> str:
     """A probability: `31.2 %`, `0.00031 %`."""
+    if not share:
+        return "0 %"
     value = 100 * min(share, 1.0)
     if value >= 99.995 and share < 1.0 - 1e-9:
         return "99.99 %"

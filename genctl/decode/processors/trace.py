@@ -95,6 +95,26 @@ def apply(
     return scores, stages
 
 
+def apply_to_one(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Stage]]:
+    """Like `apply` for one row, of which no token may be left: then all its scores are -inf, and no more stages follow.
+
+    Raises ModelError if the scores are not numbers.
+    """
+    stages: list[Stage] = []
+    for place, processor in enumerate(processors, 1):
+        output = processor(history, scores.clone())
+        if not bool((output > torch.finfo(output.dtype).min).any()) and not bool(output.isnan().any()):
+            output = torch.full_like(output, -torch.inf)
+        stages.append(Stage(name_of(processor), scores, output))
+        scores = output
+        best = float(scores.amax())
+        if best == -math.inf:
+            break
+        if not math.isfinite(best) and place == len(processors):
+            check(scores, processors)
+    return scores, stages
+
+
 def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[Trace, ...]]:
     """The effect of each stage on each candidate: token `tokens[i]`, chosen from scored row `rows[i]`.
 
