@@ -93,7 +93,7 @@ def expand(
         space.settle(cursor=before, tip=space.tree.tip if first is None else first)
     if not reason and search.exhausted:
         reason = f"{search.read} texts were continued, which is the most"
-    yield Covered(covered, count, search.read, not reason, reason)
+    yield Covered(covered, count, search.read, not reason, reason, search.dead)
 
 
 class BestFirst:
@@ -112,6 +112,11 @@ class BestFirst:
         self.exhausted = False  # `most` were
         self._read: dict[tuple[int, ...], ReadText] = {}  # read along with others, not needed yet
         self._dead: list[tuple[Token, ...]] = []  # texts that nothing can follow
+
+    @property
+    def dead(self) -> int:
+        """How many dead ends were met."""
+        return len(self._dead)
 
     def dead_ends(self) -> Iterator[tuple[tuple[Token, ...], float]]:
         """The dead ends that were met, each with the log-probability of what goes on there: none."""

@@ -159,6 +159,7 @@ class Covered:
     nodes: int  # whose distributions were computed
     complete: bool  # the mass, or everything, is reached
     reason: str = field(default="")  # why not
+    dead_ends: int = 0  # texts after which the processors leave no token
 
 
 Result: TypeAlias = (

@@ -81,6 +81,8 @@ def covered_line(done: Covered) -> str:
     """What an expansion came to."""
     rows = "1 continuation covers" if done.continuations == 1 else f"{done.continuations} continuations cover"
     words = f"{rows} {percent(done.mass)} of the probability; {done.nodes} texts were continued"
+    if done.dead_ends:
+        words += f", and after {done.dead_ends} of them no token can follow"
     return words if done.complete else f"{words}: it ends here, since {done.reason}"
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import join_sources
+from genctl.decode.finite import damaged
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
@@ -186,8 +187,9 @@ class Passes:
             column = torch.tensor(ids, device=selected.device)[:, None]
             normalised = log_softmax(selected)
             logprobs = normalised.gather(1, column)[:, 0].tolist()
-            if any(value != value for value in logprobs):
-                raise ModelError("the model's scores of this text are not numbers (NaN)")
+            for id, value in zip(ids, logprobs, strict=True):
+                if value != value:
+                    raise damaged(f"where the text has the token with id {id}")
             ranks: list[int | None] = [None] * len(ids)
             entropies: list[float | None] = [None] * len(ids)
             if self.detail.ranks:
