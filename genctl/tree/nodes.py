@@ -62,6 +62,7 @@ class Tree:
         self._children: list[list[int]] = [[]]  # hidden ones included
         self._shown_children: list[int] = [0]
         self._places: dict[tuple[int, int], int] = {}  # (parent, id) -> node
+        self._ends: dict[int, int] = {}  # of the newest branch through a node, where it was asked for
         self._entries: dict[str, int] = {_key({}): 0}  # knobs -> their first place in the table of settings
 
     def __eq__(self, other: object) -> bool:
@@ -158,12 +159,13 @@ class Tree:
         return self.above(end, self.depths[node]) == node
 
     def end_of(self, node: int) -> int:
-        """The end of the newest branch through `node`."""
-        while True:
-            newest = next((child for child in reversed(self._children[node]) if child not in self.hidden), None)
-            if newest is None:
-                return node
-            node = newest
+        """The end of the newest branch through `node`, which is known until a node is shown or hidden."""
+        if node not in self._ends:
+            end = node
+            while self._shown_children[end]:
+                end = next(child for child in reversed(self._children[end]) if child not in self.hidden)
+            self._ends[node] = end
+        return self._ends[node]
 
     def fork_of(self, a: int, b: int) -> int:
         """The last node that two branches share."""
@@ -331,6 +333,7 @@ class Tree:
     def _count(self, node: int, more: int) -> None:
         """Keep the leaves right after a node was shown (1) or hidden (-1)."""
         parent = self.nodes[node].parent
+        self._ends.clear()
         self._shown_children[parent] += more
         for each in (parent, node):
             if each not in self.hidden and not self._shown_children[each]:

@@ -1,0 +1,182 @@
+"""Twice the tree, twice the work: of whatever shape, in all that walks over it. Lines of Python count, not seconds."""
+
+from __future__ import annotations
+
+import io
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from genctl.commands.event_log import read_recording
+from genctl.commands.run.run_view import RunView
+from genctl.commands.run.stream_view import StreamView
+from genctl.commands.run.tree_formats import DEEPEST, tree_dot, tree_json, tree_lines
+from genctl.events import Event, Finished
+from genctl.pages.page import page
+from genctl.pages.page_data import PageData
+from genctl.pages.search_tree import SearchTree, TreeBuilder
+from genctl.tree import as_events
+from genctl.tree.as_events import events_of, left_out
+from genctl.tree.explorer import Explorer
+from genctl.tree.nodes import Tree
+from genctl.tree.workspace import Workspace
+from tests.cli.tool import genctl
+from tests.tree.shapes import SHAPES, comb, content, teeth, tree
+from tests.work import growth, lines
+
+SIZE = 100
+MOST = 2.6  # times, where an input doubles: what has a constant part grows by less than 2, what sorts by a little more
+
+
+@pytest.fixture(autouse=True)
+def few_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(as_events, "MOST", 0)  # results are what twice the nodes of a tree have room for
+
+
+def console() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def fed(view: Any, events: list[Event]) -> None:
+    for event in events:
+        view.feed(event)
+
+
+def paged(events: list[Event]) -> None:
+    data = PageData()
+    fed(data, events)
+    page(data)
+
+
+def built(events: list[Event]) -> SearchTree:
+    builder = TreeBuilder("0")
+    fed(builder, events)
+    return builder.tree()
+
+
+USES: dict[str, Callable[[list[Event]], object]] = {
+    "streamed": lambda events: fed(StreamView(lambda text: None), events),
+    "shown": lambda events: fed(RunView(console(), console(), live=True, quiet=True), events),
+    "a page": paged,
+    "drawn": lambda events: tree_lines(built(events)),
+    "drawn in 80 columns": lambda events: tree_lines(built(events), 80),
+    "as DOT": lambda events: tree_dot(built(events)),
+    "as JSON": lambda events: tree_json(built(events)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_tree_is_read_and_becomes_events(shape: str) -> None:
+    assert growth(lambda size: lambda: list(events_of(tree(SHAPES[shape](size)))), SIZE) < MOST
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_shows_a_tree(shape: str, use: str) -> None:
+    def make(size: int) -> Callable[[], object]:
+        events = list(events_of(tree(SHAPES[shape](size))))
+        return lambda: USES[use](events)
+
+    assert growth(make, SIZE) < MOST
+
+
+def test_the_memory_of_a_comb_is_that_of_its_nodes() -> None:
+    def peak(size: int) -> int:
+        whole = tree(comb(size))
+        tracemalloc.start()
+        paged(list(events_of(whole)))
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    peak(50)
+    assert peak(800) < 2.6 * peak(400)
+
+
+def test_branches_without_room_among_the_results_are_counted(tmp_path: Path) -> None:
+    whole = tree(comb(50))
+    events = list(events_of(whole))
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.hypotheses[0].length == whole.depths[whole.tip]  # the current branch comes first
+    assert sum(one.length for one in finished.hypotheses) <= 2 * len(whole.nodes)
+    assert len(finished.hypotheses) + int(left_out(whole).split()[0]) == len(whole.leaves)
+    shown = built(events)
+    states = [node.state for node in shown.nodes]
+    assert states.count("returned") + states.count("finished") == len(whole.leaves)
+    file = tmp_path / "tree.jsonl"
+    file.write_bytes(b"".join(content(comb(50))))
+    notes: list[str] = []
+    assert read_recording(str(file), note=notes.append) == events
+    assert notes == [f"{file}: {left_out(whole)}"]
+    done = genctl("report", str(file), "-o", str(tmp_path / "page.html"))
+    assert done.err.splitlines()[0] == f"note: {notes[0]}"
+
+
+def test_branches_within_branches_are_drawn_as_deep_as_they_are() -> None:
+    """Neither calls nor indents grow with the depth of a tree."""
+    drawn = [line.plain for line in tree_lines(built(list(events_of(tree(teeth(3000))))))]
+    assert len(drawn) > 3000
+    assert max(map(len, drawn)) < 3 * DEEPEST + 200
+    assert f"branches more than {DEEPEST} deep are not indented further" in drawn[-1]
+    shallow = [line.plain for line in tree_lines(built(list(events_of(tree(teeth(5))))))]
+    assert "not indented further" not in shallow[-1]
+
+
+class _NoModel(Workspace):
+    """The commands that need no model."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.journal, self.lock, self._expected = tree, None, threading.RLock(), []  # type: ignore[assignment]
+
+
+COMMANDS = ["left", "right", "left 500", "right 500", "start", "end", "goto 7", "up", "down", "next 0", "previous 0",
+            "bookmark m", "undo", "redo"]  # fmt: skip
+
+
+@pytest.mark.parametrize("begin", ["start", "end"])
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("shape", ["chain", "fork", "comb", "takes"])
+def test_as_many_commands_as_there_are_tokens(shape: str, command: str, begin: str) -> None:
+    def make(size: int) -> Callable[[], object]:
+        explorer = Explorer(_NoModel(tree(SHAPES[shape](size))))
+        explorer.all(begin)
+        if command == "redo":
+            for _ in range(size):
+                explorer.all("undo")
+        return lambda: [explorer.all(command) for _ in range(size)]
+
+    assert growth(make, SIZE) < MOST
+
+
+def test_the_token_under_the_cursor_is_found_without_a_walk() -> None:
+    for size in (100, 100_000):
+        whole = tree(SHAPES["chain"](size))
+        assert lines(whole.under) < 300
+        assert whole.under() == 1
+
+
+def test_what_is_above_what_is_what_a_walk_finds() -> None:
+    import random
+
+    draw = random.Random(5)
+    parents = [0] + [draw.randrange(max(node - 9, 0), node) for node in range(1, 200)]
+    from tests.tree.shapes import grown, step
+
+    whole = tree(list(step(*(grown(node, parents[node], node) for node in range(1, 200)))))
+
+    def walk(node: int) -> list[int]:
+        return [node] if not node else [node, *walk(parents[node])]
+
+    for _ in range(2000):
+        a, b = draw.randrange(200), draw.randrange(200)
+        up, other = walk(a), set(walk(b))
+        assert whole.is_on(a, b) == (a in other)
+        assert whole.fork_of(a, b) == next(node for node in up if node in other)
+        depth = draw.randrange(len(up))
+        assert whole.above(a, depth) == up[::-1][depth]
