@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from genctl.native import quantized
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.products import build, library
 from genctl.native.products.library import Library
-from genctl.native.products.variant import choice, file_of, runnable
+from genctl.native.products.variant import OUTDATED, choice, file_of, runnable
 from tests.cli.tool import genctl
 from tests.native import evex
 from tests.warm import python
@@ -361,12 +363,30 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
     try:
         monkeypatch.setattr(build, "digest", lambda: "another")
         assert library.library() is None
-        assert "older than their sources" in library.why_not()
         done = genctl("run", "Once", "-n", "1")
         assert done.status == 0
-        assert done.err.count("matrix products: torch (the compiled products are older than their sources") == 1
+        (line,) = (line for line in done.err.splitlines() if "matrix products" in line)
+        assert "torch (the compiled products are older than their sources; python " in line
+        command = line.partition("; python ")[2].removesuffix(" compiles them again)")
+        assert shlex.split(command) == [str(Path(build.__file__).resolve())]
     finally:
         choice.cache_clear()
+
+
+def test_a_library_without_a_function_is_older_than_its_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(path: Path) -> Library:
+        raise AttributeError(f"{path}: undefined symbol: softmax")
+
+    plainest()
+    for owner, name in ((library, "Library"), (build, "Cpu")):
+        with monkeypatch.context() as patch:
+            choice.cache_clear()
+            library._loaded.cache_clear()
+            patch.setattr(owner, name, without)
+            assert library.library() is None
+            assert library.why_not() == OUTDATED
+    choice.cache_clear()
+    library._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

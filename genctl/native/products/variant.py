@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from genctl.native.products import build
 
 VARIABLE = "GENCTL_PRODUCTS"
 FOLDER = build.HERE
-AGAIN = "install again"
-OUTDATED = f"the compiled products are older than their sources: {AGAIN}"
+AGAIN = f"python {shlex.quote(str(FOLDER / 'build.py'))} compiles them again"
+OUTDATED = f"the compiled products are older than their sources; {AGAIN}"
 
 
 def file_of(name: str) -> Path:
@@ -36,8 +37,10 @@ def choice() -> tuple[str, str]:
         return "", "no products are compiled for this platform"
     try:
         cpu = build.Cpu(file_of(build.CPU))
-    except (OSError, AttributeError):
+    except OSError:
         return "", "the products of this installation are not compiled"
+    except AttributeError:  # it lacks a function that its sources have today
+        return "", OUTDATED
     if cpu.built_from != build.digest():
         return "", OUTDATED
     if wanted and wanted not in cpu.known:
@@ -54,7 +57,7 @@ def choice() -> tuple[str, str]:
         )
     there = [name for name in able if name in cpu.variants]
     if not there:
-        return "", f"the products of this installation are for another CPU ({', '.join(cpu.variants)}): {AGAIN}"
+        return "", f"the products of this installation are for another CPU ({', '.join(cpu.variants)}); {AGAIN}"
     return wanted or next((name for name in there if cpu.suits(name)), there[0]), ""
 
 
