@@ -234,9 +234,11 @@ class Job(ABC, Generic[SomeOptions]):
             self.watchers.append(stack.enter_context(made))
         self.listeners += [watcher.feed for watcher in self.watchers]
 
-    def sink(self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None) -> writers.Sink:
-        """Where results go; an error gives it up, so that no old file is lost to it."""
-        sink = writers.open_output(path, stdout, force=force)
+    def sink(
+        self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None, at_once: bool = False
+    ) -> writers.Sink:
+        """Where results go; an error gives it up, so that no old file is lost to it. `at_once`: there when whole."""
+        sink = writers.open_output(path, stdout, force=force, at_once=at_once)
         stack.callback(sink.abandon)
         return sink
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import secrets
@@ -15,8 +14,9 @@ from genctl.errors import OutputError, printable
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, Replaced, check_journal, lock, stat_of
 from genctl.io.sink import Raw, system_reason, unwritten
 from genctl.io.sink import Sink as Sink
+from genctl.io.sink import sync_folder as sync_folder
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
+_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC
 _STREAM = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOCTTY", 0) | CLOEXEC
 
 # Names in here stand for streams that are already open; a file behind one of them is never replaced.
@@ -89,17 +89,38 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _replacement(target: Path, name: str) -> Sink:
+def open_beside(path: Path, *, force: bool = False) -> Sink:
+    """Open a file for its owner alone, to be read and continued later; `Sink.put_in_place` gives it its name.
+
+    An existing file is refused without `force`, and stays until then; a link is replaced, never followed. Until it is
+    closed no other run writes the file. Raises OutputError, and UsageError if another run is writing it.
+    """
+    name = printable(str(path))
+    try:
+        there = stat_of(path)
+        if there is not None and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
+            raise unwritten("it is a folder" if stat.S_ISDIR(there.st_mode) else "it is not a regular file", name)
+        if there is not None and not force:
+            raise OutputError(f"{name} exists already", hint=f"--open {name} continues the tree in it")
+        check_journal(path)
+        return _replacement(path, name, 0o600)
+    except (OSError, ValueError) as error:
+        raise unwritable(error, path) from None
+
+
+def _replacement(target: Path, name: str, mode: int = 0) -> Sink:
+    """A new file beside `target`. Without a `mode` it has that of the old file."""
     old = stat_of(target)
     replaces = None if old is None else Replaced(target, old)
     try:
         part = target.with_name(f"{target.name[:40]}.{secrets.token_hex(8)}.part")
-        descriptor = os.open(part, _CREATE, 0o666)
+        descriptor = os.open(part, _CREATE, mode or 0o666)
+        lock(descriptor, target)
     except BaseException:
         if replaces is not None:
             replaces.release()
         raise
-    if old is not None and stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
+    if not mode and old is not None and stat.S_ISREG(old.st_mode) and hasattr(os, "fchmod"):
         os.fchmod(descriptor, old.st_mode & 0o777)
     return Sink(unbuffered(descriptor), name, owned=descriptor, path=target, part=part, replaces=replaces)
 
@@ -127,16 +148,6 @@ def reopen(path: Path, whole: int | None) -> Sink:
         raise unwritten(wrong, name)
     lock(descriptor, path)
     return Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole or 0)
-
-
-def sync_folder(path: Path) -> None:
-    """Flush a file's name to the disk, as far as the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path.absolute().parent, os.O_RDONLY | CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def unwritable(error: OSError | ValueError, path: Path) -> OutputError:

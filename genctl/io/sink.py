@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from genctl.errors import OutputError, printable
-from genctl.io.file_lock import Replaced, stat_of
+from genctl.io.file_lock import CLOEXEC, Replaced, stat_of
 
 _PIECE = 2**20  # bytes read at once
 LOOK_S = 1.0  # between two looks at whether our file is still in its place
@@ -67,6 +67,21 @@ class Sink:
         return isatty is not None and bool(isatty())
 
     @property
+    def path(self) -> Path | None:
+        """Where the output is, or will be; None for a stream that was open before."""
+        return self._path
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a file is in the place that this one is to take."""
+        return self._part is not None and self._replaces is not None
+
+    @property
+    def whole(self) -> int:
+        """The bytes of whole records."""
+        return self._whole
+
+    @property
     def size(self) -> int:
         """The bytes of our file, complete or not."""
         return 0 if self._owned is None else os.fstat(self._owned).st_size
@@ -92,7 +107,10 @@ class Sink:
             return
         self._finish_interrupted()
         try:
-            self._check_place()
+            if self._part is None:
+                self._check_place()
+            else:
+                self.put_in_place()
         except OutputError:
             self.abandon()
             raise
@@ -100,16 +118,32 @@ class Sink:
         if self._path is None:
             return
         try:
-            if self._part is not None and self._owned is not None:
-                os.fsync(self._owned)  # else a power cut could leave an empty file
             self._close_raw()
-            if self._part is not None:
-                self._put_in_place(self._part, self._path)
         except OSError as error:
             self._fail(error)
 
-    def abandon(self) -> None:
-        """After an error: keep what was written completely, but no empty file that would block the next run."""
+    def put_in_place(self) -> None:
+        """Let the file beside `path` take its place, now that it is worth more; then go on with it. Raises OutputError.
+
+        It is on the disk before it does, so that even a power cut leaves the old file or the new one.
+        """
+        if self._part is None or self._path is None:
+            return
+        self.sync()
+        try:
+            self._replace(self._part, self._path)
+        except OSError as error:
+            self._fail(error)
+        self._part = None
+        sync_folder(self._path)
+        if self._replaces is not None:
+            self._replaces.release()
+
+    def abandon(self, *, keep: bool = True) -> None:
+        """After an error: keep what was written completely, but no empty file that would block the next run.
+
+        Without `keep` a file that is not in its place yet is removed, whatever it has.
+        """
         if self._closed:
             return
         self._closed = True
@@ -119,8 +153,9 @@ class Sink:
             self._cut()
             mine = self._part or self._path
             # Only if it is still the same file.
-            empty = self._owned is not None and not self._whole and not self._lost
-            if empty and os.path.samestat(mine.lstat(), os.fstat(self._owned or -1)):
+            useless = not self._whole or (self._part is not None and not keep)
+            ours = self._owned is not None and not self._lost
+            if ours and useless and os.path.samestat(mine.lstat(), os.fstat(self._owned or -1)):
                 mine.unlink()
         with contextlib.suppress(OSError):
             self._close_raw()
@@ -138,6 +173,13 @@ class Sink:
             self._cut()
         except OSError as error:
             self._fail(error)
+
+    def retry(self) -> None:
+        """Forget a failure of the system, cut back to whole records: there may be room again. Raises OutputError."""
+        if self._lost or self._closed:
+            return
+        self._failure = None
+        self.cut_back()
 
     def sync(self) -> None:
         """Flush our file to the disk. Raises OutputError."""
@@ -188,7 +230,7 @@ class Sink:
         self._failure = OutputError(f"{name} was {what} by another program while this run was writing it")
         raise self._failure
 
-    def _put_in_place(self, part: Path, path: Path) -> None:
+    def _replace(self, part: Path, path: Path) -> None:
         """Replace the file that was there when we began, or make the one that was not."""
         there = stat_of(path)
         before = None if self._replaces is None else self._replaces.state
@@ -196,9 +238,9 @@ class Sink:
             part.replace(path)
             return
         what = "made" if before is None else "replaced"
+        results = f"; the results of this run are in {printable(str(part))}" if self._whole else ""
         self._failure = OutputError(
-            f"{self.name} was {what} by another program during this run",
-            hint=f"it is left as it is; the results of this run are in {printable(str(part))}",
+            f"{self.name} was {what} by another program during this run", hint=f"it is left as it is{results}"
         )
         raise self._failure
 
@@ -263,6 +305,16 @@ class Sink:
             hint = "; ".join(as_it_was + finished)
         self._failure = unwritten(system_reason(error), self.name, hint)
         raise self._failure from error
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a file's name to the disk, as far as the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path.absolute().parent, os.O_RDONLY | CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def system_reason(error: OSError | ValueError) -> str:

@@ -96,6 +96,8 @@ def _write(file: Path, entries: dict[str, list[Any]]) -> None:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
             handle.write(text)
+            handle.flush()
+            os.fsync(descriptor)  # else a power cut could leave half of it under its name
         Path(temporary).replace(file)
     except BaseException:  # Ctrl-C too: remove the temporary file
         Path(temporary).unlink(missing_ok=True)

@@ -13,7 +13,7 @@ import typer
 from genctl import params
 from genctl.cli.help import SETTINGS, CommandGroup
 from genctl.cli.table import Color, Command, CommandOptions, given, needless_force
-from genctl.commands.options import CHOOSING, IN_OUT, SHOWN, PresetOptions
+from genctl.commands.options import CHOOSING, IN_OUT, PICTURES, SHOWN, PresetOptions
 from genctl.io.writers import Format
 
 # Knobs that a request cannot say: where and how a checkpoint runs, and what only a process here can bound.
@@ -65,7 +65,7 @@ EXPORT = Command(
         IN_OUT: ("input", "template", "output", "kind"),
         "Settings": ("presets", "set"),
     },
-    (needless_force("output"),),
+    (needless_force("output", also=PICTURES),),
     without=LOCAL,
 )
 IMPORT = Command(

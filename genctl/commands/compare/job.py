@@ -111,7 +111,7 @@ class CompareJob(Job[CompareOptions]):
             force = options.force and options.output is not None
             sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
         if options.save is not None:
-            saved = self.sink(stack, options.save, force=options.force)
+            saved = self.sink(stack, options.save, force=options.force, at_once=True)
         compared = ComparedRuns(
             [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
         )

@@ -69,7 +69,7 @@ class InspectJob(Job[InspectOptions]):
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
         if options.save_cache is not None:
-            self.saved = self.sink(stack, options.save_cache, force=options.force)
+            self.saved = self.sink(stack, options.save_cache, force=options.force, at_once=True)
         if not live:
             self.results = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
         self.view = CacheView(self.out, self.err, live=live, steps=self.steps, quiet=options.quiet)
