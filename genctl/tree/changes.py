@@ -48,6 +48,7 @@ class Begun:
     line: str
     step: bool = False
     run: Natural = 0  # the number of the generation that it begins, from 1; 0: it begins none
+    tool: str = ""  # "explore": a chat, whose commands have names of their own, does not take it for one of its steps
 
 
 @dataclass(frozen=True, slots=True)

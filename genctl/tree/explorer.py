@@ -12,6 +12,7 @@ from genctl.config.presets import is_path
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import InputError, ModelError, PresetError, UsageError
+from genctl.io.sink import Sink
 from genctl.tree import looking, writing
 from genctl.tree.beside import Second
 from genctl.tree.changes import Redone, Undone
@@ -47,11 +48,11 @@ class Explorer:
         layers: Sequence[Layer] = (),
         *,
         seed: int = 0,
-        path: Path | None = None,
+        path: Path | Sink | None = None,
         memory: int = MEMORY,
         shown: str = "",
     ) -> Explorer:
-        """A new tree, saved at `path` if that is given. Raises GenctlError."""
+        """A new tree, saved at `path` (or in what `open_beside` has opened) if that is given. Raises GenctlError."""
         if not prompt_ids:
             raise InputError("the prompt tokenises to nothing, and there is nothing to continue")
         opened = opened_of(session, prompt, prompt_ids, seed, layers, shown=shown)
@@ -67,10 +68,14 @@ class Explorer:
         """A saved tree, to be continued. `file`: which of its settings hold. Raises GenctlError."""
         journal, tree = TreeFile.reopen(path)
         try:
-            return cls(Workspace(session, tree, journal, memory, file or FileSettings("tree", found_of(path))))
+            held = file or FileSettings("tree", found_of(path))
+            explorer = cls(Workspace(session, tree, journal, memory, held))
         except BaseException:
-            journal.close()
+            journal.leave()
             raise
+        if tree.is_chat and journal.unfinished and not tree.steps[-1].tool:
+            journal.unfinished = ()  # a turn of `genctl chat`, or its answer: what is written of it stays
+        return explorer
 
     @property
     def tree(self) -> Tree:
@@ -78,8 +83,14 @@ class Explorer:
         return self.space.tree
 
     def close(self) -> None:
-        """Close the file."""
-        self.space.close()
+        """Close the file. Raises OutputError if another program has taken it away."""
+        if self.space.journal is not None:
+            self.space.journal.close()
+
+    def leave(self) -> None:
+        """Close the file as it is: an error is being reported."""
+        if self.space.journal is not None:
+            self.space.journal.leave()
 
     # -- commands ------------------------------------------------------------------------------------------------------
 

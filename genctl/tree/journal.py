@@ -24,7 +24,7 @@ from genctl.documents import reader, strict_json
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
-from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
+from genctl.io.output import Sink, open_beside, unbuffered, unwritable
 from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
 from genctl.tree.nodes import Tree
 
@@ -69,19 +69,22 @@ class TreeFile:
         self._sink = sink
 
     @classmethod
-    def create(cls, path: Path, opened: Opened) -> TreeFile:
-        """A new file with its first line. Raises OutputError, if it exists or cannot be written, and UsageError."""
+    def create(cls, path: Path | Sink, opened: Opened) -> TreeFile:
+        """A new file with its first line: at `path`, or in what `open_beside` has opened.
+
+        It is in its place when this returns, unless it replaces another: that one stays until `keep`. Raises
+        OutputError, if it exists or cannot be written; then nothing is left of it.
+        """
+        sink = path if isinstance(path, Sink) else open_beside(path)
+        assert sink.path is not None
+        journal = cls(sink.path, sink)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | NOFOLLOW | CLOEXEC, 0o600)
-        except FileExistsError:
-            name = printable(str(path))
-            raise OutputError(f"{name} exists already", hint=f"--open {name} continues the tree in it") from None
-        except (OSError, ValueError) as error:
-            raise unwritable(error, path) from None
-        lock(descriptor, path)
-        journal = cls(path, Sink(unbuffered(descriptor), printable(str(path)), owned=descriptor, path=path))
-        journal.write(opened)
-        sync_folder(path)
+            journal.write(opened)
+            if not sink.replaces:
+                sink.put_in_place()
+        except BaseException:
+            sink.abandon(keep=False)
+            raise
         return journal
 
     @classmethod
@@ -101,7 +104,11 @@ class TreeFile:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
             raise
-        sink.cut_back()
+        try:
+            sink.cut_back()
+        except OutputError:
+            sink.leave()
+            raise
         return cls(path, sink, unfinished), tree
 
     def write(self, change: Change) -> None:
@@ -110,11 +117,41 @@ class TreeFile:
             json.dumps(events.to_json(change), ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n"
         )
 
-    def close(self) -> None:
-        """Flush the file to the disk and close it."""
-        with contextlib.suppress(OutputError):
+    @property
+    def kept(self) -> bool:
+        """Whether the file has its name: not while it is to replace another."""
+        return not self._sink.replaces
+
+    def keep(self) -> None:
+        """Flush the file to the disk, and let it take the place of the one that it replaces. Raises OutputError."""
+        if self.kept:
             self._sink.sync()
+        else:
+            self._sink.put_in_place()
+
+    def content(self) -> bytes:
+        """The whole lines of our file, also if another has its name by now. Raises OutputError."""
+        return b"".join(self._sink.read(0, self._sink.whole))
+
+    def recovered(self) -> Tree:
+        """After a write that failed: the tree of the file, whose next write tries again. Raises OutputError."""
+        self._sink.retry()
+        return _read(self.content().splitlines(keepends=True), printable(str(self.path)))[0]
+
+    def close(self) -> None:
+        """Flush the file to the disk and close it. Raises OutputError if another program has taken it away."""
+        try:
+            self._sink.sync()
+        finally:
+            self._sink.leave()
+
+    def leave(self) -> None:
+        """Close the file as it is: an error is being reported."""
         self._sink.leave()
+
+    def discard(self) -> None:
+        """Close the file, and remove it if it is not kept: it holds nothing."""
+        self._sink.abandon(keep=False)
 
 
 def read_tree(path: Path) -> Tree:

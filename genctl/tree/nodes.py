@@ -18,6 +18,7 @@ from genctl.errors import InputError
 from genctl.tree.changes import Begun, Change, Grown, Knobs, Opened, Reached, Redone, Settled, Undone
 
 ROOT = 0
+CHAT = ("say ", "answer ", "message ")  # how lines of a chat begin, one of which each has
 Node: TypeAlias = Grown
 
 
@@ -40,6 +41,8 @@ class Step:
     after: TreeView
     shown: list[int]
     runs: int = 0  # generations before it
+    tool: str = ""  # `Begun.tool`
+    end: int = ROOT  # the tip when it was done, wherever the branch went later
 
 
 class Tree:
@@ -87,6 +90,11 @@ class Tree:
     def tip(self) -> int:
         """The end of the current branch."""
         return self.view.tip
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether `genctl chat` has begun the tree: then its steps are not commands of `genctl explore`."""
+        return any(not step.tool and step.line.startswith(CHAT) for step in (*self.steps, *self.undone))
 
     @property
     def bookmarks(self) -> Mapping[str, int]:
@@ -255,7 +263,7 @@ class Tree:
     def _begin(self, command: Begun) -> None:
         self.command = command
         if command.step:
-            self.steps.append(Step(command.line, self.view, self.view, [], self.runs))
+            self.steps.append(Step(command.line, self.view, self.view, [], self.runs, command.tool, self.view.tip))
             self.undone = []
         self.runs = max(self.runs, command.run)
 
@@ -301,7 +309,7 @@ class Tree:
 
     def _keep_view(self) -> None:
         if self.command is not None and self.command.step:
-            self.steps[-1].after = self.view
+            self.steps[-1].after, self.steps[-1].end = self.view, self.view.tip
 
     def _settle(self, done: Settled) -> None:
         changed: dict[str, Any] = {

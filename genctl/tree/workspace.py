@@ -145,7 +145,7 @@ class Workspace:
     @contextmanager
     def step(self, line: str, run: int = 0) -> Iterator[None]:
         """A command that changes the tree and can be undone. However it ends, what was written stays."""
-        self.change(Begun(line, True, run))
+        self.change(Begun(line, True, run, "explore"))
         try:
             yield
         finally:
@@ -360,11 +360,6 @@ class Workspace:
 
         return detokenizer(self.session.loaded.tokenizer).piece(id)
 
-    def close(self) -> None:
-        """Close the file."""
-        if self.journal is not None:
-            self.journal.close()
-
 
 def check_ids(tree: Tree, size: int, name: str) -> None:
     """Raises InputError for a token beyond the vocabulary."""
@@ -376,7 +371,7 @@ def check_ids(tree: Tree, size: int, name: str) -> None:
 
 
 def _without_figures(change: Change) -> object:
-    """A change without numbers whose last digits may depend on how a branch was read."""
+    """A change without numbers whose last digits may depend on how a branch was read, and without the tool."""
     if isinstance(change, Grown):
         return change.node, change.parent, change.id, change.text, change.settings, change.seed, change.start, change.by
-    return change
+    return replace(change, tool="") if isinstance(change, Begun) else change

@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner, ReadPrompt
 from genctl.commands.chat.story import Story, edited, said, text_id
@@ -135,6 +136,19 @@ class Chat:
         messages = [*self.sent(parent), {"role": "user", "content": text}]
         return self._plan(messages, parent, lane, own_id, base or self.base)
 
+    def plan_cut_off(self) -> PlannedTurn:
+        """The turn whose answer was cut off, as it was sent: with its seed, and its place among the attempts."""
+        _, prefill, nodes = self.story.written()
+        question = self.story.conversation.turn(None)
+        attempts, before = self.story.conversation.attempts(question.number) - 1, self.prefill
+        self.prefill = prefill
+        try:
+            turn = self._plan(self.sent(question.number), question.parent, "", "", self.base, attempts)
+        finally:
+            self.prefill = before
+        seed = self.story.tree.nodes[nodes[-1]].seed if nodes else None
+        return turn if seed is None else replace(turn, request=replace(turn.request, seed=seed))
+
     def plan_again(self) -> PlannedTurn:
         """Another answer to the last turn. Raises UsageError without one."""
         question = self.story.conversation.turn(None)
@@ -213,26 +227,53 @@ class Chat:
         message = {"role": role, "content": content}
         self.story.step("message", json.dumps(message, ensure_ascii=False))
 
-    def finish_cut_off(self, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Go on with the answer that was cut off when the process was killed. Raises InputError, Refused."""
-        prefill, before = self.story.resume_answer(), self.prefill
-        self.prefill = prefill
+    def finish_cut_off(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Go on with the answer that was cut off when the process was killed.
+
+        What was written stays, whatever limit holds now. Raises OtherTokens if other ones come, and Refused: then the
+        answer is as it was.
+        """
+        resolved, written = turn.request.resolved, len(self.story.written()[2])
+        limit = resolved.generation.max_new_tokens
+        if limit is not None and limit < written:
+            resolved = replace(resolved, generation=replace(resolved.generation, max_new_tokens=written))
+            turn = replace(turn, request=replace(turn.request, resolved=resolved))
+        self.story.resume_answer()
         try:
-            turn = self.plan_again()
-        finally:
-            self.prefill = before
-        return self._streamed(turn, listeners, report, flow)
+            return self._streamed(turn, listeners, report, flow)
+        except OtherTokens:
+            self.story.abandon()
+            raise
+
+    def answer_last(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
+        """Answer the last turn, which the process was killed before. Raises Refused; then it was not said."""
+        try:
+            return self._answered("read", turn, listeners, report, flow, complete=True)
+        except Refused:
+            if self.story.unanswered:
+                self.story.undo()
+            raise
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
     def _answered(
-        self, line: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow
+        self,
+        line: str,
+        turn: PlannedTurn,
+        listeners: Sequence[Listener],
+        report: Report,
+        flow: Flow,
+        *,
+        complete: bool = False,
     ) -> Result:
         if turn.prompt is None:
-            words = json.dumps(turn.request.messages, ensure_ascii=False)
-            end = self.story.give(line, [text_id(words)], [""])
+            ids: Sequence[int] = [text_id(json.dumps(turn.request.messages, ensure_ascii=False))]
+            texts = [""]
         else:
-            end = self.story.give(line, turn.prompt.ids, self._texts(turn.prompt.ids))
+            ids, texts = turn.prompt.ids, self._texts(turn.prompt.ids)
+        end = self.story.complete(ids, texts) if complete else None
+        if end is None:
+            end = self.story.give(line, ids, texts)
         self.story.begin_answer(end, turn.prefill, self.own_values)
         return self._streamed(turn, listeners, report, flow)
 

@@ -15,6 +15,7 @@ from rich.text import Text
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, Listener, PlannedTurn
+from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.line_input import SIGN, history_file, line_input
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.slash_work import Leave, SlashWork
@@ -221,13 +222,37 @@ class Interactive(SlashWork):
     def _welcome(self) -> None:
         if not self.options.quiet:
             self.note(f"{self.chat.engine.name}: /help lists the commands, Ctrl-D leaves")
-        if self.chat.story.cut_off:
+        self._guarded(self._take_up)
+
+    def _take_up(self) -> None:
+        """Show where a saved chat is; finish what a kill has cut off."""
+        chat = self.chat
+        if chat.story.cut_off:
             self.note("the last answer was cut off, and continues:")
-            chat = self.chat
-            turn = PlannedTurn(chat.plan_again().request, None, "")
-            self._guarded(lambda: self._answer(turn, chat.finish_cut_off, ""))
-        elif self.chat.story.conversation.messages:
+            self._finish_cut_off(chat.plan_cut_off())
+        elif chat.story.unanswered:
             self.show_end()
+            turn = chat.plan_again()
+            self._answer(turn, lambda *how: chat.answer_last(turn, *how), "")
+        elif chat.story.conversation.messages:
+            self.show_end()
+
+    def _finish_cut_off(self, turn: PlannedTurn) -> None:
+        chat = self.chat
+        try:
+            self._answer(turn, lambda *how: chat.finish_cut_off(turn, *how), "")
+        except OtherTokens as differs:
+            self.note(differs.message)
+            try:
+                answer = self.lines.ask("[a]nswer the turn anew, [k]eep what was written? ").strip().lower()[:1]
+            except (EOFError, KeyboardInterrupt):
+                answer = "k"
+            if answer == "a":
+                self._answer(turn, lambda *how: chat.retry(turn, *how), "")
+
+    def _load(self, typed: slash.Typed) -> None:
+        self.chat = self._open_chat(Path(typed.text).expanduser())
+        self._take_up()
 
     def _farewell(self) -> None:
         if words := self._where():

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from genctl.commands import job
-from genctl.commands.chat.chat import Chat
+from genctl.commands.chat.chat import Chat, Listener
+from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
 from genctl.commands.chat.story import Story
@@ -22,11 +23,13 @@ from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.strict_json import kind_of
 from genctl.engines.protocol import Flow
 from genctl.engines.requests import Report
-from genctl.errors import ContractError, Exit, GenctlError, InputError, UsageError
+from genctl.errors import ContractError, Exit, GenctlError, InputError, OutputError, UsageError
 from genctl.io import jsonl, writers
+from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
+from genctl.io.sink import Sink
 from genctl.io.template import Template
 from genctl.results import Result
 from genctl.terminal import first_sign
@@ -86,8 +89,15 @@ class ChatJob(job.Job[ChatOptions]):
         return True
 
     def open(self, stack: ExitStack) -> None:
-        """Open the output and the terminal."""
+        """Open the output, the terminal and the file of a new chat."""
         self.open_consoles()
+        self.new_file: Callable[[str], Sink] | None = None
+        if self.options.save is not None:
+            saved = open_beside(Path(self.options.save), force=self.options.force)
+            stack.callback(saved.abandon, keep=False)
+            self.new_file = lambda words: saved
+        elif self.interactive:
+            self.new_file = lambda words: open_beside(new_file("chat", words))
         self.tally = RowTally()
         self.live = self.interactive or self.options.on_screen
         if not self.live:
@@ -98,7 +108,7 @@ class ChatJob(job.Job[ChatOptions]):
             stack.push(
                 lambda kind, *_: output.abandon() if kind else output.close(cut_short=bool(self.interrupt.status))
             )
-        stack.callback(self._close_story)
+        stack.push(lambda kind, *_: self._close_story(failed=kind is not None))
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the chat."""
@@ -108,7 +118,8 @@ class ChatJob(job.Job[ChatOptions]):
             self.layers,
             named=early.origins.get("model", "default") != "default",
             need_tokenizer=True,
-            live=self.live,
+            # what a server streams is written as it comes, too
+            live=self.live or (early.runtime.backend is not None and self.is_saved),
             waits=True,
         )
         self.partner = Partner(engine, local_session(engine), self.memory)
@@ -135,9 +146,7 @@ class ChatJob(job.Job[ChatOptions]):
             )
             self.ended = screen.hold(self._first_turns())
             return
-        if self.story is not None and self.story.cut_off:
-            self.remark("the last answer was cut off; it is finished first")
-            self.chat.finish_cut_off([], self.report, self.flow)
+        self._take_up()
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             for row in self.input:
                 self._take(row)
@@ -158,14 +167,14 @@ class ChatJob(job.Job[ChatOptions]):
         root = self.partner.first_token(self.engine.resolve(self.layers))
         seed = job.start_seed(self.early)
         opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", root, seed, layers)
-        return Story(Tree(opened), new_path=self.new_path())
+        return Story(Tree(opened), new_file=self.new_file)
 
     def _reopened(self, path: Path, file: FileSettings) -> Story:
         """The chat in a file. Raises InputError if it is another checkpoint's, and as `Story.open` does."""
         story = Story.open(path, file)
         model = story.tree.opened.model
         if story.tree.opened.checkpoint != self._checkpoint():
-            story.close()
+            story.leave()
             raise InputError(
                 f"{path} was begun with {model}, and {self.engine.name} is another checkpoint, whose tokens are others",
                 hint=f"--model {model}, if its files have not changed since",
@@ -190,9 +199,12 @@ class ChatJob(job.Job[ChatOptions]):
                 self.engine, self.partner, layers, story, seed=story.tree.opened.seed, prefill=self.chat.prefill
             )
         except BaseException:
-            story.close()
+            story.leave()
             raise
-        self._close_story()
+        try:
+            self._close_story()
+        except OutputError as error:
+            self.say(f"error: {error.message}")
         self.story, self.chat = story, chat
         self._tell(file)
         return chat
@@ -206,22 +218,34 @@ class ChatJob(job.Job[ChatOptions]):
         """The settings of a chat: all but those of `genctl chat` itself."""
         return [layer for layer in self.layers if layer.origin != "genctl chat" and layer.values]
 
-    def new_path(self) -> Callable[[str], Path] | None:
-        """What names the file of a new chat; None where it is not saved."""
-        if self.options.save is not None:
-            path = Path(self.options.save)
-            if self.options.force and path.is_file():
-                path.unlink()
-            return lambda words: path
-        return (lambda words: new_file("chat", words)) if self.interactive else None
+    @property
+    def is_saved(self) -> bool:
+        """Whether the chat has a file, or gets one with its first turn."""
+        return self.options.open is not None or self.new_file is not None
 
     def _checkpoint(self) -> str:
         session = self.partner.session
         return "" if session is None else session.loaded.fingerprint()
 
-    def _close_story(self) -> None:
+    def _close_story(self, *, failed: bool = False) -> None:
         if self.story is not None:
-            self.story.close()
+            self.story.leave() if failed else self.story.close()
+
+    def _take_up(self) -> None:
+        """Finish what a kill has cut off. Raises what an answer that fails raises."""
+        chat = self.chat
+        how: tuple[list[Listener], Report, Flow] = [], self.report, self.flow
+        if chat.story.cut_off:
+            self.remark("the last answer was cut off; it is finished first")
+            turn = chat.plan_cut_off()
+            try:
+                chat.finish_cut_off(turn, *how)
+            except OtherTokens:
+                self.remark("the answer that was cut off comes out differently here, so its turn is answered anew")
+                chat.retry(turn, *how)
+        elif chat.story.unanswered:
+            self.remark("the last turn has no answer yet; it is answered first")
+            chat.answer_last(chat.plan_again(), *how)
 
     # -- turns of an input ---------------------------------------------------------------------------------------------
 
@@ -251,7 +275,7 @@ class ChatJob(job.Job[ChatOptions]):
             try:
                 check_settings(resolved)
                 self._answer(usable, resolved)
-            except ContractError:
+            except (ContractError, OutputError):  # what is wrong for one turn is wrong for all, as a full disk is
                 raise
             except GenctlError as error:
                 self.fail(usable, error.code, error.message, hint=error.hint)

@@ -198,10 +198,6 @@ class SlashWork:
         path = self.chat.story.path
         self.note("nothing has been said yet, so nothing is saved" if path is None else f"saved in {path}")
 
-    def _load(self, typed: slash.Typed) -> None:
-        self.chat = self._open_chat(Path(typed.text).expanduser())
-        self.show_end()
-
     def _help(self, typed: slash.Typed) -> None:
         width = max(len(command.usage) for command in slash.COMMANDS)
         rows = [(command.usage, command.about) for command in slash.COMMANDS]
@@ -223,6 +219,7 @@ def _step(line: str) -> str:
         shown = widgets.first_words(json.loads(text), 40)
         return f"turn {number}, {shown}" if number else f"the turn {shown}"
     words = {
+        "explore": f"{widgets.first_words(rest, 40)}, in genctl explore",
         "read": "another answer",
         "answer": "the answer",
         "message": "a message",

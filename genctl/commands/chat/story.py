@@ -3,7 +3,8 @@
 A step of the tree is a line: `say "Hello"` and `edit 2 "Hi"` (their tokens are given), `answer 57` (generated after
 node 57), `read` (the prompt of the last turn again, before another answer), `message {"role": …}`, `branch 3`,
 `leave-out 2`, and settings: `set temperature=0.7`, `unset KEY`, `preset NAME`, `system TEXT`. The conversation is the
-fold of the steps that are not undone, and nothing else decides what it is.
+fold of the steps that are not undone, and nothing else decides what it is. The steps of `genctl explore --open` are in
+the same file, and no part of it.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from genctl.commands.chat.cut_off import WrittenAnswer
 from genctl.commands.chat.turns import Conversation, Message
 from genctl.errors import GenctlError, InputError, OutputError, UsageError
 from genctl.events import UNKNOWN_ID, Token
-from genctl.io.output import unwritable
+from genctl.io.output import open_beside
+from genctl.io.sink import Sink
 from genctl.tree.changes import Begun, By, Change, Grown, Knobs, Reached, Redone, Settled, Undone
 from genctl.tree.file_settings import FileSettings, found_of
 from genctl.tree.journal import TreeFile
@@ -36,12 +40,13 @@ STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
 class Story:
     """The tree of a chat, in a file or in memory, and what it adds up to.
 
-    `new_path` names the file, which is made with the first step, by the words of that; without it there is none.
+    `new_file` opens the file with the first step, by the words of that; without it there is none. A file that replaces
+    another does so once it has an answer, or a message.
     """
 
     tree: Tree
     journal: TreeFile | None = None
-    new_path: Callable[[str], Path] | None = None
+    new_file: Callable[[str], Sink] | None = None
     conversation: Conversation = field(default_factory=Conversation)
     settings: list[tuple[str, str]] = field(default_factory=list)  # name and argument, in order
     file: FileSettings = field(default_factory=FileSettings)  # which settings of the file hold
@@ -49,14 +54,13 @@ class Story:
     _end: int = ROOT  # of the answer that is being written
     _start: int = ROOT
     _knobs: int = 0
-    _written: int = 0  # tokens of it that are in the file already, because it was cut off
+    _again: WrittenAnswer | None = None  # the tokens of it that are in the file already, because it was cut off
     _room: int = MOST  # characters of further answers
     # before each step: messages, where the chat was, settings, messages left out, room
     _before: list[tuple[int, int | None, int, int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for step in self.tree.steps:
-            self._take(step)
+        self._fold()
 
     @classmethod
     def open(cls, path: Path, file: FileSettings | None = None) -> Story:
@@ -65,17 +69,17 @@ class Story:
         Raises InputError, OutputError or UsageError.
         """
         journal, tree = TreeFile.reopen(path)
-        lines = [step.line.partition(" ")[0] for step in (*tree.steps, *tree.undone)]
-        if other := next((line for line in lines if line not in STEPS), ""):
-            journal.close()
+        steps = [*tree.steps, *tree.undone]
+        others = [step for step in steps if not _is_own(step)]
+        if tree.opened.prompt or (others and len(others) == len(steps)):
+            journal.leave()
+            command = f": it has the command {others[0].line.partition(' ')[0]!r:.40}" if others else ""
             hint = f"genctl explore --open {path} continues it"
-            raise InputError(
-                f"{path} is a tree of genctl explore, not a chat: it has the command {other!r:.40}", hint=hint
-            )
+            raise InputError(f"{path} is a tree of genctl explore, not a chat{command}", hint=hint)
         try:
             return cls(tree, journal, file=file or FileSettings("chat", found_of(path)))
         except (ValueError, LookupError, TypeError, GenctlError) as error:
-            journal.close()
+            journal.leave()
             raise InputError(f"{path} is damaged: its steps are not those of a chat ({error})") from None
 
     @property
@@ -84,13 +88,16 @@ class Story:
         return None if self.journal is None else self.journal.path
 
     def save(self, path: Path) -> None:
-        """Go on in a new file, which has everything so far. Raises OutputError."""
+        """Go on in a new file, which has everything so far. Raises OutputError; then it goes on as before."""
         if self.journal is None:
-            self.new_path = lambda words: path
+            sink = open_beside(path)
+            self.new_file = lambda words: sink
             return
         self._copy_to(path)
-        self.journal.close()
-        self.journal, self.tree = TreeFile.reopen(path)
+        journal, tree = TreeFile.reopen(path)
+        self.journal.leave()  # it may be gone by now, which is why it is saved elsewhere
+        self.journal, self.tree = journal, tree
+        self._fold()
 
     def copy(self) -> Path:
         """A copy of the file beside it, under a new name, for another program to open. Raises OutputError."""
@@ -102,43 +109,79 @@ class Story:
     def _copy_to(self, path: Path) -> Path:
         assert self.journal is not None
         try:
-            content = self.journal.path.read_bytes()
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-        except FileExistsError:
-            raise OutputError(f"{path} exists already", hint=f"/load {path} continues the chat in it") from None
-        except OSError as error:
-            raise unwritable(error, path) from None
+            sink = open_beside(path)
+        except OutputError as error:
+            if os.path.lexists(path):
+                error.hint = f"/load {path} continues the chat in it"
+            raise
+        try:
+            sink.write(self.journal.content())
+            sink.close()
+        finally:
+            sink.abandon(keep=False)
         return path
 
     def close(self) -> None:
-        """Close the file."""
-        if self.journal is not None:
+        """Close the file; one that was to replace another, and has nothing to keep, is removed. Raises OutputError."""
+        if self.journal is not None and self.journal.kept:
             self.journal.close()
+        else:
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the file as it is: an error is being reported."""
+        if self.journal is not None:
+            self.journal.leave() if self.journal.kept or self.conversation.messages else self.journal.discard()
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def step(self, name: str, argument: str = "", *, node: int | None = None) -> None:
         """A step without tokens. The chat is then at `node`, or stays where it is."""
         self._begin(f"{name} {argument}".rstrip())
-        self._settle(self.tree.tip if node is None else node)
+        self._settle(self.node if node is None else node)
+        if name == "message":
+            self._keep()
+
+    @property
+    def node(self) -> int:
+        """Where the branch of the conversation ends, wherever another program has gone in the tree."""
+        at = self.conversation.at
+        return ROOT if at is None else self.conversation.messages[at].node
 
     def give(self, line: str, ids: Sequence[int], texts: Sequence[str], start: int = ROOT) -> int:
         """A step whose tokens are given: a prompt, from the root on. Returns the node at its end.
 
         Raises UsageError if it begins with other tokens than the root has.
         """
-        root = self.tree.opened.prompt_ids if start == ROOT else ()
+        root = self._root(start)
         if tuple(ids[: len(root)]) != root:
             raise UsageError("the prompt begins with other tokens than this chat did", hint="begin a new chat for it")
         self._begin(line)
-        at = start
+        return self._given(ids, texts, start)
+
+    def _root(self, start: int) -> tuple[int, ...]:
+        return self.tree.opened.prompt_ids if start == ROOT else ()
+
+    def _given(self, ids: Sequence[int], texts: Sequence[str], start: int) -> int:
+        root, at = self._root(start), start
         for id, text in zip(ids[len(root) :], texts[len(root) :], strict=True):
             # a given token has no probability to speak of: it counts as certain
             at = self._put(at, Token(id, 0.0, text), "edit", at, None)
         self._settle(at)
         return at
+
+    def complete(self, ids: Sequence[int], texts: Sequence[str]) -> int | None:
+        """Finish giving the tokens of the last turn, which was cut short; the node at their end.
+
+        None if other tokens were given, or if it is not the last step.
+        """
+        step = self.tree.steps[-1]
+        if not _is_own(step) or _name(step) not in GIVEN:
+            return None
+        if self.tree.command is None:
+            return step.end if self.tree.ids(step.end) == tuple(ids) else None
+        self._untake()
+        return self._given(ids, texts, ROOT)
 
     def begin_answer(self, start: int, prefill: str, knobs: Mapping[str, Any]) -> None:
         """An answer begins after a node, with `knobs` above the settings of the chat's beginning."""
@@ -149,48 +192,78 @@ class Story:
         self._knobs = place
         self._begin(f"answer {start}" + (f" {_quoted(prefill)}" if prefill else ""), run=self.tree.runs + 1)
         self._start = self._end = start
+        self._again = None
         if start != self.tree.tip:
             self._write(Reached(start))
 
     @property
     def cut_off(self) -> bool:
         """Whether the last answer was cut off, because the process was killed."""
-        return self.tree.command is not None and self.tree.command.line.startswith("answer ")
+        command = self.tree.command
+        return command is not None and not command.tool and command.line.startswith("answer ")
 
-    def resume_answer(self) -> str:
-        """Go on with the answer that was cut off: its tokens come again, from the first. Returns its prefill."""
+    @property
+    def unanswered(self) -> bool:
+        """Whether the last turn has no answer yet, because the process was killed, or another program took it back."""
+        last = next((step for step in reversed(self.tree.steps) if _is_own(step)), None)
+        return last is not None and _name(last) in GIVEN
+
+    def written(self) -> tuple[int, str, list[int]]:
+        """Of the answer that was cut off: the node that it follows, its prefill and its nodes."""
         assert self.tree.command is not None
         start, _, prefill = self.tree.command.line.removeprefix("answer ").partition(" ")
-        self._start = self._end = int(start)
-        self._written = self.tree.depths[self.tree.tip] - self.tree.depths[self._start]
-        self._knobs = self.tree.nodes[self.tree.tip].settings if self._written else len(self.tree.settings) - 1
+        return int(start), json.loads(prefill) if prefill else "", self.tree.path(self.tree.tip, above=int(start))
+
+    def resume_answer(self) -> None:
+        """Go on with the answer that was cut off: its tokens come again, from the first."""
+        start, _, nodes = self.written()
+        self._start = self._end = start
+        self._again = WrittenAnswer(self.tree, start, nodes)
+        self._knobs = self.tree.nodes[nodes[-1]].settings if nodes else len(self.tree.settings) - 1
         self._untake()
-        return json.loads(prefill) if prefill else ""
 
     def token(self, token: Token, seed: int | None) -> None:
-        """The next token of the answer."""
+        """The next token of the answer. Raises OtherTokens if one that was cut off comes out otherwise."""
+        if self._again is not None and not self._again.is_over:
+            new = self._again.take(token)
+            self._end = self._again.at
+            if new is None:
+                return
+            token = new
         self._end = self._put(self._end, token, "generate", self._start, seed)
 
     def end_answer(self) -> Message:
-        """The answer is over."""
+        """The answer is over. Of one that was cut off everything stays that was written, also beyond a smaller limit.
+
+        It is on the disk when this returns.
+        """
+        if self._again is not None and not self._again.is_over:
+            self._end = self._again.end
+        self._again = None
         self._settle(self._end)
+        self._keep()
         return self.conversation.messages[-1]
 
     def abandon(self) -> None:
-        """Take back an answer that failed, and the turn that it answers."""
+        """Take back an answer that failed, and the turn that it answers. One that was cut off stays as it was."""
+        if self._again is not None:
+            self._again = None
+            self._take(self.tree.steps[-1])
+            return
         self._settle(self._end)
         self._undo()
         if self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
             self._undo()
 
     def undo(self) -> str:
-        """Take back the last step, and with the only answer to a turn that turn. Returns its line.
+        """Take back the last step, and with the only answer to a turn that turn. Returns its line; `explore …` where
+        genctl explore has done it.
 
         Raises UsageError.
         """
         if not self.tree.steps:
             raise UsageError("there is nothing to undo")
-        line = self.tree.steps[-1].line
+        line = _line(self.tree.steps[-1])
         self._undo()
         if line.startswith("answer ") and self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
             line = self.tree.steps[-1].line
@@ -201,7 +274,7 @@ class Story:
         """Do again what was undone last. Returns its line. Raises UsageError."""
         if not self.tree.undone:
             raise UsageError("there is nothing to redo")
-        line = self.tree.undone[-1].line
+        line = _line(self.tree.undone[-1])
         self._redo()
         if _name(self.tree.steps[-1]) in GIVEN and self.tree.undone and _name(self.tree.undone[-1]) == "answer":
             self._redo()
@@ -219,27 +292,34 @@ class Story:
 
     def _write(self, change: Change) -> None:
         self.tree.apply(change)
-        if self.journal is not None:
+        if self.journal is None:
+            return
+        try:
             self.journal.write(change)
+        except OutputError:
+            with suppress(OutputError):  # the chat is what its file has; there may be room again for the next turn
+                self.tree = self.journal.recovered()
+                self._again = None
+                self._fold()
+            raise
 
     def _begin(self, line: str, run: int = 0) -> None:
-        if self.journal is None and self.new_path is not None:
-            self.journal = TreeFile.create(self.new_path(line.partition(" ")[2]), self.tree.opened)
+        if self.journal is None and self.new_file is not None:
+            self.journal = TreeFile.create(self.new_file(line.partition(" ")[2]), self.tree.opened)
         self._write(Begun(line, step=True, run=run))
 
     def _settle(self, at: int) -> None:
         self._write(Settled(cursor=at, tip=at))
         self._take(self.tree.steps[-1])
 
+    def _keep(self) -> None:
+        if self.journal is not None:
+            self.journal.keep()
+
     def _put(self, parent: int, token: Token, by: By, start: int, seed: int | None) -> int:
         """The node of a token after another node: a new one, or the one that is there."""
         id = token.id if token.id > UNKNOWN_ID else text_id(token.text)
         node = self.tree.find(parent, id)
-        if by == "generate" and self._written:
-            self._written -= 1
-            if node is None or not self.tree.is_shown(node):
-                raise InputError("the answer that was cut off comes out differently here, so it cannot be continued")
-            return node
         if node is not None:
             if by == "generate" or not self.tree.is_shown(node):
                 self._write(Reached(node))
@@ -253,6 +333,13 @@ class Story:
 
     # -- the conversation ----------------------------------------------------------------------------------------------
 
+    def _fold(self) -> None:
+        """Read the conversation off the tree again."""
+        self.conversation, self.settings, self.left_out = Conversation(), [], 0
+        self._room, self._before = MOST, []
+        for step in self.tree.steps:
+            self._take(step)
+
     def _untake(self) -> None:
         """Take the last step away from the conversation."""
         messages, at, settings, self.left_out, self._room = self._before.pop()
@@ -264,8 +351,8 @@ class Story:
         before = len(self.conversation.messages), self.conversation.at, len(self.settings), self.left_out, self._room
         self._before.append(before)
         name, _, argument = step.line.partition(" ")
-        conversation, end = self.conversation, step.after.tip
-        if name == "read":
+        conversation, end = self.conversation, step.end
+        if name == "read" or not _is_own(step):
             return
         if name == "say":
             conversation.add("user", json.loads(argument), conversation.at, end)
@@ -320,3 +407,12 @@ def _quoted(text: str) -> str:
 
 def _name(step: Step) -> str:
     return step.line.partition(" ")[0]
+
+
+def _line(step: Step) -> str:
+    return step.line if _is_own(step) else f"explore {step.line}"
+
+
+def _is_own(step: Step) -> bool:
+    """Whether a step is one of the chat, and not of `genctl explore`."""
+    return not step.tool and _name(step) in STEPS

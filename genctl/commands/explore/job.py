@@ -19,8 +19,10 @@ from genctl.config.layers import Layer, Resolved, row_layer, values_of
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
+from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
@@ -47,6 +49,7 @@ class ExploreJob(Job[ExploreOptions]):
         self.open_consoles()
         self.row: InputRow | None = None  # the prompt; None for a tree that is opened
         self.second: Session | None = None  # of --models
+        self.saved: Sink | None = None  # the file of --save, until it is the tree's
         self.beside: dict[str, Any] | None = None  # the knobs of --beside
         self.file: FileSettings | None = None  # which settings of a tree that is opened hold
 
@@ -122,8 +125,11 @@ class ExploreJob(Job[ExploreOptions]):
         return True
 
     def open(self, stack: ExitStack) -> None:
-        """Open the output."""
+        """Open the output, and the file of a new tree."""
         options = self.options
+        if options.save is not None:
+            self.saved = open_beside(Path(options.save))
+            stack.callback(self.saved.abandon, keep=False)
         self.shown = self.live = options.on_screen
         sink = None
         if not self.shown:
@@ -182,17 +188,17 @@ class ExploreJob(Job[ExploreOptions]):
             shown=prompt.shown,
         )
 
-    def _new_path(self, prompt: str) -> Path | None:
+    def _new_path(self, prompt: str) -> Path | Sink | None:
         """Where a new tree is saved: what a person does by hand always is."""
         from genctl.tree.journal import new_file
 
-        if self.options.save is not None:
-            return Path(self.options.save)
+        if self.saved is not None:
+            return self.saved
         return new_file("explore", prompt) if self.options.has_screen else None
 
     def deliver(self, stack: ExitStack) -> None:
         """Do the commands, and write what they give; or show the screen."""
-        stack.callback(self.explorer.close)
+        stack.push(lambda kind, *_: self.explorer.close() if kind is None else self.explorer.leave())
         self.interrupt.gentle = True
         if self.options.has_screen:
             self._show_screen(stack)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from genctl.commands.chat.story import Story, edited, said
 from genctl.events import Token
+from genctl.io.output import open_beside
 from genctl.native.products.library import library
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.nodes import Tree
@@ -76,10 +77,11 @@ def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: d
     assert "was begun with builtin:stories" in wrong.err
     assert "exists already" in chat("--save", str(file), turns=("Hi",)).err
     assert chat("--save", str(file), "--force", "-n", "1", turns=("Hi",)).status == 0
-    explored = genctl("explore", "--help")
-    if explored.status == 0:
-        lines = file.read_text().replace('"line": "say \\"Hi\\""', '"line": "take 1"')
-        other.write_text(lines)
+    script = tmp_path / "script"
+    for line in ("take 1", "edit  cat", "set top_k=3", "left"):
+        script.write_text(f"{line}\n")
+        other.unlink(missing_ok=True)
+        assert genctl("explore", "A fox", "--save", str(other), "--script", str(script)).status == 0
         assert "is a tree of genctl explore, not a chat" in chat("--open", str(other), turns=("Hi",)).err
     other.write_text("no tree\n")
     assert chat("--open", str(other), turns=("Hi",)).status == 2
@@ -90,7 +92,7 @@ def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: d
 
 def story(path: Path | None = None) -> Story:
     opened = Opened(SCHEMA, "tiny", "sha256:0", "", (), 3)
-    return Story(Tree(opened), new_path=None if path is None else lambda words: path)
+    return Story(Tree(opened), new_file=None if path is None else lambda words: open_beside(path))
 
 
 def answer(one: Story, line: str, ids: list[int], written: list[int]) -> None:

@@ -1,0 +1,292 @@
+"""The file of a chat on a full disk, or where others are at work: nothing of it is lost, or nothing is left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.commands.chat.story import Story
+from genctl.errors import OutputError, UsageError
+from genctl.io import output, sink
+from genctl.io.output import open_beside
+from genctl.tree import journal
+from genctl.tree.changes import SCHEMA, Opened
+from genctl.tree.nodes import Tree
+from tests.cli.tool import genctl
+from tests.commands.chat.test_cut_off import words_in
+from tests.commands.chat.test_saved import answer, chat, contents, story
+from tests.engines.server.stand_in import Failure, running
+
+OLD = b"the old file\n"
+ROOT = Path(__file__).parents[3]
+
+
+class Disk:
+    """A disk with room for `room` bytes; a write that does not fit writes what does, as the system does."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, room: int) -> None:
+        self.room = room
+        disk, unbuffered = self, output.unbuffered
+
+        class Raw:
+            def __init__(self, descriptor: int) -> None:
+                self.raw: Any = unbuffered(descriptor)
+
+            def write(self, data: memoryview) -> int:
+                if disk.room <= 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                part = data[: disk.room]
+                disk.room -= len(part)
+                return int(self.raw.write(part))
+
+            def close(self) -> None:
+                self.raw.close()
+
+        for module in (output, journal):
+            patch.setattr(module, "unbuffered", Raw)
+
+
+def talk(one: Story) -> None:
+    answer(one, 'say "Hello"', [1, 2], [7, 8])
+    answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
+
+
+def whole_chat(folder: Path) -> tuple[int, list[str]]:
+    path = folder / "whole"
+    one = story(path)
+    talk(one)
+    one.close()
+    return path.stat().st_size, contents(one)
+
+
+@pytest.mark.parametrize("how", ["new", "force", "open"])
+def test_a_full_disk_loses_nothing_that_was_said(how: str, tmp_path: Path) -> None:
+    size, everything = whole_chat(tmp_path)
+    for room in range(0, size, 17):
+        folder = tmp_path / f"{how}{room}"
+        folder.mkdir()
+        path, before = folder / "chat.jsonl", list[str]()
+        if how == "force":
+            path.write_bytes(OLD)
+        if how == "open":
+            one = story(path)
+            answer(one, 'say "Hello"', [1, 2], [7, 8])
+            one.close()
+            before = contents(one)
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, room)
+            if how == "open":
+                one = Story.open(path)
+            else:
+                opened = Opened(SCHEMA, "tiny", "sha256:0", "", (), 3)
+                one = Story(Tree(opened), new_file=lambda words, path=path: open_beside(path, force=how == "force"))
+            try:
+                talk(one)
+                one.close()
+            except OutputError:
+                one.leave()
+        if not path.exists():
+            assert how == "new"
+            assert list(folder.iterdir()) == []
+        elif path.read_bytes() != OLD:
+            again = Story.open(path)
+            again.close()
+            found = contents(again)
+            assert found[: len(before)] == before
+            assert again.tree == one.tree, "the chat that went on is the one in the file"
+        else:
+            assert how == "force"
+            assert room < size
+    assert everything == ["Hello", "[7][8]", "More", "[5]"]
+
+
+def test_there_may_be_room_again_for_the_next_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "chat.jsonl"
+    disk = Disk(monkeypatch, 10_000)
+    one = story(path)
+    answer(one, 'say "Hello"', [1, 2], [7, 8])
+    for room in (0, 60, 200, 300):
+        disk.room = room
+        with pytest.raises(OutputError):
+            answer(one, 'say "More"', [1, 2, 7, 8, 3, 9], [5, 6, 7, 8])
+        assert contents(one)[:2] == ["Hello", "[7][8]"]
+    disk.room = 10_000
+    answer(one, 'say "Again"', [1, 2, 7, 8, 3], [5])
+    one.close()
+    again = Story.open(path)
+    again.close()
+    assert again.tree == one.tree
+    assert contents(again)[:2] + contents(again)[-2:] == ["Hello", "[7][8]", "Again", "[5]"]
+
+
+@pytest.mark.parametrize("room", [0, 100, 900, 2500])
+@pytest.mark.parametrize("command", ["chat", "explore"])
+def test_a_full_disk_is_one_error(command: str, room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script"
+    script.write_text("generate 30\n")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    path = folder / "file.jsonl"
+    with monkeypatch.context() as patch:
+        Disk(patch, room)
+        if command == "chat":
+            done = chat("--save", str(path), "-n", "30", turns=("One day", "More", "More"))
+        else:
+            done = genctl("explore", "One day", "--save", str(path), "--script", str(script))
+    assert done.status == 2
+    assert done.err.count("error: ") == 1
+    assert f"No space left on device ({path})" in done.err
+    if room < 900:
+        assert list(folder.iterdir()) == []
+        return
+    if command == "chat":
+        done = chat("--open", str(path), "-n", "30", turns=("More",))
+    else:
+        script.write_text("generate 2\n")
+        done = genctl("explore", "--open", str(path), "--script", str(script))
+    assert done.status == 0, done.err
+
+
+# -- other programs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+def test_a_file_that_is_taken_away_is_told_and_can_be_saved_elsewhere(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, elsewhere = tmp_path / "chat.jsonl", tmp_path / "elsewhere.jsonl"
+    for at_once in (True, False):
+        one = story(path)
+        answer(one, 'say "Hello"', [1, 2], [7, 8])
+        path.unlink()
+        if what == "replaced":
+            path.write_bytes(OLD)
+        if at_once:
+            with pytest.raises(OutputError, match=f"was {what} by another program"):
+                one.close()
+        else:
+            monkeypatch.setattr(sink, "LOOK_S", 0.0)
+            with pytest.raises(OutputError, match=f"was {what} by another program"):
+                answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
+            one.save(elsewhere)
+            answer(one, 'say "Again"', [1, 2, 7, 8, 3], [5])
+            one.close()
+            again = Story.open(elsewhere)
+            again.close()
+            assert contents(again)[:2] + contents(again)[-2:] == ["Hello", "[7][8]", "Again", "[5]"]
+        assert (path.read_bytes() if path.exists() else b"") == (OLD if what == "replaced" else b"")
+        path.unlink(missing_ok=True)
+
+
+def test_two_chats_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one = story(path)
+    answer(one, 'say "Hello"', [1, 2], [7])
+    for attempt in (lambda: Story.open(path), lambda: open_beside(path, force=True)):
+        with pytest.raises(UsageError, match="another run is at work on"):
+            attempt()
+    with pytest.raises(OutputError, match="exists already"):
+        open_beside(path)
+    one.close()
+    Story.open(path).close()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_of_two_new_chats_of_one_name_the_first_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    one, other = story(path), story(path)
+    beside = open_beside(path)
+    other.new_file = lambda words: beside
+    answer(one, 'say "Hello"', [1, 2], [7])
+    with pytest.raises(OutputError, match="was made by another program"):
+        answer(other, 'say "Bye"', [1, 5], [6])
+    one.close()
+    other.close()
+    again = Story.open(path)
+    again.close()
+    assert contents(again) == ["Hello", "[7]"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_copy_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`/save` and `/why`: the chat goes on in its own file where the copy does not fit."""
+    path = tmp_path / "chat.jsonl"
+    disk = Disk(monkeypatch, 10_000)
+    one = story(path)
+    answer(one, 'say "Hello"', [1, 2], [7, 8])
+    disk.room = 50
+    for copy in (lambda: one.save(tmp_path / "copy"), one.copy):
+        with pytest.raises(OutputError, match="No space left"):
+            copy()
+        disk.room = 50
+        assert list(tmp_path.iterdir()) == [path]
+    disk.room = 10_000
+    answer(one, 'say "More"', [1, 2, 7, 8, 3], [5])
+    one.save(tmp_path / "copy")
+    one.close()
+    assert (tmp_path / "copy").read_bytes() == path.read_bytes()
+    assert (tmp_path / "copy").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_file_or_a_folder_that_may_not_be_written_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    chat("--save", str(path), "-n", "2", turns=("Hello",))
+    path.chmod(0o400)
+    assert "ermission denied" in chat("--open", str(path), turns=("More",)).err
+    tmp_path.chmod(0o500)
+    done = chat("--save", str(tmp_path / "new.jsonl"), turns=("Hello",))
+    tmp_path.chmod(0o700)
+    assert (done.status, done.err.count("error: ")) == (2, 1)
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_signal_in_the_middle_of_an_answer_loses_no_token(number: signal.Signals, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+
+    def endless(write: Callable[[bytes], object]) -> None:
+        from tests.commands.chat.test_cut_off import event
+
+        write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        write(event(" one") + event(" two"))
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with running(fault=lambda server, body: Failure(raw=endless) if body.get("stream") else None) as server:
+        command = [sys.executable, "-m", "genctl", "chat", "--backend", server.url, "--save", str(path)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path)}
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            cwd=tmp_path,
+        )  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write(b"Hello\n")
+        process.stdin.flush()
+        until = time.monotonic() + 60
+        while not (path.exists() and len(words_in(path)) == 2) and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), err
+        assert words_in(path) == [" one", " two"]
+        server.fault = lambda stand_in, body: None
+        done = genctl("chat", "--backend", server.url, "--open", str(path), stdin="More\n")
+    assert done.status == 0, done.err
+    one = Story.open(path)
+    one.close()
+    everything = " one two three four five six"
+    first = everything if number == signal.SIGKILL else " one two"
+    assert contents(one) == ["Hello", first, "More", everything]

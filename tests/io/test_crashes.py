@@ -1,0 +1,258 @@
+"""Every writer of files, cut after each of its system calls: the old file or the new one is there, never less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from genctl.commands.chat.story import Story, said
+from genctl.commands.event_log import event_writer
+from genctl.commands.file_at_end import FileAtEnd
+from genctl.errors import GenctlError
+from genctl.events import Began, Token
+from genctl.io import resumable
+from genctl.io.output import open_beside
+from genctl.io.record_output import RecordOutput
+from genctl.io.writers import FORMATS, open_output, open_writer
+from genctl.models import digests
+from genctl.tree.changes import SCHEMA, Opened
+from genctl.tree.explorer import Explorer
+from genctl.tree.journal import TreeFile, read_tree
+from genctl.tree.nodes import Tree
+from tests.io.disk import Disk, Files, restore
+from tests.io.test_batch_resumable import LINES, WHOLE, run
+from tests.tree.trees import explorer, stories
+
+NAME = "file.jsonl"
+OLD = b"the old file, which is worth something\n"
+OPENED = Opened(SCHEMA, "tiny", "sha256:0", "", (), 3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "disk"
+    made.mkdir()
+    return made
+
+
+# -- files that appear, or are replaced, when they are whole ---------------------------------------------------------
+
+
+class Page(FileAtEnd):
+    def content(self) -> bytes:
+        return b"<html>" + b"x" * 100
+
+
+def page(path: Path) -> None:
+    with Page(str(path), force=True):
+        pass
+
+
+def events(path: Path) -> None:
+    with ExitStack() as stack:
+        write = event_writer(stack, str(path), force=True)
+        for number in range(3):
+            write(Began(str(number), "a prompt", "greedy"))
+
+
+def records(format: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        sink = open_output(path, None, force=True)
+        output = RecordOutput(open_writer(format, sink, on_error=lambda record: None), sink)
+        for number in range(3):
+            output.put(number, [{"id": str(number), "text": "a text", "usage": {"new_tokens": 2}}])
+        output.close(cut_short=False)
+
+    return write
+
+
+def tree(path: Path) -> None:
+    journal = TreeFile.create(open_beside(path, force=True), OPENED)
+    journal.keep()
+    journal.close()
+
+
+def chat_turn(one: Story, text: str, ids: list[int], written: list[int]) -> None:
+    end = one.give(said(text), ids, [f"<{id}>" for id in ids])
+    one.begin_answer(end, "", {})
+    for id in written:
+        one.token(Token(id, -1.0, f"[{id}]"), None)
+    one.end_answer()
+
+
+def chat(path: Path) -> None:
+    one = Story(Tree(OPENED), new_file=lambda words: open_beside(path, force=True))
+    chat_turn(one, "Hello", [1, 2], [7, 8])
+    one.close()
+
+
+REPLACING: dict[str, Callable[[Path], None]] = {
+    "page": page, "events": events, "tree": tree, "chat": chat, **{name: records(name) for name in FORMATS},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPLACING)
+def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(name: str, folder: Path) -> None:
+    path = folder / NAME
+    path.write_bytes(OLD)
+    disk = Disk(folder)
+    with disk.recording():
+        REPLACING[name](path)
+    new = path.read_bytes()
+    assert {files.get(NAME) for files in disk.crashes} == {OLD, new}, disk.calls
+    assert [files.get(NAME) for files in disk.left] == [new], "what is done has to last"
+
+
+def test_a_new_page_is_there_when_it_is_whole(folder: Path) -> None:
+    path = folder / NAME
+    disk = Disk(folder)
+    with disk.recording():
+        page(path)
+    assert {files.get(NAME) for files in disk.crashes} == {None, path.read_bytes()}
+    assert len(disk.left) == 1
+
+
+def test_a_cache_of_digests_is_whole_or_not_there(folder: Path) -> None:
+    for number in range(2):
+        disk = Disk(folder)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        entries = {f"/weights/{each}": [each, 1, 1, 1, 1, "0" * 64] for each in range(number + 1)}
+        with disk.recording():
+            digests._write(folder / NAME, entries)
+        assert {files.get(NAME) for files in disk.crashes} == {before.get(NAME), (folder / NAME).read_bytes()}
+
+
+# -- trees and chats, which grow -------------------------------------------------------------------------------------
+
+
+def is_beginning(files: Files, whole: bytes) -> bool:
+    return whole.startswith(files.get(NAME, b""))
+
+
+def test_a_new_tree_is_there_with_its_first_line(folder: Path, tmp_path: Path) -> None:
+    path = folder / NAME
+    disk = Disk(folder)
+    with disk.recording():
+        journal = TreeFile.create(path, OPENED)
+    assert [list(files) for files in disk.left] == [[NAME]], "the file and its name last"
+    for files in disk.crashes:
+        if NAME in files:
+            assert read_tree(restore(files, tmp_path / "after") / NAME) == Tree(OPENED)
+    journal.close()
+
+
+def test_a_tree_that_is_cut_anywhere_is_a_beginning_of_it(folder: Path, tmp_path: Path) -> None:
+    path = folder / NAME
+    disk = Disk(folder)
+    with disk.recording():
+        made = explorer(path)
+        for line in ("generate 3", "take 2 1"):
+            made.all(line)
+        made.close()
+    whole = path.read_bytes()
+    assert len(disk.crashes) > 20
+    for files in disk.crashes:
+        assert is_beginning(files, whole)
+        if NAME in files:
+            after = restore(files, tmp_path / "after") / NAME
+            again = Explorer.reopen(stories(), after)
+            list(again.resume())
+            again.close()
+    assert [files.get(NAME) for files in disk.left] == [whole]
+
+
+def test_an_answer_that_is_over_lasts(folder: Path, tmp_path: Path) -> None:
+    """Cut anywhere, a chat can be opened, and has all turns whose answers were over."""
+    path = folder / NAME
+    disk = Disk(folder)
+    one = Story(Tree(OPENED), new_file=lambda words: open_beside(path))
+    turns: list[tuple[int, list[str]]] = []
+    with disk.recording():
+        for number, (text, ids) in enumerate((("Hello", [1, 2]), ("More", [1, 2, 7, 3]))):
+            chat_turn(one, text, ids, [7 + number, 8])
+            turns.append((len(disk.crashes), [message.content for message in one.conversation.here]))
+            assert {files.get(NAME) for files in disk.left} == {path.read_bytes()}
+        one.close()
+    for number, files in enumerate(disk.crashes):
+        done = max((said for place, said in turns if place <= number), key=len, default=[])
+        if NAME in files:
+            again = Story.open(restore(files, tmp_path / "after") / NAME)
+            again.close()
+            assert [message.content for message in again.conversation.here][: len(done)] == done
+        else:
+            assert not done
+
+
+def test_force_keeps_the_old_chat_until_there_is_an_answer(folder: Path, tmp_path: Path) -> None:
+    path = folder / NAME
+    path.write_bytes(OLD)
+    disk = Disk(folder)
+    with disk.recording():
+        chat(path)
+    for files in disk.crashes:
+        if files[NAME] != OLD:
+            again = Story.open(restore(files, tmp_path / "after") / NAME)
+            assert [message.content for message in again.conversation.here] == ["Hello", "[7][8]"]
+            again.close()
+    (renamed,) = (place for place, call in enumerate(disk.calls) if call.startswith("rename"))
+    assert disk.calls[renamed - 1].startswith("fsync file.jsonl.")
+    assert disk.calls[renamed + 1] == "fsync ."
+
+
+# -- a batch with a journal ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["often", "seldom"])
+def pace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0 if request.param == "often" else 1e9)
+    return str(request.param)
+
+
+def test_a_batch_goes_on_after_any_crash(pace: str, folder: Path, tmp_path: Path) -> None:
+    """No mark vouches for bytes that a power cut can take, and the journal is there before its output is."""
+    path = folder / NAME
+    disk = Disk(folder)
+    with disk.recording():
+        run(path)
+    assert path.read_bytes() == WHOLE
+    assert len(disk.crashes) > 40
+    for files in disk.crashes:
+        after = restore(files, tmp_path / "after") / NAME
+        try:
+            run(after)
+        except GenctlError as error:
+            raise AssertionError(f"{files}: {error.message}") from error
+        assert after.read_bytes() == WHOLE, files
+    assert len(disk.left) == 1, "a batch that is done lasts"
+
+
+def test_a_batch_that_goes_on_can_be_cut_again(pace: str, folder: Path, tmp_path: Path) -> None:
+    path = folder / NAME
+    run(path, upto=4)
+    with path.open("ab") as file:
+        file.write(LINES[4][0][:3])
+    disk = Disk(folder)
+    with disk.recording():
+        run(path)
+    for files in disk.crashes:
+        after = restore(files, tmp_path / "after") / NAME
+        run(after)
+        assert after.read_bytes() == WHOLE
+
+
+# -- the harness itself ----------------------------------------------------------------------------------------------
+
+
+def test_the_disk_loses_what_was_not_flushed(folder: Path) -> None:
+    disk = Disk(folder)
+    with disk.recording():
+        sink = open_output(folder / NAME, None)
+        sink.write(b"one\n")
+        assert {files.get(NAME) for files in disk.left} == {None, b"", b"on", b"one\n"}
+        sink.sync()
+        assert {files.get(NAME) for files in disk.left} == {None, b"one\n"}
+        sink.close()
+    assert disk.calls == [f"create {NAME}", f"write {NAME}", f"fsync {NAME}"]
