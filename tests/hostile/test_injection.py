@@ -12,7 +12,8 @@ import pytest
 
 from genctl.commands.chat.line_input import PlainLines
 from genctl.commands.explore.dialogs import EditedText
-from genctl.errors import InputError, without_secrets
+from genctl.engines.server import address
+from genctl.errors import SECRETS, InputError, without_secrets
 from tests.cli.tool import genctl
 from tests.hostile.words import FIRST, HOSTILE, OBEYED, hostile_vocabulary, tame
 from tests.tiny import checkpoint
@@ -202,6 +203,21 @@ def test_the_name_of_a_run_is_shown_without_obeying_it(tmp_path: Path) -> None:
         done = genctl(*arguments, terminal=True)
         tame(done.out)
         tame(done.err)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY"])
+def test_each_key_is_a_secret(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it turns up: in a message, a hint, and the command that a page shows."""
+    monkeypatch.setenv(name, " sesame-sesame\n")
+    assert without_secrets("a sesame-sesame b") == "a (token) b"
+    error = InputError("no sesame-sesame", hint="try sesame-sesame")
+    assert "sesame" not in error.message + error.hint
+    done = genctl("run", "-m", "./no/sesame-sesame", "x")
+    assert (done.status, "sesame" in done.err) == (3, False)
+
+
+def test_every_key_of_a_server_is_a_secret() -> None:
+    assert set(address.KEYS) <= set(SECRETS)
 
 
 def test_secrets_are_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import math
 import pytest
 
 from genctl.events import Failed, Finished
-from genctl.pages.page import LARGEST
+from genctl.pages.page import LARGEST, script_json
 from genctl.pages.page_data import PageData
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, parts_of, search, sentence
@@ -57,7 +57,8 @@ def test_the_policy_allows_the_script_and_the_style_of_the_page_and_nothing_else
 
 
 @pytest.mark.parametrize(
-    "text", [*TEXTS, "</script><script>alert(1)</script>", "<!--<script>", "{{ 7 * 7 }}", "\ud800"]
+    "text",
+    [*TEXTS, "</script><script>alert(1)</script>", "</script ", "</SCRIPT/", "<!--<script>", "{{ 7 * 7 }}", "\ud800"],
 )
 def test_nothing_that_a_model_or_a_prompt_says_becomes_markup(text: str) -> None:
     hostile = sentence("0", ["a", text, "b"], prompt=text)
@@ -69,6 +70,18 @@ def test_nothing_that_a_model_or_a_prompt_says_becomes_markup(text: str) -> None
     assert parts.data["lanes"][0]["prompt"] == text
     assert parts.data["lanes"][0]["sequences"][0]["text"] == f"a{text}b"
     assert [1, text] in parts.data["vocabulary"]
+
+
+def test_no_character_of_the_data_has_a_meaning_in_markup_or_in_a_script() -> None:
+    """Browsers end a script at `</script` and any of a blank, `/` and `>`; so not one of these characters is there."""
+    text = "</script </script/ <!-- --> & \u2028 \u2029 ]]>"
+    page = page_of([*sentence("0", [text], prompt=text), Failed("1", text, text)], figures={"0": {text: text}})
+    data = page.split('type="application/json"', 1)[1].split(">", 1)[1].split("</script>", 1)[0]
+    assert json.loads(data)["lanes"][0]["prompt"] == text
+    for character in "<>&\u2028\u2029":
+        assert character not in data
+        assert json.loads(script_json({character: [character]})) == {character: [character]}
+        assert character not in script_json({character: [character]})
 
 
 def test_the_tokens_of_a_search_can_be_read_back() -> None:

@@ -55,7 +55,8 @@ class Story:
     _start: int = ROOT
     _knobs: int = 0
     _again: WrittenAnswer | None = None  # the tokens of it that are in the file already, because it was cut off
-    _room: int = MOST  # characters of further answers
+    _most: int = MOST  # characters of all answers
+    _room: int = MOST  # of further ones
     # before each step: messages, where the chat was, settings, messages left out, room
     _before: list[tuple[int, int | None, int, int, int]] = field(default_factory=list)
 
@@ -336,7 +337,7 @@ class Story:
     def _fold(self) -> None:
         """Read the conversation off the tree again."""
         self.conversation, self.settings, self.left_out = Conversation(), [], 0
-        self._room, self._before = MOST, []
+        self._room, self._before = self._most, []
         for step in self.tree.steps:
             self._take(step)
 
