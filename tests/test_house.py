@@ -31,7 +31,7 @@ _SLICE |= {"params", "results", "sequences", "terminal"}
 _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
-    "lm_eval": {"api", "children", "engines", "engines.local", "identity", "models", *_EARLIER},
+    "lm_eval": {"api", "children", "engines", "engines.local", "identity", "models", "terminal", *_EARLIER},
     "cli": {"config", "identity", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",

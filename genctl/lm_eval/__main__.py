@@ -11,6 +11,7 @@ if __name__ == "__main__":
 
 from genctl.errors import Exit, GenctlError
 from genctl.lm_eval import register
+from genctl.terminal.message import print_message
 
 
 def main() -> int:
@@ -19,16 +20,16 @@ def main() -> int:
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
-        print(f"error: lm_eval cannot be imported: {error}", file=sys.stderr)
-        print('hint: pip install "genctl[lm-eval]"', file=sys.stderr)
+        print_message(f"error: lm_eval cannot be imported: {error}")
+        print_message('hint: pip install "genctl[lm-eval]"')
         return Exit.USAGE
     register()
     try:
         cli_evaluate()
     except GenctlError as error:
-        print(f"error: {error.message}", file=sys.stderr)
+        print_message(f"error: {error.message}")
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print_message(f"hint: {error.hint}")
         return error.exit
     return Exit.DONE
 

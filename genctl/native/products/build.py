@@ -28,6 +28,7 @@ import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "GENCTL_BUILD"
@@ -121,10 +122,11 @@ def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], 
 def run(commands: list[list[str]]) -> list[tuple[int, str]]:
     """Run them, one on each core: of each the status, and what it wrote. Raises OSError where one does not start."""
 
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # `python -m ziglang` is none of the working directory
+    streams: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+
     def perform(command: list[str]) -> tuple[int, str]:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
-        )
+        done = subprocess.run(command, **streams, env=environment, check=False)
         return done.returncode, done.stdout
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as cores:
