@@ -28,15 +28,6 @@ class HealedPrompt:
     text: str
     words: Spelling
 
-    def hidden(self, first: int) -> int:
-        """How many characters of the shown text belong to the prompt, in a row whose first new token is `first`.
-
-        Decoders strip a blank at the beginning; it is not shown in any case.
-        """
-        if not self.text or not 0 <= first < len(self.words.pieces):
-            return 0
-        return max(0, len(self.text) + len(self.words.at_first(first)) - len(self.words.pieces[first]))
-
 
 def heal(tokenizer: Any, ids: Sequence[int], vocab_size: int, stops: Sequence[str] = ()) -> HealedPrompt:
     """Remove the tokens at the end of `ids` that a longer token could cover. At least one id stays.

@@ -1,7 +1,9 @@
 """Ids to text, whole characters only; and text to ids.
 
-The reference is the tokenizer's decode() of the whole sequence. A `Detokenizer` produces the same text piece by piece:
-its output so far is always a prefix, and it holds back only what later tokens can still change.
+The reference is the tokenizer's decode() of the whole sequence, prompt included: the text of new tokens is what
+decode(prompt + new) adds to decode(prompt). Many decoders drop a blank at the beginning of a sequence, so new tokens
+decoded alone lack the blank after the prompt. A `Detokenizer` produces the same text piece by piece: its output so far
+is always a prefix, and it holds back only what later tokens can still change.
 """
 
 from __future__ import annotations
@@ -9,17 +11,17 @@ from __future__ import annotations
 import codecs
 import copy
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias
 
 from genctl.errors import InputError, ModelError
+from genctl.models.decoding import cleans, decoded, is_tokenizer_error, safe_cut, vocabulary_of
 from genctl.models.library_errors import without_panic_reports
+from genctl.sequences import shared_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from genctl.models.hub import LoadedModel
-
-Way: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
 def encode_prompt(loaded: LoadedModel, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -41,7 +43,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
         with without_panic_reports():
             ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
-        if _is_tokenizer_error(error):
+        if is_tokenizer_error(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error
         raise
     if not ids:
@@ -58,13 +60,14 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:
     """The text of a record: special tokens left out, undecodable bytes as U+FFFD."""
-    return _decode(tokenizer, list(ids), skip_special_tokens=True, clean=_cleans(tokenizer))
+    return decoded(tokenizer, list(ids), skip_special_tokens=True, clean=cleans(tokenizer))
 
 
 class Detokenizer:
     """Text from ids that come one by one.
 
-    The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost.
+    The results of `push` and the last one of `flush` add up to decode(ids). `push` has constant amortised cost. A new
+    one begins a text; that of `after` goes on behind a prompt.
     Byte-level vocabularies hold back at most three bytes. Byte-fallback ones hold back the current run of byte tokens,
     since one bad byte changes the text of the whole run. Vocabularies whose decoder can change any earlier text (rare)
     hold back everything.
@@ -72,16 +75,33 @@ class Detokenizer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip_special_tokens: bool = True) -> None:
         self.tokenizer = tokenizer
-        self.vocabulary = _vocabulary(tokenizer, skip_special_tokens)
+        self.vocabulary = vocabulary_of(tokenizer, skip_special_tokens)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # for the way "bytes"
         self._context: list[int] = []  # for the way "pieces": the id before `_pending`
         self._pending: list[int] = []
         self._held = ""  # decoded, but the clean-up of spaces may still change it
         self._looked = 0  # characters of `_held` that were searched for a place to cut
+        self._lead: list[int] = []  # the end of the prompt, as much of it as changes what follows
+        self._lead_text = ""
+        self._shown = ""  # the end of `_lead_text` that new tokens may change: the first text may repeat it
+        self._repeated = ""  # as much of it as came again
+
+    def after(self, prompt: Sequence[int], cut: Sequence[int] = ()) -> Detokenizer:
+        """A detokenizer of new tokens behind a prompt: their text is what decode(prompt + ids) adds to decode(prompt).
+
+        Where new tokens change the end of the prompt (they complete a character), their text begins with the first
+        character that differs. `cut` are tokens removed from the prompt's end, whose text new tokens write again.
+        """
+        words = Detokenizer(self.tokenizer, self.vocabulary.skip)
+        words._lead = self.vocabulary.lead(prompt)
+        certain = "".join([words.push(id) for id in words._lead])
+        words._lead_text = self._whole([*words._lead, *cut])
+        words._shown = words._lead_text[len(certain) :]
+        return words
 
     def push(self, id: int) -> str:
         """The characters that this token completes; "" while one is incomplete."""
-        return self._clean(self._raw(id), final=False)
+        return self._added(self._clean(self._raw(id), final=False))
 
     def flush(self) -> str:
         """The rest. An incomplete character is U+FFFD, as in decode()."""
@@ -90,7 +110,7 @@ class Detokenizer:
             self._utf8.reset()
         else:
             text = self._settle()
-        return self._clean(text, final=True)
+        return self._added(self._clean(text, final=True))
 
     def fork(self) -> Detokenizer:
         """A second detokenizer in the same state."""
@@ -102,16 +122,37 @@ class Detokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The whole text at once."""
-        vocabulary = self.vocabulary
-        return _decode(self.tokenizer, list(ids), skip_special_tokens=vocabulary.skip, clean=vocabulary.clean)
+        text = self._whole([*self._lead, *ids])
+        known = self._lead_text
+        return text[len(known) if text.startswith(known) else shared_length(text, known) :]
+
+    def writes(self, id: int) -> bool:
+        """Whether the text depends on this id: it is neither skipped nor missing in the vocabulary."""
+        return self.vocabulary.writes(id)
 
     def piece(self, id: int) -> str:
         """The text of one token alone, special tokens included; incomplete characters as bytes: <0xE2>."""
         return self.vocabulary.piece(id)
 
+    def _whole(self, ids: list[int]) -> str:
+        vocabulary = self.vocabulary
+        return decoded(self.tokenizer, ids, skip_special_tokens=vocabulary.skip, clean=vocabulary.clean)
+
+    def _added(self, text: str) -> str:
+        """A text without what it repeats of the prompt."""
+        if not self._shown or not text:
+            return text
+        text = self._repeated + text
+        same = shared_length(text, self._shown)
+        if same == len(text) < len(self._shown):
+            self._repeated = text
+            return ""
+        self._shown = self._repeated = ""
+        return text[same:]
+
     def _raw(self, id: int) -> str:
         vocabulary = self.vocabulary
-        if id in vocabulary.skipped:
+        if not vocabulary.writes(id):
             return ""
         if vocabulary.way == "bytes":
             return self._utf8.decode(vocabulary.bytes_of(id))
@@ -133,7 +174,7 @@ class Detokenizer:
         if not self.vocabulary.clean:
             return text
         self._held += text
-        cut = len(self._held) if final else _safe_cut(self._held, self._looked)
+        cut = len(self._held) if final else safe_cut(self._held, self._looked)
         if not cut:
             self._looked = len(self._held)
             return ""
@@ -144,6 +185,14 @@ class Detokenizer:
 
 class IdDetokenizer:
     """The detokenizer without a tokenizer: sequences have no text, and a token is shown as its id, <17>."""
+
+    def after(self, prompt: Sequence[int], cut: Sequence[int] = ()) -> IdDetokenizer:
+        """Itself: there is no text."""
+        return self
+
+    def writes(self, id: int) -> bool:
+        """No."""
+        return False
 
     def push(self, id: int) -> str:
         """The id, for display; it is not part of the text."""
@@ -172,157 +221,3 @@ Words: TypeAlias = "Detokenizer | IdDetokenizer"
 def detokenizer(tokenizer: PreTrainedTokenizerBase | None) -> Words:
     """A new detokenizer for a tokenizer, or for none."""
     return IdDetokenizer() if tokenizer is None else Detokenizer(tokenizer)
-
-
-class _Vocabulary:
-    """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
-        self.tokenizer, self.skip = tokenizer, skip
-        self.clean = _cleans(tokenizer)
-        self.backend = getattr(tokenizer, "backend_tokenizer", None)
-        self.way, self.fallback = _way(tokenizer)
-        special = set(tokenizer.all_special_ids)
-        if self.backend is not None:
-            added = self.backend.get_added_tokens_decoder()
-            special = {id for id, token in added.items() if token.special}
-        self.special = frozenset(special)
-        self.skipped = self.special if skip else frozenset()
-        self._bytes: dict[int, bytes] = {}
-        self._pieces: dict[int, str] = {}
-        self._alone: dict[int, str] = {}
-        self._anchor: int | None = None
-
-    def raw(self, ids: list[int]) -> str:
-        """decode() without the clean-up of spaces."""
-        return _decode(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
-
-    def alone(self, id: int) -> str:
-        """`raw` of one token."""
-        text = self._alone.get(id)
-        if text is None:
-            text = self._alone[id] = self.raw([id])
-        return text
-
-    def token(self, id: int) -> str | None:
-        if self.backend is not None:
-            return cast("str | None", self.backend.id_to_token(id))
-        return cast("str | None", self.tokenizer.convert_ids_to_tokens(id))
-
-    def bytes_of(self, id: int) -> bytes:
-        """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
-        content = self._bytes.get(id)
-        if content is None:
-            from genctl.decode.processors.byte_level import bytes_of
-
-            content = self._bytes[id] = bytes_of(self.token(id) or "")
-        return content
-
-    def is_byte(self, id: int) -> bool:
-        """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
-        return self.fallback and _byte_name(self.token(id))
-
-    def piece(self, id: int) -> str:
-        piece = self._pieces.get(id)
-        if piece is None:
-            piece = self._pieces[id] = self._piece(id)
-        return piece
-
-    def _piece(self, id: int) -> str:
-        token = self.token(id)
-        if token is None:
-            return f"<{id}>"
-        if id in self.special or self.is_byte(id):
-            return token
-        if self.way == "bytes":
-            return "".join(
-                f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
-                for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
-            )
-        if self._anchor is None:
-            ids = range(len(self.tokenizer))
-            plain = (
-                one for one in ids if one not in self.special and not self.is_byte(one) and self.raw([one]).strip()
-            )
-            self._anchor = next(plain, id)
-        before = self.raw([self._anchor])
-        both = self.raw([self._anchor, id])
-        return both[len(before) :] if both.startswith(before) else self.raw([id])
-
-
-_SHARED: dict[tuple[int, bool], tuple[Any, _Vocabulary]] = {}
-
-
-def _vocabulary(tokenizer: PreTrainedTokenizerBase, skip: bool) -> _Vocabulary:
-    # Keyed by identity; a process has only a few tokenizers.
-    key = (id(tokenizer), skip)
-    if key not in _SHARED or _SHARED[key][0] is not tokenizer:
-        while len(_SHARED) >= 8:
-            _SHARED.pop(next(iter(_SHARED)))
-        _SHARED[key] = tokenizer, _Vocabulary(tokenizer, skip)
-    return _SHARED[key][1]
-
-
-def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
-    """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
-    from genctl.decode.processors.byte_level import decoder_of
-
-    decoder = decoder_of(backend)
-    if decoder is None:
-        return "pieces", False
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = [step["type"] for step in steps]
-    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
-        return "bytes", False
-    fused = False
-    for step in steps:
-        if step["type"] == "Strip":
-            if step["stop"] or not fused:
-                return "whole", False
-        elif step["type"] == "Fuse":
-            fused = True
-        elif step["type"] not in ("Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder") or fused:
-            return "whole", False
-    return "pieces", "ByteFallback" in kinds
-
-
-def _cleans(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether decode() removes spaces before punctuation. transformers never does so for BPE unless forced to."""
-    if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
-        return False
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    return backend is None or type(backend.model).__name__ != "BPE" or bool(getattr(tokenizer, forced, False))
-
-
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool, clean: bool) -> str:
-    try:
-        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
-    except BaseException as error:
-        if _is_tokenizer_error(error):
-            raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
-        raise
-
-
-def _is_tokenizer_error(error: BaseException) -> bool:
-    """Whether an error is the tokenizer's: an Exception, or a Rust panic, which is not an Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def _safe_cut(text: str, start: int) -> int:
-    """The last place, from `start` on, at which the text can be cleaned in two parts; 0 if there is none.
-
-    The clean-up only removes spaces around certain texts (" ." " ' " " n't" " 's" …). A cut before a space is safe if
-    the text before it cannot be the inside of such a pattern.
-    """
-    for at in range(len(text) - 1, max(start - 1, 0), -1):
-        if text[at] == " " and (text[at - 1] not in " 'nvr" or (at > 1 and text[at - 2].isalnum())):
-            return at
-    return 0
-
-
-def _byte_name(token: str | None) -> bool:
-    return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")

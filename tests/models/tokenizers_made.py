@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -66,11 +66,59 @@ def _bytes_as_ordinary(made: Tokenizer) -> Tokenizer:
 
 
 @cache
+def prefixed() -> PreTrainedTokenizerFast:
+    """RoBERTa's kind: byte-level, and a text gets a space in front."""
+    made = Tokenizer.from_str(byte_level().backend_tokenizer.to_str())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return _wrapped(made)
+
+
+@cache
+def llama_first() -> PreTrainedTokenizerFast:
+    """Llama's kind with legacy = false: only a text's beginning gets a ▁, not what follows a special token."""
+    made = Tokenizer.from_str(llama().backend_tokenizer.to_str())
+    made.normalizer = None
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return _wrapped(made)
+
+
+@cache
+def added() -> PreTrainedTokenizerFast:
+    """Llama's kind with added tokens, special ones and others, that take spaces beside them."""
+    made = Tokenizer.from_str(llama().backend_tokenizer.to_str())
+    for special in (False, True):
+        made.add_tokens(
+            [
+                AddedToken(f"<{side}{special}>", special=special, lstrip="l" in side, rstrip="r" in side)
+                for side in ("l", "r", "lr", "-")
+            ]
+        )
+    made.add_tokens([AddedToken("▁the▁dog", special=False, normalized=False), AddedToken(" x ", special=False)])
+    return _wrapped(made)
+
+
+@cache
+def metaspace_first() -> PreTrainedTokenizerFast:
+    """Metaspace whose decoder and pre-tokenizer mind the beginning alone."""
+    return _metaspace("first")
+
+
+@cache
+def metaspace_never() -> PreTrainedTokenizerFast:
+    """Metaspace without a ▁ at the beginning, whose decoder keeps all spaces."""
+    return _metaspace("never")
+
+
+@cache
 def metaspace() -> PreTrainedTokenizerFast:
     """T5's kind: Unigram over ▁ pieces."""
+    return _metaspace("always")
+
+
+def _metaspace(scheme: Literal["first", "always", "never"]) -> PreTrainedTokenizerFast:
     made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=_SPECIAL, unk_token="<unk>", show_progress=False)
     made.train_from_iterator(_TEXT, trainer)
     return _wrapped(made)
@@ -145,8 +193,13 @@ FAMILIES = {
     made.__name__: made
     for made in (
         byte_level,
+        prefixed,
         llama,
+        llama_first,
+        added,
         metaspace,
+        metaspace_first,
+        metaspace_never,
         unigram_bytes,
         word_piece,
         word_piece_cleaned,

@@ -347,7 +347,7 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     source = read(context.generation, knob)
     if source is None:
         return None
-    words = spelling(context.tokenizer, context.vocab_size, knob)
+    words = spelling(context.tokenizer, context.vocab_size, knob, begun=context.begun)
     generation, start = context.generation, begins(context)
     # required words may keep a search from ending
     free = not (generation.force_words or generation.force_words_ids)

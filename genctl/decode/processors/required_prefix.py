@@ -147,7 +147,7 @@ def prefix(context: ProcessorContext, value: object = None) -> Processor | None:
     if not text and not healed:
         return None
     knob = "prefix" if text else "token_healing"
-    words = spelling(context.tokenizer, context.vocab_size, knob)
+    words = spelling(context.tokenizer, context.vocab_size, knob, begun=context.begun)
     required = (healed + text).encode()
     # removed text must be spelled exactly: it stands between the prompt and the new text
     shown = None if healed else required

@@ -1,8 +1,9 @@
 """The bytes that each id of a vocabulary adds to the text.
 
-The text of new tokens is `first` of the first one and `pieces` of all others, concatenated: byte for byte for
-byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece ones. Tokenizers whose
-text is not the sum of its tokens are refused: single tokens could not be checked. This file does not import torch.
+The text of new tokens is `pieces` of each, concatenated; where no other text is before it, `first` of the first one.
+It is byte for byte for byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece
+ones. Tokenizers whose text is not the sum of its tokens are refused: single tokens could not be checked. This file does
+not import torch.
 """
 
 from __future__ import annotations
@@ -51,6 +52,11 @@ class Spelling:
         return place < len(ordered) and ordered[place].startswith(start)
 
     @cached_property
+    def behind(self) -> Spelling:
+        """The spelling behind other text, where the first id is like all others."""
+        return Spelling(self.pieces, {})
+
+    @cached_property
     def longest(self) -> int:
         """Bytes of the longest piece."""
         return max(map(len, self.pieces), default=0)
@@ -78,8 +84,11 @@ def _indexed(pieces: Sequence[bytes]) -> tuple[list[bytes], dict[bytes, list[int
 _known: WeakKeyDictionary[Any, dict[int, Spelling]] = WeakKeyDictionary()
 
 
-def spelling(tokenizer: Any, vocab_size: int, knob: str) -> Spelling:
-    """The spelling of ids 0 to `vocab_size` - 1. Raises UsageError, naming `knob`, if it cannot be determined."""
+def spelling(tokenizer: Any, vocab_size: int, knob: str, *, begun: bool = False) -> Spelling:
+    """The spelling of ids 0 to `vocab_size` - 1, at the beginning or, if `begun`, behind other text.
+
+    Raises UsageError, naming `knob`, if it cannot be determined.
+    """
     if tokenizer is None:
         raise UsageError(f"{knob}: works on text, but the checkpoint has no tokenizer")
     sizes = _known.setdefault(tokenizer, {})
@@ -93,7 +102,8 @@ def spelling(tokenizer: Any, vocab_size: int, knob: str) -> Spelling:
                 "so that it cannot be followed token by token"
             )
         sizes[vocab_size] = _read(backend, vocab_size, knob)
-    return sizes[vocab_size]
+    words = sizes[vocab_size]
+    return words.behind if begun and words.first else words
 
 
 def _read(backend: Any, size: int, knob: str) -> Spelling:

@@ -36,9 +36,10 @@ class StoppingContext:
 
     generation: Generation
     tokenizer: Any = None  # used only for the ids that decoding skips
-    decode: Callable[[list[int]], str] | None = None  # new tokens -> text, special tokens skipped
+    decode: Callable[[list[int]], str] | None = None  # tokens -> text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
+    whole: Callable[[list[int]], str] | None = None  # all new tokens -> their text behind the prompt; None: `decode`
     marks: Marks = field(default_factory=Marks)  # made by `build`
 
 
@@ -121,7 +122,7 @@ def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCrit
         return _MAKERS[use](keys, context)
     from genctl.decode.stopping import plugins
 
-    offered = {"tokenizer": context.tokenizer, "decode": context.decode}
+    offered = {"tokenizer": context.tokenizer, "decode": context.whole or context.decode}
     return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
 
 
@@ -134,7 +135,8 @@ def _text(context: StoppingContext) -> TailText:
 
     if context.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
-    return TailText(partial(context.marks.read, context.decode), _special(context))
+    read = context.marks.read
+    return TailText(partial(read, context.decode), _special(context), partial(read, context.whole or context.decode))
 
 
 def _special(context: StoppingContext) -> set[int]:

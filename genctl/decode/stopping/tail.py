@@ -27,10 +27,18 @@ class _Size(NamedTuple):
 
 
 class TailText:
-    """Decodes rows. `decode` turns new tokens into text; `special` are the ids that it skips."""
+    """Decodes rows. `decode` turns tokens into text; `special` are the ids that it skips.
 
-    def __init__(self, decode: Callable[[list[int]], str], special: Collection[int] = ()) -> None:
-        self._decode = decode
+    `whole` gives the text of all new tokens where that depends on the prompt before them (a blank, half a character).
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[list[int]], str],
+        special: Collection[int] = (),
+        whole: Callable[[list[int]], str] | None = None,
+    ) -> None:
+        self._decode, self._whole = decode, whole or decode
         self._special = {token for token in special if not decode([token])}
         self._sizes: dict[int, _Size] = {}  # at most one entry for each id of the vocabulary
 
@@ -40,7 +48,7 @@ class TailText:
 
     def full(self, written: Written) -> str:
         """The text of all new tokens, without a character whose bytes are incomplete."""
-        return self._decode(written.tail(written.count)).rstrip(BROKEN)
+        return self._whole(written.tail(written.count)).rstrip(BROKEN)
 
     def ends(self, written: Written, characters: int) -> tuple[list[str], bool]:
         """The end of the text: the newest token's own and at least `characters` before it.
@@ -54,7 +62,7 @@ class TailText:
         while True:
             ids = written.tail(size)
             if len(ids) >= written.count:
-                return [self._decode(ids).rstrip(BROKEN)], True
+                return [self._whole(ids).rstrip(BROKEN)], True
             body = self._body(ids, 4 * needed)
             start = None if body is None else self._start(ids, body)
             if body is None or start is None:

@@ -1,8 +1,8 @@
 """The text of a lane: its tokens become characters, stops cut them, and finished sequences are completed.
 
-Each live row has a `RowText`, which is forked if the row has several children. Texts are changed in this order: the
-detokenizer writes them, stops cut them (`stop_text`), and text that is already in the prompt is removed
-(`decode.token_healing`). Then missing phrases and incomplete grammars are marked, and samples are reranked.
+Each live row has a `RowText`, which is forked if the row has several children. The detokenizer writes the texts,
+without what the prompt has already. Stops cut them (`stop_text`). Then missing phrases and incomplete grammars are
+marked, and samples are reranked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from genctl.events import CUT, Ended, Event, Finished, Hypothesis, Row, Stepped,
 
 if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
-    from genctl.decode.token_healing import HealedPrompt
     from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.local.rerank import RerankPlan
     from genctl.engines.local.stop_text import StopTrimmer
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 class LaneText:
     """Fills in the texts of one lane's events.
 
-    `words` is a new detokenizer. `prompt_length` counts the tokens before those that `grammar` reads.
+    `words` is a detokenizer behind the prompt. `prompt_length` counts the tokens before those that `grammar` reads.
     """
 
     def __init__(
@@ -34,7 +33,6 @@ class LaneText:
         words: Words,
         *,
         stops: StopTrimmer | None = None,
-        healed: HealedPrompt | None = None,
         phrases: ForcedPhrases | None = None,
         grammar: Grammar | None = None,
         prompt_length: int = 0,
@@ -42,7 +40,6 @@ class LaneText:
     ) -> None:
         self.words = words
         self.stops = stops if stops is not None and stops.needed else None
-        self.healed = healed if healed is not None and healed.text else None
         self.phrases = phrases
         self.grammar, self.prompt_length = grammar, prompt_length
         self.ranking = ranking
@@ -53,7 +50,7 @@ class LaneText:
         if isinstance(event, Stepped):
             self._rows, ended = advance(self._rows, event, RowText.grow, RowText.fork)
             last = [
-                dataclasses.replace(row, written=text.written, hypothesis=self._shown(text.hypothesis))
+                dataclasses.replace(row, written=text.written, hypothesis=self._named(text.hypothesis))
                 for row, text in zip(event.ended, ended, strict=True)
                 if text.hypothesis is not None
             ]
@@ -62,7 +59,7 @@ class LaneText:
 
     def _finished(self, event: Finished) -> Finished:
         hypotheses: Sequence[Hypothesis] = [
-            self._checked(self._shown(self.decoded(hypothesis))) for hypothesis in event.hypotheses
+            self._checked(self._named(self.decoded(hypothesis))) for hypothesis in event.hypotheses
         ]
         if self.ranking is None:
             return dataclasses.replace(event, hypotheses=tuple(hypotheses))
@@ -78,11 +75,8 @@ class LaneText:
         hypothesis = dataclasses.replace(hypothesis, text=self.words.decode(hypothesis.tokens))
         return hypothesis if self.stops is None else dataclasses.replace(hypothesis, text=self.stops.text(hypothesis))
 
-    def _shown(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis without the text that is in the prompt, and with the phrases that it lacks."""
-        if self.healed is not None and hypothesis.tokens:
-            hidden = self.healed.hidden(hypothesis.tokens[0])
-            hypothesis = dataclasses.replace(hypothesis, text=hypothesis.text[hidden:])
+    def _named(self, hypothesis: Hypothesis) -> Hypothesis:
+        """The hypothesis with the phrases that it lacks."""
         return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
 
     def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
@@ -102,7 +96,6 @@ class RowText:
         self.lane = lane
         self.words = lane.words.fork()
         self.held = None if lane.stops is None else lane.stops.held()
-        self.hidden: int | None = None  # characters left to hide; None before the first token
         self.written: tuple[Token, ...] = ()  # the newest tokens, with their text
         self.hypothesis: Hypothesis | None = None  # the result with its text, if the row ended
 
@@ -134,9 +127,4 @@ class RowText:
             text = self.held.release(token, text)
             if end is not None:
                 text += end.text[self.held.released :]
-        if self.lane.healed is None or self.hidden == 0:
-            return text
-        hidden = self.lane.healed.hidden(token) if self.hidden is None else self.hidden
-        cut = min(hidden, len(text))
-        self.hidden = hidden - cut
-        return text[cut:]
+        return text

@@ -47,7 +47,7 @@ class PlannedLane:
     kind: str  # the strategy's name
     settings: dict[str, Any]  # for viewers
     stops: StopTrimmer | None
-    healed: HealedPrompt | None = None
+    words: Words  # the detokenizer behind the prompt
     ranking: RerankPlan | None = None
     phrases: ForcedPhrases | None = None
     draws: bool = True  # whether tokens are drawn, or a processor may draw
@@ -66,17 +66,16 @@ class PlannedLane:
             self.prompt.shown,
         )
 
-    def text(self, words: Words) -> LaneText:
-        """Fills in the texts of the lane's events. `words` detokenizes."""
+    def text(self) -> LaneText:
+        """Fills in the texts of the lane's events."""
         grammar = None
         if any(getattr(processor, "name", None) in GRAMMARS for processor in self.lane.processors):
             from genctl.decode.processors.grammar import grammar_of
 
             grammar = grammar_of(self.lane.processors)
         return LaneText(
-            words,
+            self.words,
             stops=self.stops,
-            healed=self.healed,
             phrases=self.phrases,
             grammar=grammar,
             prompt_length=len(self.lane.tokens),
@@ -171,6 +170,7 @@ class Planner:
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
         from genctl.decode.types import Lane
+        from genctl.models.text import detokenizer
 
         generation = request.resolved.generation
         began = time.monotonic()
@@ -186,12 +186,15 @@ class Planner:
             tokens = healed.ids
         if self.forward.is_encoder_decoder:
             source, tokens = prompt.ids, (self._decoder_start(generation),)
+        words = detokenizer(self.loaded.tokenizer)
+        if source is None:  # the text of an encoder-decoder begins from nothing
+            words = words.after(tokens, prompt.ids[len(tokens) :])
         eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
         most, limit = self._most_new_tokens(generation, len(tokens), prompt)
         strategy, ranking = self._strategy(generation)
         beneath = "" if healed is None else healed.text
-        processors = self._processors(request, generation, tokens, source, most, eos, beneath)
-        criteria = self._criteria(request, generation, began)
+        processors = self._processors(request, generation, tokens, source, most, eos, beneath, words)
+        criteria = self._criteria(request, generation, began, words)
         lane = Lane(
             request.id,
             tokens,
@@ -217,10 +220,10 @@ class Planner:
             settings["truncated"] = truncated
         if generation.structure:
             settings["structure"] = generation.structure
-        stops = self._trimmer(criteria, keep=generation.keep_stop)
-        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy)
+        stops = self._trimmer(criteria, words, keep=generation.keep_stop)
+        kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
         draws = generation.draws or bool(request.resolved.processors)
-        return PlannedLane(lane, prompt, kind, settings, stops, healed, ranking, phrases, draws)
+        return PlannedLane(lane, prompt, kind, settings, stops, words, ranking, phrases, draws)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
@@ -262,7 +265,7 @@ class Planner:
 
         return auxiliary_strategy(generation, self.forward, self.loaded.tokenizer, companion)
 
-    def _forced_phrases(self, generation: Generation, strategy: Strategy) -> ForcedPhrases | None:
+    def _forced_phrases(self, generation: Generation, strategy: Strategy, words: Words) -> ForcedPhrases | None:
         """The phrases that a finished text must contain."""
         if not (generation.force_words or generation.force_words_ids):
             return None
@@ -272,7 +275,7 @@ class Planner:
 
         if not isinstance(strategy, ConstrainedBeam):
             return None
-        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), self.text)
+        return ForcedPhrases(Constraints(strategy.words), forced_phrases(generation, self.text), words.decode)
 
     def _check_special(self, generation: Generation) -> None:
         """Raises UsageError for a special id that the model does not have: it could never be written or read."""
@@ -360,6 +363,7 @@ class Planner:
         most: int,
         eos: tuple[int, ...],
         healed: str,
+        words: Words,
     ) -> tuple[Processor, ...]:
         check_finite(generation)
         listed = request.resolved.processors
@@ -370,6 +374,7 @@ class Planner:
         from genctl.decode.processors.build import ProcessorContext, build
 
         device = self.forward.device
+        written = tuple(tokens[len(tokens) - request.written :]) if not healed else ()
         context = ProcessorContext(
             generation=generation,
             prompt_len=len(tokens),
@@ -384,7 +389,8 @@ class Planner:
             explicit=listed,
             allow_plugins=self.allow_plugins,
             unconditional=self._unconditional(generation, tokens),
-            written=tuple(tokens[len(tokens) - request.written :]) if not healed else (),
+            written=written,
+            begun=source is None and any(map(words.writes, tokens[: len(tokens) - len(written)])),
             healed=healed,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
@@ -405,15 +411,17 @@ class Planner:
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
-    def _trimmer(self, criteria: tuple[NamedCriterion, ...], *, keep: bool) -> StopTrimmer | None:
+    def _trimmer(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> StopTrimmer | None:
         """What cuts texts at the stops among the criteria; None if nothing does."""
         if not criteria:
             return None
         from genctl.engines.local.stop_text import StopTrimmer
 
-        return StopTrimmer(criteria, keep, self.text)
+        return StopTrimmer(criteria, keep, words.decode)
 
-    def _criteria(self, request: Request, generation: Generation, began: float) -> tuple[NamedCriterion, ...]:
+    def _criteria(
+        self, request: Request, generation: Generation, began: float, words: Words
+    ) -> tuple[NamedCriterion, ...]:
         seconds, listed = request.resolved.runtime.row_timeout, request.resolved.stopping
         if listed is None and seconds is None and not criteria_of(generation):
             return ()
@@ -423,6 +431,7 @@ class Planner:
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else self.text,
+            whole=words.decode,
             explicit=listed,
             allow_plugins=self.allow_plugins,
         )

@@ -343,9 +343,7 @@ class Session:
     ) -> Iterator[events.Event]:
         """The events of a group, `width` requests at once."""
         from genctl.decode.loop import decode
-        from genctl.models.text import detokenizer
 
-        words = detokenizer(self.loaded.tokenizer)
         begins: dict[str, events.Began] = {}
         texts: dict[str, LaneText] = {}
 
@@ -363,7 +361,7 @@ class Session:
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
-                texts[request.id] = planned.text(words)
+                texts[request.id] = planned.text()
                 yield planned.lane
 
         for event in decode(

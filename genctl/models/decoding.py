@@ -1,0 +1,196 @@
+"""How a tokenizer decodes: whether its text can be made piece by piece, and the text of its single tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+from genctl.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Way: TypeAlias = Literal["bytes", "pieces", "whole"]
+
+
+class Vocabulary:
+    """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
+        self.tokenizer, self.skip = tokenizer, skip
+        self.clean = cleans(tokenizer)
+        self.backend = getattr(tokenizer, "backend_tokenizer", None)
+        self.way, self.fallback = _way(tokenizer)
+        special = set(tokenizer.all_special_ids)
+        if self.backend is not None:
+            added = self.backend.get_added_tokens_decoder()
+            special = {id for id, token in added.items() if token.special}
+        self.special = frozenset(special)
+        self.skipped = self.special if skip else frozenset()
+        self._writes: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
+        self._pieces: dict[int, str] = {}
+        self._alone: dict[int, str] = {}
+        self._anchor: int | None = None
+
+    def raw(self, ids: list[int]) -> str:
+        """decode() without the clean-up of spaces."""
+        return decoded(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
+
+    def alone(self, id: int) -> str:
+        """`raw` of one token."""
+        text = self._alone.get(id)
+        if text is None:
+            text = self._alone[id] = self.raw([id])
+        return text
+
+    def writes(self, id: int) -> bool:
+        """Whether an id takes part in decoding: decode() leaves out skipped ids and those without a token."""
+        writes = self._writes.get(id)
+        if writes is None:
+            writes = self._writes[id] = id not in self.skipped and self.token(id) is not None
+        return writes
+
+    def lead(self, prompt: Sequence[int]) -> list[int]:
+        """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
+        if self.way == "whole":
+            return list(prompt)
+        least = 1
+        for place in range(len(prompt) - 1, -1, -1):
+            if len(prompt) - place >= least and self._begins(prompt[place]):
+                lead = list(prompt[place:])
+                if not self.clean or safe_cut(self.raw(lead), 0):
+                    return lead
+                least = 2 * len(lead)
+        return list(prompt)
+
+    def _begins(self, id: int) -> bool:
+        """Whether the text from this id on does not depend on what is before it, but for a blank at its beginning."""
+        if not self.writes(id):
+            return False
+        if self.way == "bytes":
+            return bool(self.bytes_of(id)) and not 0x80 <= self.bytes_of(id)[0] < 0xC0
+        return not self.is_byte(id)
+
+    def token(self, id: int) -> str | None:
+        if self.backend is not None:
+            return cast("str | None", self.backend.id_to_token(id))
+        return cast("str | None", self.tokenizer.convert_ids_to_tokens(id))
+
+    def bytes_of(self, id: int) -> bytes:
+        """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
+        content = self._bytes.get(id)
+        if content is None:
+            from genctl.decode.processors.byte_level import bytes_of
+
+            content = self._bytes[id] = bytes_of(self.token(id) or "")
+        return content
+
+    def is_byte(self, id: int) -> bool:
+        """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
+        return self.fallback and _byte_name(self.token(id))
+
+    def piece(self, id: int) -> str:
+        piece = self._pieces.get(id)
+        if piece is None:
+            piece = self._pieces[id] = self._piece(id)
+        return piece
+
+    def _piece(self, id: int) -> str:
+        token = self.token(id)
+        if token is None:
+            return f"<{id}>"
+        if id in self.special or self.is_byte(id):
+            return token
+        if self.way == "bytes":
+            return "".join(
+                f"<0x{ord(char) - 0xDC00:02X}>" if 0xDC80 <= ord(char) <= 0xDCFF else char
+                for char in self.bytes_of(id).decode("utf-8", errors="surrogateescape")
+            )
+        if self._anchor is None:
+            ids = range(len(self.tokenizer))
+            plain = (
+                one for one in ids if one not in self.special and not self.is_byte(one) and self.raw([one]).strip()
+            )
+            self._anchor = next(plain, id)
+        before = self.raw([self._anchor])
+        both = self.raw([self._anchor, id])
+        return both[len(before) :] if both.startswith(before) else self.raw([id])
+
+
+_SHARED: dict[tuple[int, bool], tuple[Any, Vocabulary]] = {}
+
+
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> Vocabulary:
+    # Keyed by identity; a process has only a few tokenizers.
+    key = (id(tokenizer), skip)
+    if key not in _SHARED or _SHARED[key][0] is not tokenizer:
+        while len(_SHARED) >= 8:
+            _SHARED.pop(next(iter(_SHARED)))
+        _SHARED[key] = tokenizer, Vocabulary(tokenizer, skip)
+    return _SHARED[key][1]
+
+
+def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
+    """How text can be decoded piece by piece, and whether runs of byte tokens must stay together."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
+    from genctl.decode.processors.byte_level import decoder_of
+
+    decoder = decoder_of(backend)
+    if decoder is None:
+        return "pieces", False
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    kinds = [step["type"] for step in steps]
+    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
+        return "bytes", False
+    fused = False
+    for step in steps:
+        if step["type"] == "Strip":
+            if step["stop"] or not fused:
+                return "whole", False
+        elif step["type"] == "Fuse":
+            fused = True
+        elif step["type"] not in ("Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder") or fused:
+            return "whole", False
+    return "pieces", "ByteFallback" in kinds
+
+
+def cleans(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether decode() removes spaces before punctuation. transformers never does so for BPE unless forced to."""
+    if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
+        return False
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    return backend is None or type(backend.model).__name__ != "BPE" or bool(getattr(tokenizer, forced, False))
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_tokens: bool, clean: bool) -> str:
+    try:
+        return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
+    except BaseException as error:
+        if is_tokenizer_error(error):
+            raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
+        raise
+
+
+def is_tokenizer_error(error: BaseException) -> bool:
+    """Whether an error is the tokenizer's: an Exception, or a Rust panic, which is not an Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
+def safe_cut(text: str, start: int) -> int:
+    """The last place, from `start` on, at which the text can be cleaned in two parts; 0 if there is none.
+
+    The clean-up only removes spaces around certain texts (" ." " ' " " n't" " 's" …). A cut before a space is safe if
+    the text before it cannot be the inside of such a pattern.
+    """
+    for at in range(len(text) - 1, max(start - 1, 0), -1):
+        if text[at] == " " and (text[at - 1] not in " 'nvr" or (at > 1 and text[at - 2].isalnum())):
+            return at
+    return 0
+
+
+def _byte_name(token: str | None) -> bool:
+    return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
