@@ -65,7 +65,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
-        self._cuts: set[str] = set()  # notes of prompts that were cut
+        self._cuts: set[str] = set()  # notes of prompts
 
     @classmethod
     def perform(cls, options: SomeOptions, choice: EngineChoice = LOCAL) -> int | None:
@@ -381,8 +381,16 @@ class Job(ABC, Generic[SomeOptions]):
         """The row of a lane that begins, and the settings of its run."""
         raise NotImplementedError
 
-    def note_cut(self, event: Event) -> None:
-        """A listener that says which prompts were shortened, once for all runs that read one alike."""
+    def note_once(self, note: str, subject: str = "") -> None:
+        """Print a note on a prompt, if there is any, the first time."""
+        if note and note not in self._cuts:
+            self._cuts.add(note)
+            self.note(f"{subject}{note}")
+
+    def note_prompt(self, event: Event) -> None:
+        """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
+        if isinstance(event, Began) and "note" in event.settings:
+            self.note_once(event.settings["note"], self.of(self.source_of(event.lane)[0]))
         if isinstance(event, Began) and (taken := event.settings.get("truncated", 0)):
             row, runtime = self.source_of(event.lane)
             side = row.params.get("truncate", runtime.truncate)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for one prompt; real templates need milliseconds
 _STARTING = 120.0  # for importing jinja on a slow disk
-_HERE = " (to be continued here)"  # marks the end of a message in the rendered text
+_HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # marks the end of a message in the rendered text, as in transformers
 # Isolated, so that Python files of the current folder are not imported.
 _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worker import main; main()"
 # Variables that a process needs to start. All others are removed: any of them may hold a secret.
@@ -53,13 +53,14 @@ def render_chat_text(
 ) -> str:
     """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
 
-    With `continues` it ends within the last message, which is to be continued. `variables` are more for the template.
+    With `continues` it ends within the last message, which is to be continued, as with `continue_final_message` of
+    transformers. `variables` are more for the template.
 
     Raises InputError for malformed messages, ModelError without a template or if it fails, loops or writes too much.
     """
     conversation = check_messages(messages, system)
     template = check_template(tokenizer, name)
-    fields = [{key: value for key, value in message.items() if value is not None} for message in conversation]
+    fields = [dict(message) for message in conversation]
     special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
     request: dict[str, Any] = {
         "template": template,
@@ -74,10 +75,30 @@ def render_chat_text(
         raise InputError("the last message has no text that could be continued")
     fields[-1]["content"] = last + _HERE
     request["variables"] = {**(variables or {}), "add_generation_prompt": False}
-    before, mark, _ = _RENDERER.render(request).rpartition(_HERE.strip())
-    if not mark:
+    before, mark, after = _RENDERER.render(request).rpartition(_HERE.strip())
+    if not mark or not before.rstrip().endswith(last.strip()):
         raise ModelError("the chat template leaves out the last message, so it cannot be continued")
-    return before if before.endswith(last) else before.rstrip()
+    return before if after.startswith(" ") else before.rstrip()  # a template may strip blanks at the end
+
+
+def render_prefilled(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    prefill: str,
+    *,
+    system: str | None = None,
+    name: str = "",
+) -> str:
+    """The text of a conversation with the beginning of its answer, as the template writes an unfinished answer.
+
+    Where the template changes such an answer (it takes out a thought), the beginning follows the generation prompt.
+    Raises as `render_chat_text` does.
+    """
+    try:
+        answer = {"role": "assistant", "content": prefill}
+        return render_chat_text(tokenizer, [*messages, answer], system=system, name=name, continues=True)
+    except ModelError:
+        return render_chat_text(tokenizer, messages, system=system, name=name) + prefill
 
 
 def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:

@@ -51,6 +51,24 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
     return ids
 
 
+def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text that goes on behind another one: many tokenizers put a space before a first word.
+
+    Raises InputError.
+    """
+    alone = encode(tokenizer, text, add_special_tokens=False)
+    for before in (",", "\n", "a"):
+        try:
+            head, joint = (encode(tokenizer, each, add_special_tokens=False) for each in (before, before + text))
+        except InputError:  # a tokenizer that drops spaces
+            continue
+        if decode(tokenizer, [*head, *alone]) == before + text:
+            return alone
+        if joint[: len(head)] == head and len(joint) > len(head):
+            return joint[len(head) :]
+    return alone
+
+
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """Raises InputError for an id that the model's embedding does not have."""
     for place, id in enumerate(ids, 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from genctl.errors import InputError, UsageError
 from genctl.models import text
@@ -27,11 +27,11 @@ def _id(loaded: LoadedModel, token: str) -> int:
     tokenizer = loaded.tokenizer
     if tokenizer is None:
         raise UsageError(f"--watch {token!r}: {loaded.name} has no tokenizer", hint="--watch id:N names a token's id")
+    words = text.detokenizer(tokenizer)
     try:
-        ids = text.encode(tokenizer, token, add_special_tokens=False) if token else []
+        ids = _ids(tokenizer, words, token) if token else []
     except InputError as error:
         raise UsageError(f"--watch {token!r}: {error.message}") from None
-    words = text.detokenizer(tokenizer)
     if len(ids) != 1:
         parts = ", ".join(f"{words.piece(id)!r} (id:{id})" for id in ids)
         raise UsageError(
@@ -44,3 +44,12 @@ def _id(loaded: LoadedModel, token: str) -> int:
     if ids[0] >= loaded.vocab_size:
         raise UsageError(f"--watch {token!r} is id:{ids[0]}, but {loaded.name} has only {loaded.vocab_size} ids")
     return ids[0]
+
+
+def _ids(tokenizer: Any, words: text.Words, token: str) -> list[int]:
+    """The ids of a text: as it stands alone, or behind other text where only so it is one token."""
+    alone = text.encode(tokenizer, token, add_special_tokens=False)
+    if len(alone) == 1 and (words.piece(alone[0]) == token or not token[0].isspace()):
+        return alone
+    behind = text.continuation(tokenizer, token)
+    return behind if len(behind) == 1 and words.piece(behind[0]) == token else alone

@@ -232,7 +232,7 @@ class Explorer:
     def _tokenised(self, node: int, text: str) -> tuple[int, tuple[int, ...]]:
         """Where a typed text forks, and its tokens: they may begin inside of the token before the cursor."""
         from genctl.decode.token_healing import heal
-        from genctl.models.text import check_ids, encode
+        from genctl.models.text import check_ids, continuation
 
         loaded, tree = self.space.session.loaded, self.tree
         if loaded.tokenizer is None:
@@ -248,12 +248,7 @@ class Explorer:
             before = healed.text
             while tree.length(node) > len(healed.ids):
                 node = tree.nodes[node].parent
-        # after a text, so that no blank is put before the first word
-        anchor = encode(loaded.tokenizer, "a", add_special_tokens=False)
-        joined = encode(loaded.tokenizer, f"a{before}{text}", add_special_tokens=False)
-        if joined[: len(anchor)] != anchor or len(joined) == len(anchor):
-            joined, anchor = encode(loaded.tokenizer, before + text, add_special_tokens=False), []
-        ids = tuple(joined[len(anchor) :])
+        ids = tuple(continuation(loaded.tokenizer, before + text))
         check_ids(ids, self.space.session.forward.vocab_size)
         return node, ids
 

@@ -337,9 +337,7 @@ class Workspace:
             here = self.tree.nodes[here].parent
         words = self._words.get(here)
         if words is None:
-            words = detokenizer(self.session.loaded.tokenizer)
-            for id in self.tree.opened.prompt_ids:
-                words.push(id)
+            words = detokenizer(self.session.loaded.tokenizer).after(self.tree.opened.prompt_ids)
         words = words.fork()
         for each in reversed(way):
             words.push(self.tree.nodes[each].id)

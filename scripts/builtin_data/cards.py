@@ -18,8 +18,8 @@ that every command can be tried and tested without a download.
 - Tokenizer: byte-level BPE with {vocabulary} tokens, trained on the same stories. Any text can be encoded
   and decodes to itself. `<pad>`, `<bos>`, `<eos>`; `<bos>` is put in front of every text.
 - `generation_config.json` holds the token ids only: no sampling settings.
-- The model does not converse. Its chat template joins the contents of all messages with spaces, and the model
-  goes on from there.
+- The model does not converse. Its chat template joins the contents of all messages: an answer follows its turn
+  as it was written, a space separates other messages. The model goes on from there.
 
 ## Data
 

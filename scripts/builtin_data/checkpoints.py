@@ -16,9 +16,14 @@ from transformers import (
 
 from builtin_data import numbers
 
-# Neither model converses; these let a chat be tried offline. A story goes on from all messages, a number is the last.
-STORIES_CHAT = "{{ bos_token }}{{ messages | map(attribute='content') | join(' ') }}"
-NUMBERS_CHAT = "{{ messages[-1]['content'] }}{{ eos_token }}"
+# Neither model converses; these let a chat be tried offline. A story goes on from all messages: an answer follows its
+# turn as it was written, and a blank stands before other messages that have none. A number is the last message.
+STORIES_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% set text = message['content'] or '' %}"
+    "{% if not (loop.first or message['role'] == 'assistant' or text[:1].isspace()"
+    " or (loop.previtem['content'] or '')[-1:].isspace()) %}{{ ' ' }}{% endif %}{{ text }}{% endfor %}"
+)
+NUMBERS_CHAT = "{{ messages[-1]['content'] or '' }}{{ eos_token }}"
 
 
 def stories_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:

@@ -47,6 +47,11 @@ class PlannedTurn:
     prefill: str
 
     @property
+    def note(self) -> str:
+        """What the writer of the prompt should know; "" where there is nothing."""
+        return "" if self.prompt is None else self.prompt.note
+
+    @property
     def opening(self) -> str:
         """The text of the prompt; "" where a server makes it."""
         return "" if self.prompt is None else self.prompt.text
@@ -63,6 +68,12 @@ class Chat:
     ) -> None:
         self.engine, self.partner, self.story = engine, partner, story
         self.seed, self.prefill = seed, prefill
+        if prefill and partner.kind == "alone":
+            raise UsageError(
+                f"--prefill begins the answer in the prompt, and {engine.name} is an encoder-decoder, "
+                "whose answers are apart from their prompts",
+                hint="--set prefix=TEXT begins them",
+            )
         self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
         self.base, self.own_values = self._settled(story.settings)  # and the knobs that the chat's commands have set
 

@@ -172,6 +172,8 @@ class Interactive(SlashWork):
 
     def _answer(self, turn: PlannedTurn, send: Send, text: str) -> None:
         """Show an answer while it comes. Ctrl-C ends it; what was said stays."""
+        if turn.note:
+            self.note(turn.note)
         begun = thinking.opened_by(turn.opening)
         view: Any
         if self.scores:

@@ -296,6 +296,7 @@ class ChatJob(job.Job[ChatOptions]):
             return
         conversation = chat.story.conversation
         turn = chat.plan(last["content"], conversation.at, lane=row.id, own_id=row.id if row.own_id else "", base=base)
+        self.note_once(turn.note)
         view = None
         if self.live:
             from genctl.commands.chat.answer_view import AnswerView

@@ -29,6 +29,7 @@ class ReadPrompt:
 
     ids: tuple[int, ...]
     text: str  # special tokens included
+    note: str = ""  # what its writer should know
 
 
 class Partner:
@@ -123,7 +124,7 @@ class Partner:
         if self.session is None:
             raise UsageError("the server makes the prompt of the messages, and does not tell it")
         prompt = self.session.planner.read(request)
-        return ReadPrompt(prompt.ids, prompt.text)
+        return ReadPrompt(prompt.ids, prompt.text, prompt.note)
 
     def first_token(self, base: Resolved) -> tuple[int, ...]:
         """The token that every prompt begins with, as a template or a tokenizer puts it there; () where there is none.

@@ -124,7 +124,7 @@ class CompareJob(Job[CompareOptions]):
                 )
             )
         self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
-        self.listeners += [self.end_sign, self.note_cut]
+        self.listeners += [self.end_sign, self.note_prompt]
         if self.live and self.lone:
             self.show_prompt(self.rows[0])
         self.open_event_log(stack, options.events, force=options.force)

@@ -177,6 +177,7 @@ class ExploreJob(Job[ExploreOptions]):
         resolved = self.settle(session, layers, self.options.strategy)
         self.describe(session, resolved)
         prompt = session.planner.read(request_of(self.row, resolved, 0))
+        self.note_once(prompt.note)
         return Explorer.begin(
             session,
             prompt.text,

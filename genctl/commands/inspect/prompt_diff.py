@@ -38,6 +38,8 @@ def difference(
 
     Raises the errors of planning a request, and ModelError if the model keeps no cache.
     """
+    from genctl.models.text import detokenizer
+
     if not session.forward.abilities.supports_cache:
         raise ModelError(f"{session.loaded.name} keeps no cache, so there is nothing that --diff could reuse")
     first_plan, second_plan = (session.planner.plan(request, Report()) for request in (first, second))
@@ -46,6 +48,7 @@ def difference(
         tuple(second_plan.lane.source or second_plan.lane.tokens),
     )
     common = shared_length(*ids)
+    behind = detokenizer(session.loaded.tokenizer).after(ids[0][:common])
     prefix = _resumable(session, first)
     reading, reused = _decode(session, second, prefix, interrupted)
     alone, _ = _decode(session, second, None, interrupted)
@@ -54,7 +57,7 @@ def difference(
         "prompt_tokens": len(ids[1]),
         "common_tokens": common,
         "common_text": session.planner.text(ids[0][:common]),
-        "part": [session.planner.text(tokens[common : common + SHOWN]) for tokens in ids],
+        "part": [behind.decode(tokens[common : common + SHOWN]) for tokens in ids],
         "reused_tokens": reused,
         "share_reused": reused / len(ids[1]),
         "spared_bytes": spared(prefix, reused),

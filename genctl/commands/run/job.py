@@ -144,7 +144,7 @@ class RunJob(job.Job[RunOptions]):
             self.bar = RowsBar(self.err_console, total, done=output.done)
             stack.callback(self.bar.close)
         self.collector = Collector()
-        self.listeners += [self._show, self.note_cut]
+        self.listeners += [self._show, self.note_prompt]
         self.listeners += [] if self.search is None else [self.search.feed]
         self.listeners += [self.reuse.feed]
         self.listeners += [] if self.bar is None or not self.choice.live else [self.bar.feed]

@@ -36,6 +36,7 @@ class Prompt:
     ids: tuple[int, ...]
     text: str  # recorded
     shown: str = ""  # of a conversation: its messages
+    note: str = ""  # what its writer should know
 
 
 @dataclass(frozen=True)
@@ -157,15 +158,26 @@ class Planner:
             from genctl.models import chat
 
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-            rendered = chat.render_chat_text(tokenizer, list(messages), system=runtime.system, name=self.loaded.name)
-            rendered += request.prefill
-            ids = tuple(
-                text.encode(tokenizer, rendered, add_special_tokens=False)
-            )  # the template contains the special tokens
-            return Prompt(ids, rendered, events.conversation(messages, runtime.system))
+            how: dict[str, Any] = {"system": runtime.system, "name": self.loaded.name}
+            if request.prefill:
+                rendered = chat.render_prefilled(tokenizer, list(messages), request.prefill, **how)
+            else:
+                rendered = chat.render_chat_text(tokenizer, list(messages), **how)
+            # the template contains the special tokens
+            ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
+            note = self._doubled(ids, "the chat template writes it before a message that begins with it")
+            return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-        return Prompt(ids, request.prompt)
+        return Prompt(ids, request.prompt, note=self._doubled(ids, "the tokenizer writes it before each prompt"))
+
+    def _doubled(self, ids: Sequence[int], why: str) -> str:
+        """A note if a prompt begins with BOS twice, which few models have seen; else ""."""
+        tokenizer: Any = self.loaded.tokenizer
+        if len(ids) < 2 or ids[0] != ids[1] or ids[0] not in (self.bos, tokenizer.bos_token_id):
+            return ""
+        name = tokenizer.convert_ids_to_tokens(ids[0])
+        return f"the prompt begins with {name} twice: {why}; leave {name} out of what you write"
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
@@ -218,6 +230,8 @@ class Planner:
         settings |= generation.several
         if truncated:
             settings["truncated"] = truncated
+        if prompt.note:
+            settings["note"] = prompt.note
         if generation.structure:
             settings["structure"] = generation.structure
         stops = self._trimmer(criteria, words, keep=generation.keep_stop)

@@ -72,7 +72,7 @@ class TextReader:
         joint = self._encode(context + text)
         rest = joint[len(head) :]
         if joint[: len(head)] != head or len(rest) <= len(self.after):
-            rest = [*self._continuation_ids(text), *self.after]
+            rest = [*texts.continuation(self.tokenizer, text), *self.after]
         ids = self._ended([*head, *rest])
         return self._encoded(text, ids, len(head), len(head), _size(text))
 
@@ -113,20 +113,6 @@ class TextReader:
         if not ids:
             raise InputError("the target tokenises to nothing")
         return ids
-
-    def _continuation_ids(self, text: str) -> list[int]:
-        """The ids of a text that continues another one: many tokenizers put a space before the first word."""
-        alone = self._bare(text)
-        for before in (",", "\n", "a"):
-            try:
-                head, joint = self._bare(before), self._bare(before + text)
-            except InputError:  # a tokenizer that drops spaces
-                continue
-            if texts.decode(self.tokenizer, [*head, *alone]) == before + text:
-                return alone
-            if joint[: len(head)] == head and len(joint) > len(head):
-                return joint[len(head) :]
-        return alone
 
     def _bare(self, text: str) -> list[int]:
         return texts.encode(self.tokenizer, text, add_special_tokens=False)

@@ -258,17 +258,20 @@ class Scorer:
         """The characters before the first scored token, and the tokens with their text."""
         from genctl.models.text import Detokenizer
 
-        words = Detokenizer(self.reader.tokenizer, skip_special_tokens=False)
+        # the text of an encoder-decoder begins from nothing
+        before = encoded.ids[: encoded.begin] if encoded.source is None else ()
+        words = Detokenizer(self.reader.tokenizer).after(before)
         shows_pieces = words.vocabulary.way == "whole"  # such a tokenizer decodes only complete texts
-        for id in encoded.ids[: encoded.begin]:
-            words.push(id)
+
+        def added(id: int) -> str:
+            # special tokens are shown, although they are not part of the text
+            return words.piece(id) if shows_pieces or not words.writes(id) else words.push(id)
+
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
-        if self.reader.before:  # the first id is BOS, which is not part of the text
-            lead = ""
         with_text = [
             dataclasses.replace(
                 token,
-                text=words.piece(token.id) if shows_pieces else words.push(token.id),
+                text=added(token.id),
                 top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
             )
             for token in tokens

@@ -1,0 +1,172 @@
+"""The text of a run is what decode(prompt + new) adds to decode(prompt), for every kind of tokenizer and everywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl.api import load
+from genctl.events import Finished, Stepped
+from tests import tiny
+from tests.cli.tool import Done, genctl
+from tests.models.test_text_after_prompt import added
+from tests.models.tokenizers_made import FAMILIES
+
+DRAWN = ("--do-sample", "--temperature", "3", "--top-k", "0", "--seed")
+PROMPTS = ("the cat", "the dog sat on the mat and")
+family = pytest.mark.parametrize("family", FAMILIES)
+Checkpoint = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A tiny model with a tokenizer of each family, whose vocabulary is padded: it writes ids without a token."""
+    folder = tmp_path_factory.mktemp("families")
+
+    def made(family: str, arch: str = "llama") -> str:
+        path = folder / f"{arch}-{family}"
+        if not path.exists():
+            tokenizer = FAMILIES[family]()
+            tiny.tiny(arch, vocab_size=len(tokenizer) + 40).save_pretrained(path)
+            tokenizer.save_pretrained(path)
+        return str(path)
+
+    return made
+
+
+def spaced(family: str, word: str) -> int:
+    """The id of a token that writes a word behind a blank."""
+    tokenizer = FAMILIES[family]()
+    return int(tokenizer.convert_tokens_to_ids(f"▁{word}" if family != "word_piece" else word))
+
+
+def run(*arguments: str, **how: Any) -> Done:
+    done = genctl(*arguments, **how)
+    assert done.status == 0, done.err
+    return done
+
+
+def expected(family: str, prompt: str, ids: list[int]) -> str:
+    tokenizer = FAMILIES[family]()
+    return added(tokenizer, list(tokenizer(prompt)["input_ids"]), ids)
+
+
+@family
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_records_pieces_streams_and_echoes_have_one_text(family: str, seed: str, checkpoint: Checkpoint) -> None:
+    command = ("run", "-m", checkpoint(family), "-n", "24", *DRAWN, seed)
+    records = run(*command, "--format", "jsonl", "--scores", *PROMPTS).records
+    texts = [record["text"] for record in records]
+    assert texts == [expected(family, record["prompt"], record["token_ids"]) for record in records]
+    assert ["".join(token["text"] for token in record["tokens"]) for record in records] == texts
+    prompt, text = PROMPTS[0], texts[0]
+    for options in ((), ("--stream",)):
+        assert run(*command, *options, prompt).out == f"{text}\n"
+        assert run(*command, *options, "--echo", prompt).out == f"{prompt}{text}\n"
+
+
+@family
+def test_searches_and_samples_have_the_same_text(family: str, checkpoint: Checkpoint) -> None:
+    model = load(checkpoint(family))
+    ways: tuple[dict[str, Any], ...] = (
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"do_sample": True, "temperature": 3.0, "num_return_sequences": 3, "seed": 5},
+    )
+    for knobs in ways:
+        rows: list[str] = [""]
+        for event in model.stream([PROMPTS[0]], max_new_tokens=12, **knobs):
+            if isinstance(event, Stepped):
+                for ended in event.ended:
+                    written = "".join(token.text for token in ended.written)
+                    assert rows[ended.parent] + written == ended.hypothesis.text
+                rows = [rows[row.parent] + "".join(token.text for token in row.written) for row in event.rows]
+            elif isinstance(event, Finished):
+                for one in event.hypotheses:
+                    assert one.text == expected(family, PROMPTS[0], list(one.tokens))
+
+
+@family
+def test_the_text_after_ids_of_any_kind(family: str, checkpoint: Checkpoint) -> None:
+    tokenizer = FAMILIES[family]()
+    prompts = [[1], [2, 1], [len(tokenizer) + 7], [5, len(tokenizer) + 7], [1, 40, 7, 2], [*range(3, 40)]]
+    results = load(checkpoint(family)).generate(prompts, max_new_tokens=10, do_sample=True, temperature=3.0, seed=3)
+    for prompt, result in zip(prompts, results, strict=True):
+        one = result.sequences[0]
+        assert one.text == added(tokenizer, prompt, list(one.token_ids))
+
+
+@family
+def test_the_text_of_an_encoder_decoder_begins_from_nothing(family: str, checkpoint: Checkpoint) -> None:
+    command = ("run", "-m", checkpoint(family, "t5"), "-n", "12", *DRAWN, "4", "--format", "jsonl", "--scores")
+    record = run(*command, PROMPTS[0]).records[0]
+    assert record["text"] == added(FAMILIES[family](), [], record["token_ids"])
+    assert "".join(token["text"] for token in record["tokens"]) == record["text"]
+
+
+@family
+def test_a_tree_has_the_same_text(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("generate 6\nsample 2 5\ntext\n")
+    script = ("--script", str(tmp_path / "script"), "--format", "jsonl", "--seed", "3")
+    records = run("explore", "-m", checkpoint(family), *script, PROMPTS[0]).records
+    wrote = [record for record in records if "text" in record and "token_ids" in record]
+    for record in wrote:
+        assert record["text"] == expected(family, PROMPTS[0], record["token_ids"])
+    assert json.dumps(records)
+
+
+@family
+def test_the_pieces_of_a_scored_text_are_its_text(family: str, checkpoint: Checkpoint) -> None:
+    tokenizer = FAMILIES[family]()
+    if family in ("undecoded", "suffixes", "rewritten"):
+        pytest.skip("these tokenizers do not keep a text")
+    for options in (("the cat sat on",), ("--context", "the cat", " sat on")):
+        records = run("score", "-m", checkpoint(family), "--format", "jsonl", "--scores", *options).records
+        pieces = "".join(token["text"] for token in records[0]["tokens"])
+        whole = tokenizer.decode(tokenizer("the cat sat on")["input_ids"], skip_special_tokens=True)
+        assert whole.endswith(pieces)
+        if len(options) > 1:
+            assert pieces == " sat on"
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_first", "metaspace", "word_piece"])
+def test_stops_prefixes_grammars_and_watched_tokens_see_the_blank(family: str, checkpoint: Checkpoint) -> None:
+    command = ("run", "-m", checkpoint(family), "-n", "12", "--format", "jsonl", PROMPTS[0])
+    for options in (("--prefix", " the"), ("--regex", " the( dog)+"), ("--set", 'grammar=start: " the" " dog"+')):
+        record = run(*command, *options).records[0]
+        assert record["text"].startswith(" the")
+        assert record["text"] == expected(family, PROMPTS[0], record["token_ids"])
+        assert record["token_ids"][0] == spaced(family, "the")
+    stopped = run(*command, "--prefix", " the dog", "--stop", " dog").records[0]
+    assert (stopped["text"], stopped["finish_reason"]) == (" the", "stop")
+    begun = run(*command, "--prefix", " the", "--stop", " the").records[0]
+    assert (begun["text"], begun["finish_reason"], begun["usage"]["new_tokens"]) == ("", "stop", 1)
+    regex = run(*command, "--prefix", " the", "--stop-regex", "^ the").records[0]
+    assert (regex["text"], regex["usage"]["new_tokens"]) == ("", 1)
+    watched = run(*command, "--watch", " the").records[0]["tokens"][0]["watched"]
+    assert [(id, text) for id, text, _, _ in watched] == [(spaced(family, "the"), " the")]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama_first", "metaspace_first", "metaspace_never", "byte_level"])
+def test_a_chat_without_a_template_reads_what_it_wrote(family: str, checkpoint: Checkpoint) -> None:
+    tokenizer = FAMILIES[family]()
+    done = run(
+        "chat",
+        "-m",
+        checkpoint(family),
+        "-n",
+        "1",
+        "--prefill",
+        " the dog",
+        "--format",
+        "jsonl",
+        stdin="the cat\n the\n",
+    )
+    first, second = done.records
+    assert second["prompt"] == f"the cat the dog{first['text']} the the dog"
+    read = tokenizer(first["prompt"])["input_ids"] + first["token_ids"]
+    again = tokenizer(f"{first['prompt']}{first['text']}")["input_ids"]
+    assert tokenizer.decode(again, skip_special_tokens=True) == tokenizer.decode(read, skip_special_tokens=True)
