@@ -115,6 +115,7 @@ ALLOWED: dict[str, set[str]] = {
         "identity",
         "native",
         "params",
+        "sequences",
     },
     "transformers": {"children", "compat", "decode", "models.architectures"},
     "native": {"compat", "config.generation_fields", "decode"},

@@ -3,7 +3,7 @@
 Templates are rendered in jinja's immutable sandbox: no attribute reaches Python's internals, nothing is written. The
 sandbox limits neither time nor memory, so templates are rendered in a separate process (`chat_worker`), which is killed
 after `SECONDS`; it serves all prompts of a run. The result equals that of
-`apply_chat_template(add_generation_prompt=True)`.
+`apply_chat_template(add_generation_prompt=True)`, but for content that is null: transformers leaves it out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def render_chat_text(
     """
     conversation = check_messages(messages, system)
     template = check_template(tokenizer, name)
-    fields = [dict(message) for message in conversation]
+    # null is no value, as in transformers, but templates tell content that is null (beside tool_calls) from none
+    fields = [
+        {key: value for key, value in one.items() if value is not None or key == "content"} for one in conversation
+    ]
     special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
     request: dict[str, Any] = {
         "template": template,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 Way: TypeAlias = Literal["bytes", "pieces", "whole"]
 
 
-class Vocabulary:
+class DecodingVocabulary:
     """State that detokenizers of one tokenizer share: the way it decodes, and the text of single tokens."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, skip: bool) -> None:
@@ -118,16 +118,16 @@ class Vocabulary:
         return both[len(before) :] if both.startswith(before) else self.raw([id])
 
 
-_SHARED: dict[tuple[int, bool], tuple[Any, Vocabulary]] = {}
+_SHARED: dict[tuple[int, bool], tuple[Any, DecodingVocabulary]] = {}
 
 
-def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> Vocabulary:
+def vocabulary_of(tokenizer: PreTrainedTokenizerBase, skip: bool) -> DecodingVocabulary:
     # Keyed by identity; a process has only a few tokenizers.
     key = (id(tokenizer), skip)
     if key not in _SHARED or _SHARED[key][0] is not tokenizer:
         while len(_SHARED) >= 8:
             _SHARED.pop(next(iter(_SHARED)))
-        _SHARED[key] = tokenizer, Vocabulary(tokenizer, skip)
+        _SHARED[key] = tokenizer, DecodingVocabulary(tokenizer, skip)
     return _SHARED[key][1]
 
 

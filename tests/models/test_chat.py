@@ -42,6 +42,45 @@ def test_renders_as_transformers_does() -> None:
     assert text == made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
+CONTINUED = {
+    "as it is": CHATML,
+    "stripped": "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}{{ eos_token }}{% endfor %}",
+    "begun otherwise": "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% else %}"
+    " {{ m.content | trim }}{{ eos_token }}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("kind", CONTINUED)
+@pytest.mark.parametrize("begun", ["Well", " Well, it is ", "is\n", "[assistant]", "a < b & c"])
+def test_a_begun_answer_is_rendered_as_with_continue_final_message(kind: str, begun: str) -> None:
+    made = tokenizer(CONTINUED[kind])
+    messages = [*USER, {"role": "assistant", "content": begun}]
+    expected = made.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert chat.render_prefilled(made, USER, begun) == expected
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        CHATML.replace("message['content']", "message['content'].split('</t>')[-1]"),  # takes a thought out
+        CHATML.replace("{{ bos_token }}", "{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}"),
+        "{{ messages[0].content }}[assistant]",
+    ],
+)
+def test_where_a_template_changes_a_begun_answer_it_follows_the_generation_prompt(template: str) -> None:
+    made = tokenizer(template)
+    text = chat.render_prefilled(made, USER, "<t>Why?</t>")
+    assert text == f"{chat.render_chat_text(made, USER)}<t>Why?</t>"
+    assert text.endswith("[assistant]<t>Why?</t>")
+
+
+def test_content_that_is_null_reaches_the_template_as_null() -> None:
+    template = "{% for m in messages %}{{ 'content' in m }} {{ m.content is none }} {{ 'name' in m }};{% endfor %}"
+    messages = [*USER, {"role": "assistant", "content": None, "name": None, "tool_calls": [{"id": 1}]}, *USER]
+    text = chat.render_chat_text(tokenizer(template), messages)
+    assert text == "True False False;True True False;True False False;"
+
+
 def test_the_system_message_comes_first() -> None:
     text = chat.render_chat_text(tokenizer(CHATML), USER, system="be brief")
     assert text == "<bos>[system] be brief<eos>\n[user] hello 🦄<eos>\n[assistant]"

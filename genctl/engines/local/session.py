@@ -246,7 +246,12 @@ class Session:
     def _trial(self, resolved: Resolved) -> PlannedLane:
         """A prompt of one token, planned once for a job. Raises the errors of planning."""
         if self.tried is None or self.tried[0] is not resolved:
-            self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(0,)), Report())
+            from genctl.models.text import detokenizer
+
+            words = detokenizer(self.loaded.tokenizer)
+            # a token with text, as prompts have: a grammar that begins with a blank cannot begin a text
+            token = next(filter(words.writes, range(self.loaded.vocab_size)), 0)
+            self.tried = resolved, self.planner.plan(Request("", resolved, 0, prompt_ids=(token,)), Report())
         return self.tried[1]
 
     def width(self, resolved: Resolved, default: int) -> int:

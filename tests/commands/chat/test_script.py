@@ -167,7 +167,7 @@ def test_a_turn_that_does_not_fit_fails_and_was_not_said(tmp_path: Path) -> None
     assert done.status == 1
     first, second, third = done.records
     assert "the model's context is 512" in second["error"]["message"]
-    assert third["prompt"] == f"<bos>Hello {first['text']} Bye"
+    assert third["prompt"] == f"<bos>Hello{first['text']} Bye"
 
 
 def test_a_checkpoint_without_a_template_goes_on_with_the_text(checkpoints: dict[str, str]) -> None:
@@ -184,6 +184,33 @@ def test_an_encoder_decoder_answers_each_turn_alone(tmp_path: Path) -> None:
     assert done.status == 0, done.err
     assert "answers each turn on its own" in done.err
     assert [record["prompt"] for record in done.records] == ["the cat", "the dog"]
+
+
+@pytest.mark.parametrize("begun", ["The fox", "Well, ", " I"])
+@pytest.mark.parametrize("kind", ["chatml", "llama3", "gemma", "mistral"])
+def test_a_prefill_is_read_as_the_template_has_it_in_the_next_turn(
+    kind: str, begun: str, checkpoints: dict[str, str]
+) -> None:
+    """It was glued on as it is: the next turn was read anew where a template strips answers or puts a blank there."""
+    options = ("-m", checkpoints[kind], "-n", "6", "--format", "jsonl", "--prefill", begun)
+    first, second = chat(*options, turns=["Hi", "More"]).records
+    assert second["prompt"].startswith(first["prompt"])
+
+
+def test_an_encoder_decoder_takes_no_prefill() -> None:
+    done = chat("-m", "builtin:numbers", "--prefill", "3", turns=["five"])
+    assert (done.status, done.out) == (2, "")
+    assert "--prefill begins the answer in the prompt, and builtin:numbers is an encoder-decoder" in done.err
+    assert "hint: --set prefix=TEXT" in done.err
+
+
+def test_a_bos_that_stands_twice_gets_one_note() -> None:
+    done = chat("-n", "2", turns=["<bos>Once", "More", "<bos>"])
+    note = "note: the prompt begins with <bos> twice: the chat template writes it before a message that begins with it"
+    assert done.err.count("note:") == 1
+    assert done.err.startswith(f"{note}; leave <bos> out")
+    assert chat("-n", "2", "-q", turns=["<bos>Once"]).err == ""
+    assert chat("-n", "2", turns=["Once <bos>"]).err == ""
 
 
 def test_a_prefill_begins_every_answer_and_stays_in_the_history(checkpoints: dict[str, str]) -> None:
