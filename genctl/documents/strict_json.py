@@ -40,11 +40,12 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return items
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text; bytes are UTF-8. Raises BadJson.
 
     Refused are a key that is given twice, numbers that are not finite or have thousands of digits, more than DEEPEST
-    levels of nesting, and more than MOST_VALUES values.
+    levels of nesting, and more than MOST_VALUES values. Unless `finite`, numbers may be infinite or NaN, as some servers
+    write them.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
@@ -52,7 +53,7 @@ def loads(text: str | bytes) -> Any:
             raise BadJson(f"it holds more than {MOST_VALUES:,} values")
         if text.startswith("\ufeff"):
             raise Incomplete("not JSON: a byte order mark at column 1")
-        value = _DECODER.decode(text)
+        value = (_DECODER if finite else _GENEROUS).decode(text)
     except UnicodeDecodeError as error:
         raise Incomplete(f"byte {error.start + 1} is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -92,6 +93,7 @@ def _constant(name: str) -> NoReturn:
     raise BadJson(f"not JSON: {name} is not a JSON number")
 
 
+_GENEROUS = json.JSONDecoder(object_pairs_hook=once)
 _DECODER = json.JSONDecoder(object_pairs_hook=once, parse_float=_finite, parse_constant=_constant)
 
 

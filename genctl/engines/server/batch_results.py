@@ -39,7 +39,7 @@ def read_lines(name: str) -> Iterator[BatchLine]:
                 continue
             where = f"{name}, line {number}"
             try:
-                data = without_surrogates(strict_json.loads(line))
+                data = without_surrogates(strict_json.loads(line, finite=False))
             except BadJson as error:
                 raise InputError(f"{where}: {error}") from None
             id = data.get("custom_id") if isinstance(data, dict) else None
