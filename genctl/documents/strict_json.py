@@ -44,8 +44,8 @@ def loads(text: str | bytes, *, finite: bool = True) -> Any:
     """The value of a JSON text; bytes are UTF-8. Raises BadJson.
 
     Refused are a key that is given twice, numbers that are not finite or have thousands of digits, more than DEEPEST
-    levels of nesting, and more than MOST_VALUES values. Unless `finite`, numbers may be infinite or NaN, as some servers
-    write them.
+    levels of nesting, and more than MOST_VALUES values. Unless `finite`, numbers may be NaN or infinite, as some
+    servers write them.
     """
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
