@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,7 +44,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return reader.read(path, MAX_BYTES, regular=True)
     except Unreadable as error:
-        raise PresetError(f"{name}: {error if path.exists() else 'no such file'}") from None
+        raise PresetError(f"{name}: {error if os.path.lexists(path) else 'no such file'}") from None
 
 
 def decode(data: bytes, name: str) -> str:
