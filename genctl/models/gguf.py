@@ -64,7 +64,8 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     check.check_size(config, weights, source=name)
     files = stamps(path.parent, [path], code=False)
     own = {path.name: files[path.name]}
-    settings = GenerationSettings({}, name)
+    further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which transformers reads
+    settings = GenerationSettings({"eos_token_id": list(header.ends)} if header.ends and further else {}, name)
     return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
 
 

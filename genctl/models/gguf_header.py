@@ -26,6 +26,11 @@ _MOST_DIMENSIONS = 4  # ggml's limit
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
 _LARGEST_ALIGNMENT = 1 << 20
 _TOKENS, _TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
+_ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+_END_TEXTS = frozenset(  # special tokens that end a turn or a text, where the file has no key for them
+    b"<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|end_of_turn|> <end_of_turn> <|end_of_text|>"
+    b" <|endoftext|> <end_of_utterance> <EOT> [EOT] [EOS]".split()
+)
 _ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 
@@ -36,6 +41,7 @@ class Header:
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    ends: tuple[int, ...] = ()  # ids of tokens that end a turn or a text, the end of a text first
 
     @property
     def architecture(self) -> str:
@@ -80,7 +86,23 @@ class _Reader:
             raise self.refused("its general.architecture does not say which architecture it is")
         tensors = self.tensors(count, self.alignment(metadata))
         self.check_vocabulary(metadata)
-        return Header(metadata, tensors)
+        return Header(metadata, tensors, self.ends(metadata))
+
+    def ends(self, metadata: dict[str, Any]) -> tuple[int, ...]:
+        """The end tokens that keys name, and those among the special tokens that are known by their texts.
+
+        <|end|> ends a part of an answer where <|return|> and <|call|> end it (gpt-oss).
+        """
+        named = [metadata[key] for key in _ENDS if type(metadata.get(key)) is int]
+        special = zip(self.tokens, self.types, strict=False)
+        texts = {
+            self.data[begin:end]: id
+            for id, ((begin, end), kind) in enumerate(special)
+            if kind in vocabulary_size.ADDED and end - begin < 24 and self.data[begin:end] in _END_TEXTS
+        }
+        if b"<|return|>" in texts and b"<|call|>" in texts:
+            texts.pop(b"<|end|>", None)
+        return tuple(dict.fromkeys([*named, *texts.values()]))
 
     def value(self, key: str) -> Any:
         kind = self.number("<I")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,12 @@ def written(
     packed: bool = True,
     with_tokenizer: bool = True,
     more: Callable[[Any], object] = lambda writer: None,
+    words: Mapping[int, str] | None = None,
     **changes: Any,
 ) -> Path:
     """A tiny model with matrices in Q8_0 where their rows are whole blocks, as llama.cpp would write it.
 
-    `changes` are of its config, `more` adds to what is written.
+    `changes` are of its config, `more` adds to what is written, `words` are special tokens in place of others.
     """
     model = tiny(arch, **changes)
     config = model.config
@@ -72,11 +73,13 @@ def written(
     if with_tokenizer:
         inner = tokenizer().backend_tokenizer
         held = json.loads(inner.to_str())["model"]
-        words = sorted(held["vocab"], key=held["vocab"].get)
+        tokens = sorted(held["vocab"], key=held["vocab"].get)
+        for place, word in (words or {}).items():
+            tokens[place] = word
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("qwen2")
-        writer.add_token_list(words)
-        writer.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in words])
+        writer.add_token_list(tokens)
+        writer.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in tokens])
         writer.add_token_merges([" ".join(pair) for pair in held["merges"]])
         writer.add_bos_token_id(1)
         writer.add_eos_token_id(2)
@@ -127,6 +130,46 @@ def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
     assert found.tokenizer("the cat sat")["input_ids"] == tokenizer()("the cat sat")["input_ids"]
     assert "GGUF" in found.runtime
     assert found.fingerprint().startswith("sha256:")
+
+
+@pytest.mark.parametrize("runtime", ["native", "transformers"])
+@pytest.mark.parametrize(
+    ("more", "words", "ends"),
+    [
+        (lambda writer: None, {}, None),
+        (lambda writer: writer.add_eot_token_id(250), {}, [2, 250]),
+        (lambda writer: (writer.add_eot_token_id(250), writer.add_eom_token_id(60)), {}, [2, 250, 60]),
+        (lambda writer: None, {250: "<|im_end|>", 60: "<|endoftext|>"}, [2, 60, 250]),
+        (lambda writer: writer.add_eot_token_id(250), {250: "<|eot_id|>"}, [2, 250]),
+        (lambda writer: None, {250: "<|end|>", 60: "<|return|>", 61: "<|call|>"}, [2, 60, 61]),
+    ],
+)
+def test_every_end_token_of_a_gguf_file_ends_a_text(
+    runtime: str, more: Any, words: dict[int, str], ends: list[int] | None, tmp_path: Path
+) -> None:
+    path = written(tmp_path / "tiny.gguf", more=more, words=words)
+    quantize = ("--quantize", "gguf") if runtime == "native" else ()
+    found = load(Runtime(model=str(path), runtime=runtime, quantize="gguf" if quantize else None), need_tokenizer=True)
+    assert found.generation.values.get("eos_token_id") == ends
+    row = json.dumps({"prompt_ids": [5, 60, 250, 7]})
+    asked = (
+        "run",
+        "-m",
+        str(path),
+        "--runtime",
+        runtime,
+        *quantize,
+        "--input-format",
+        "jsonl",
+        "--format",
+        "jsonl",
+        "-n",
+        "40",
+    )
+    (record,) = genctl(*asked, stdin=row).records
+    first = genctl(*asked, "--set", "eos_token_id=[]", stdin=row).records[0]["token_ids"]
+    place = next((place for place, id in enumerate(first) if id in (ends or [2])), None)
+    assert record["token_ids"] == first[: None if place is None else place + 1]
 
 
 def test_gguf_files_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
