@@ -104,7 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines.ranks": {"config", "engines", "engines.local", "models", *_EARLIER},
     "config": {"params"},
-    "strategies": {"config.search_conflicts", "decode", "params", "sequences"},
+    "strategies": {"compat", "config.search_conflicts", "decode", "params", "sequences"},
     "models": {
         "children",
         "compat",
@@ -117,7 +117,7 @@ ALLOWED: dict[str, set[str]] = {
         "params",
         "sequences",
     },
-    "transformers": {"children", "compat", "decode", "models.architectures"},
+    "transformers": {"children", "compat", "decode", "models.architectures", "models.packed_layers"},
     "native": {"compat", "config.generation_fields", "decode"},
     "decode": {
         "compat",

@@ -162,9 +162,11 @@ def _check(model: Any, accepted: frozenset[str], cache_name: str) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"--compile is for decoders; {name} is an encoder-decoder", hint="leave out --compile")
     why = ""
-    if not {cache_name, "attention_mask"} <= accepted or not compat.takes_dynamic_cache(model):
+    takes = {cache_name, "attention_mask"} <= accepted and compat.takes_dynamic_cache(model)
+    cache = new_cache(model.config) if takes else None
+    if cache is None or not any(layer.has_columns for layer in cache.layers):
         why = "keeps no cache of keys and values that could be masked"
-    elif not new_cache(model.config).is_plain:
+    elif not cache.is_plain:
         why = "has layers that keep a window or a recurrent state"
     elif type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation:
         why = "prepares what it reads in a way of its own"
