@@ -104,7 +104,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines.ranks": {"config", "engines", "engines.local", "models", *_EARLIER},
     "config": {"params"},
-    "strategies": {"compat", "config.search_conflicts", "decode", "params", "sequences"},
+    "strategies": {"compat", "config.search_conflicts", "decode", "native.products.ops", "params", "sequences"},
     "models": {
         "children",
         "compat",
