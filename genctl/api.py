@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from genctl import events
+from genctl.config.chat_settings import KNOBS as CHAT_KNOBS
 from genctl.config.layers import Layer, resolve
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow
@@ -150,7 +151,7 @@ def generate(
     return load(model, **loading).stream(prompts, **settings)
 
 
-DECODING = frozenset({"seed", "batch_size", "chat", "system"})
+DECODING = frozenset({"seed", "batch_size", "chat", "system", "processed_logprobs", *CHAT_KNOBS})
 
 
 def _several(prompts: Any) -> list[Prompt]:

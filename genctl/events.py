@@ -62,6 +62,7 @@ class Token:
     top: tuple[Alternative, ...] = ()
     trace: tuple[Trace, ...] = ()
     watched: tuple[Watched, ...] = ()  # the tokens of --watch, at the step in which this token was chosen
+    processed: float | None = None  # the log-probability after all processors, if it is reported
 
 
 @dataclass(frozen=True, slots=True)

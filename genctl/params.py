@@ -167,6 +167,13 @@ class Generation:
     frequency_penalty: Annotated[float, Ge(-2.0), Le(2.0)] = knob(
         0.0, "subtract this for each time a token was already generated (OpenAI API)", PENALTIES, neutral=0.0
     )
+    penalty_last_n: Number | None = knob(
+        None,
+        "repetition_penalty, presence_penalty, frequency_penalty and DRY look at this many of the last tokens alone "
+        "(llama.cpp repeat_last_n)",
+        PENALTIES,
+        flag=False,
+    )
     no_repeat_ngram_size: Count = knob(
         0, "never repeat a sequence of n tokens, prompt included; 0 is off", PENALTIES, neutral=0
     )
@@ -236,9 +243,18 @@ class Generation:
         "generate JSON that this schema allows: a file, or the schema itself (an object, true or false)",
         STRUCTURE,
     )
+    json_schema_unenforced: Literal["refuse", "drop"] = knob(
+        "refuse",
+        "keywords of json_schema that cannot be enforced: refuse the schema, or drop them with a note",
+        STRUCTURE,
+        flag=False,
+    )
     regex: str | None = knob(None, "generate text that this regular expression matches as a whole", STRUCTURE)
     grammar: str | None = knob(
         None, "generate text of this grammar: a file in Lark's syntax, or the grammar itself", STRUCTURE
+    )
+    grammar_after: str | None = knob(
+        None, "text after which the json_schema, regex or grammar begins, such as </think>", STRUCTURE, flag=False
     )
     prefix: str | None = knob(None, "text that the new text must begin with", STRUCTURE)
     token_healing: bool = knob(
@@ -446,9 +462,28 @@ class Runtime:
     row_timeout: Positive | None = knob(
         None, "maximum number of seconds for a row, prefill and all sequences included", RUN
     )
+    processed_logprobs: bool = knob(
+        False,
+        "add to the tokens of records the log-probability after all processors, in the distribution that is drawn from",
+        RUN,
+        flag=False,
+    )
     prompt_cache: str | None = knob(None, "reuse a prompt saved by genctl inspect-cache --save-cache", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)
     system: str | None = knob(None, "system message of the chat; implies --chat", RUN)
+    chat_template: str | None = knob(
+        None,
+        "which of the checkpoint's named chat templates (default: default, or tool_use with tools)",
+        RUN,
+        flag=False,
+    )
+    chat_template_kwargs: dict[str, Any] | None = knob(
+        None, 'variables for the chat template: {reasoning_effort = "low"}', RUN, flag=False
+    )
+    enable_thinking: bool | None = knob(None, "the chat template's variable of this name", RUN, flag=False)
+    tools: list[dict[str, Any]] | None = knob(
+        None, "functions that the chat template offers to the model, as OpenAI's API describes them", RUN, flag=False
+    )
 
     @property
     def is_chat(self) -> bool:

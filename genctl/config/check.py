@@ -27,6 +27,7 @@ ALIASES = {
     "beam_size": "num_beams",
     "beam_width": "num_beams",
     "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "penalty_last_n",
     "stop": "stop_strings",
     "sample": "do_sample",
     "sampling": "do_sample",

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
-from genctl.config.listed_knobs import PROCESSORS
+from genctl.config.listed_knobs import PROCESSORS, WINDOW
 from genctl.params import Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
@@ -27,8 +28,11 @@ SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "for
 
 # Knobs that refine another one and have no effect without it.
 REFINES = {
-    **{knob: row.knobs[0] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in PROCESSORS},
+    **{
+        knob: row.knobs[0] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in (*PROCESSORS, WINDOW)
+    },
     "negative_prompt": "guidance_scale",
+    "json_schema_unenforced": "json_schema",
     "stop_repeat_times": "stop_repeat_ngram",
     "early_stopping": "num_beams",
     "mbr_utility": "mbr_samples",
@@ -175,7 +179,7 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 def find_clashes(settings: Settings) -> list[Clash]:
     """Every conflict: sampling, number of sequences, lengths, caches, compiling, knobs that refine others, chat."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _chat)
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _window, _chat)
     return [clash for kind in kinds for clash in kind(settings)]
 
 
@@ -194,10 +198,23 @@ def _refining(settings: Settings) -> Iterator[Clash]:
             yield Clash(frozenset({key, REFINES[key]}), words, by_default=refined.level < 0)
 
 
+def _window(settings: Settings) -> Iterator[Clash]:
+    window = _get(settings, WINDOW)
+    if window.value is None or "processors" in settings:
+        return
+    penalties = [row.knobs[0] for row in PROCESSORS.values() if WINDOW in row.knobs]
+    if all(_get(settings, name).value == knobs()[name].metadata["neutral"] for name in penalties):
+        words = f"{_say(WINDOW, window)} has no effect without {', '.join(penalties[:-1])} or {penalties[-1]}"
+        yield Clash(frozenset({WINDOW, *penalties}), words)
+
+
 def _chat(settings: Settings) -> Iterator[Clash]:
     system, chat = _get(settings, "system"), _get(settings, "chat")
     if system.value is not None and chat.value is False and chat.level == system.level:
         yield _between(settings, "system", "chat", "only a chat has a system message")
+    table, thinking = _get(settings, "chat_template_kwargs"), _get(settings, "enable_thinking")
+    for sentence in chat_settings.mistakes(table.value or {}, thinking=thinking.value is not None):
+        yield Clash(frozenset({"chat_template_kwargs"}), f"{sentence} ({table.place})")
 
 
 def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:

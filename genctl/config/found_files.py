@@ -45,10 +45,10 @@ xtc_threshold dynatemp_range dynatemp_exponent smoothing_factor smoothing_curve 
 repetition_penalty encoder_repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size
 encoder_no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_sequence_breakers
 exponential_decay_length_penalty remove_invalid_values renormalize_logits guidance_scale negative_prompt
-watermarking_config
+watermarking_config penalty_last_n
 bad_words bad_words_ids logit_bias sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id
 forced_eos_token_id
-regex prefix token_healing
+regex prefix token_healing grammar_after json_schema_unenforced
 num_beams length_penalty early_stopping num_beam_groups diversity_penalty stochastic_beams force_words force_words_ids
 best_of mbr_samples mbr_utility penalty_alpha
 prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit num_assistant_tokens
@@ -59,7 +59,8 @@ min_tokens
 eos_token_id pad_token_id bos_token_id decoder_start_token_id
 use_cache cache_implementation
 offline device dtype device_map max_memory tensor_parallel fsdp merge_adapter pack quantize runtime threads
-seed batch_size truncate row_timeout chat system
+seed batch_size truncate row_timeout chat system chat_template chat_template_kwargs enable_thinking tools
+processed_logprobs
 about
 """
 

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 from genctl.errors import UsageError
 from genctl.params import Generation, knobs
 
+WINDOW = "penalty_last_n"  # a knob that several processors share
+
 Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
 
 
@@ -42,6 +44,11 @@ def _row(
     return ProcessorRow(name, source, maker or f"standard.{name}", knobs or (name,), of_scores, measure)
 
 
+def _windowed(*names: str) -> tuple[str, ...]:
+    """The knobs of a penalty that may look at the last tokens alone."""
+    return (*names, WINDOW)
+
+
 # The processors in the order in which they are applied by default. It is that of transformers. Processors that
 # transformers lacks stand where other tools put them: biases and penalties among the penalties, before any filter
 # (llama.cpp's `logit_bias`, `penalties` and `dry` come first; so do text-generation-webui's); top-n-sigma before
@@ -52,14 +59,19 @@ _ROWS = (
     _row("sequence_bias", "SequenceBiasLogitsProcessor"),
     _row("logit_bias", "OpenAI API, llama.cpp"),
     _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", measure="factor"),
-    _row("repetition_penalty", "RepetitionPenaltyLogitsProcessor", measure="factor"),
-    _row("presence_penalty", "OpenAI API, vLLM", "repetition.presence"),
-    _row("frequency_penalty", "OpenAI API, vLLM", "repetition.frequency"),
+    _row(
+        "repetition_penalty",
+        "RepetitionPenaltyLogitsProcessor",
+        knobs=_windowed("repetition_penalty"),
+        measure="factor",
+    ),
+    _row("presence_penalty", "OpenAI API, vLLM", "repetition.presence", _windowed("presence_penalty")),
+    _row("frequency_penalty", "OpenAI API, vLLM", "repetition.frequency", _windowed("frequency_penalty")),
     _row(
         "dry",
         "oobabooga/text-generation-webui#5677",
         "repetition.dry_of_knobs",
-        ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
+        _windowed("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
     ),
     _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor"),
     _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor"),

@@ -148,6 +148,10 @@ def grammars(generation: Generation) -> list[str]:
     """The conflicts of grammars, prefixes and token healing, one sentence each."""
     knobs = [knob for knob in GRAMMARS if getattr(generation, knob) is not None]
     messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
+    if generation.grammar_after is not None and not knobs:
+        messages.append(f"grammar_after has no effect without {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]}")
+    if generation.grammar_after == "":
+        messages.append("grammar_after is empty: the grammar begins at once")
     if generation.token_healing:
         messages += [
             f"token_healing cannot be combined with {knob}: its text would begin in the prompt" for knob in knobs

@@ -23,7 +23,7 @@ from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, s
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import ContractError, GenctlError, ModelError
-from genctl.native.products.ops import entropy
+from genctl.native.products.ops import entropy, log_softmax
 
 if TYPE_CHECKING:
     from genctl.decode.processors import Processor
@@ -234,6 +234,8 @@ def _chosen(
         parts = [choice.rows.new_empty(choice.rows.shape[0], 0)]
     written = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     figures = _figures(lane, model.logprobs, choice.rows[:, None], written) if lane.explains else []
+    if lane.processed:
+        figures.append(_processed(lane, scored.logits, choice.rows[:, None], written))
     questions = [] if scored.best is None else [scored.best]
     questions += [choice.rows, written, model.logprobs_of(choice.rows, written)]
     if choice.totals is not None:
@@ -250,6 +252,17 @@ def _figures(lane: Lane, logprobs: Tensor, rows: Tensor, written: Tensor) -> lis
     best = here.topk(min(lane.top, here.shape[2]), -1)
     figures = [(here > chosen).sum(-1) + 1, entropy(here), best.values, best.indices]
     return figures + (_watched(here, lane.watch) if lane.watch else [])
+
+
+def _processed(lane: Lane, scores: Tensor, rows: Tensor, written: Tensor) -> Tensor:
+    """The log-probabilities of tokens int64 [C, m] after rows [C, 1] in processed scores [N, D+1, V]: f32 [C, m].
+
+    NaN for a search that makes scores of its own.
+    """
+    if lane.strategy.space == "raw":
+        return scores.new_full(written.shape, torch.nan)
+    here = scores[rows, counted(written.shape[1], written.device)]
+    return log_softmax(here).gather(2, written[..., None])[..., 0]
 
 
 def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:

@@ -29,19 +29,21 @@ class Facts:
     figures: Sequence[Any] = ()  # statistics of each token if requested: rank, entropy, best ids, watched ids
     traces: Any = ()  # [m][C], the effect of each processor, if requested
 
-    def words(self, candidate: int, watch: Sequence[int] = ()) -> tuple[events.Token, ...]:
-        """The tokens of one candidate with their statistics. `watch`: the watched ids."""
+    def words(self, candidate: int, lane: Lane) -> tuple[events.Token, ...]:
+        """The tokens of one candidate with their statistics."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
         if not self.figures:
             return tuple(map(events.Token, tokens, logprobs))
         described = []
         ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
+        processed = asides.pop() if lane.processed else [None] * len(tokens)
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
             trace = self.traces[place][candidate] if self.traces else ()
-            own = zip(watch, *(aside[place] for aside in asides), strict=True) if asides else ()
+            own = zip(lane.watch, *(aside[place] for aside in asides), strict=True) if asides else ()
             watched = tuple((id, "", value, rank) for id, value, rank in own)
             figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
+            figures["processed"] = processed[place]
             described.append(events.Token(token, logprob, **figures, watched=watched))
         return tuple(described)
 
@@ -91,7 +93,7 @@ def commit(
         if end is None and lives:
             logprob = live.logprobs[row] + sum(logprobs)
             total = logprob if totals is None else totals[place]
-            words = facts.words(place, lane.watch)
+            words = facts.words(place, lane)
             note = "" if choice.notes is None else choice.notes[candidate]
             done.survivors.append(candidate)
             done.parents.append(scored)
@@ -112,7 +114,7 @@ def commit(
                 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate],
                 stop.kind,
             )
-            words = facts.words(place, lane.watch)[:count]
+            words = facts.words(place, lane)[:count]
             done.finished.append(result)
             done.ended.append(events.Ended(lane.name, row, words, hypothesis(lane, result)))
     return done

@@ -210,7 +210,9 @@ def choice_mode(lane: Lane) -> ChoiceMode:
     keys = tuple(processor.key for processor in named)
     if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
         return ChoiceMode(independent, tolerant, None)
-    return ChoiceMode(independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch)))
+    return ChoiceMode(
+        independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
+    )
 
 
 @lru_cache(maxsize=64)

@@ -295,10 +295,11 @@ class Lane:
     scores: bool = False  # whether rank and entropy are reported for each token
     watch: tuple[int, ...] = ()  # ids whose log-probability and rank are reported at each token
     trace: bool = False  # whether each processor's effect is reported
+    processed: bool = False  # whether the log-probability after the processors is reported
     returned: int = 1  # number of returned hypotheses
     limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
 
     @property
     def explains(self) -> bool:
         """Whether tokens are reported with more than their log-probability."""
-        return self.scores or self.top > 0 or self.trace or bool(self.watch)
+        return self.scores or self.top > 0 or self.trace or self.processed or bool(self.watch)

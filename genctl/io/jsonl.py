@@ -2,7 +2,8 @@
 
 A row is an object with exactly one of `prompt` (a string), `prompt_ids` (a list of token ids) and `messages` (a list
 of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an object of preset keys), `reference`
-(a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings). Nothing else, and no nulls.
+(a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings), and `tools` (a list of objects).
+Nothing else, and no nulls.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 
 PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
-KNOWN = ("id", *PROMPTS, "params", *EXTRA)
+KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -66,7 +67,7 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
     With a `template` the prompt is made from the row's fields, which may have any name.
     """
     if template is not None:
-        data = template.apply(data, ("id", "params", *EXTRA), ("prompt_ids", "messages"))
+        data = template.apply(data, ("id", "params", "tools", *EXTRA), ("prompt_ids", "messages"))
     mistakes = unknown_keys(data, KNOWN)
     prompts = [key for key in PROMPTS if key in data]
     if not prompts:
@@ -86,9 +87,12 @@ def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, 
         if not isinstance(value, str) and not listed:
             expected = "a string or a list of strings" if key == "reference" else "a string"
             mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
+    tools = data.get("tools", [])
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        mistakes.append("tools: expected a list of objects")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
-    return {**values, "extra": {key: data[key] for key in EXTRA if key in data}}
+    return {**values, "extra": {key: data[key] for key in (*EXTRA, "tools") if key in data}}
 
 
 def _prompt(value: Any) -> str:

@@ -127,9 +127,9 @@ def error_record(id: str, code: str, message: str) -> dict[str, Any]:
 
 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
-    """One entry of `tokens`; `top` as [id, text, logprob]. `top`, `watched` and `trace` only if there are any.
+    """One entry of `tokens`; `top` as [id, text, logprob].
 
-    An id that a server does not tell is null.
+    `processed`, `top`, `watched` and `trace` only if there are any. An id that a server does not tell is null.
 
     An entry of `watched` is [id, text, logprob, rank]. A trace has its seconds with `timing`.
     """
@@ -142,6 +142,8 @@ def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:
     }
     if token.top:
         entry["top"] = [[known_id(id), text, logprob] for id, text, logprob in token.top]
+    if token.processed is not None:
+        entry["processed"] = token.processed
     if token.watched:
         entry["watched"] = [list(watch) for watch in token.watched]
     if token.trace:

@@ -24,7 +24,7 @@ class InputRow:
     prompt_ids: tuple[int, ...] | None = None  # each in [0, 2**63); whether the model knows them is checked elsewhere
     messages: tuple[dict[str, str], ...] | None = None  # each {"role", "content"}
     params: dict[str, Any] = field(default_factory=dict)  # as written; checked where the knobs are known
-    extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt
+    extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt, tools
     where: str = ""  # "prompts.jsonl, line 17"
     own_id: bool = False  # the input says the id; else it is the index
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from genctl.errors import InputError, ModelError
+from genctl.errors import InputError, ModelError, quote
 from genctl.models.resolve import brief
 from genctl.models.text import encode
 
@@ -50,23 +50,24 @@ def render_chat_text(
     name: str = "",
     continues: bool = False,
     variables: Mapping[str, Any] | None = None,
+    template: str | None = None,
 ) -> str:
     """The text of a conversation, special tokens included. `system` goes first; `name` is the checkpoint's.
 
     With `continues` it ends within the last message, which is to be continued, as with `continue_final_message` of
-    transformers. `variables` are more for the template.
+    transformers. `variables` are more for the template, which `template` chooses among several by its name.
 
     Raises InputError for malformed messages, ModelError without a template or if it fails, loops or writes too much.
     """
     conversation = check_messages(messages, system)
-    template = check_template(tokenizer, name)
+    source = check_template(tokenizer, name, template, tools=bool((variables or {}).get("tools")))
     # null is no value, as in transformers, but templates tell content that is null (beside tool_calls) from none
     fields = [
         {key: value for key, value in one.items() if value is not None or key == "content"} for one in conversation
     ]
     special = {key: _plain(value) for key, value in tokenizer.special_tokens_map.items()}
     request: dict[str, Any] = {
-        "template": template,
+        "template": source,
         "messages": fields,
         "special": special,
         "variables": dict(variables or {}),
@@ -85,32 +86,47 @@ def render_chat_text(
 
 
 def render_prefilled(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    prefill: str,
-    *,
-    system: str | None = None,
-    name: str = "",
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], prefill: str, **how: Any
 ) -> str:
     """The text of a conversation with the beginning of its answer, as the template writes an unfinished answer.
 
     Where the template changes such an answer (it takes out a thought), the beginning follows the generation prompt.
-    Raises as `render_chat_text` does.
+    `how` is given to `render_chat_text`. Raises as it does.
     """
     try:
         answer = {"role": "assistant", "content": prefill}
-        return render_chat_text(tokenizer, [*messages, answer], system=system, name=name, continues=True)
+        return render_chat_text(tokenizer, [*messages, answer], **how, continues=True)
     except ModelError:
-        return render_chat_text(tokenizer, messages, system=system, name=name) + prefill
+        return render_chat_text(tokenizer, messages, **how) + prefill
 
 
-def check_template(tokenizer: PreTrainedTokenizerBase, name: str = "") -> str:
-    """The checkpoint's chat template. Raises ModelError if it has none."""
+def check_template(
+    tokenizer: PreTrainedTokenizerBase, name: str = "", chosen: str | None = None, *, tools: bool = False
+) -> str:
+    """The checkpoint's chat template; of several that of the name `chosen`, or of `tools` as in transformers.
+
+    Raises ModelError if it has none.
+    """
+    several = getattr(tokenizer, "chat_template", None)
+    named = several if isinstance(several, dict) else {"default": several} if several else {}
+    whose = name or getattr(tokenizer, "name_or_path", "") or "the checkpoint"
+    if chosen is None and tools and "tool_use" in named:
+        chosen = "tool_use"
+    if chosen in named:
+        return str(named[chosen])
+    if chosen is not None and named:
+        raise ModelError(
+            f"{whose} has no chat template named {quote(chosen)}", hint=f"chat_template can be {', '.join(named)}"
+        )
     try:
         return str(tokenizer.get_chat_template())
     except ValueError as error:
+        if named:
+            raise ModelError(
+                f"{whose} has several chat templates and no default",
+                hint=f"set chat_template to one of {', '.join(named)}",
+            ) from error
         hint = "use the prompt as it is (without --chat), or a checkpoint that was tuned for chat"
-        whose = name or getattr(tokenizer, "name_or_path", "") or "the checkpoint"
         raise ModelError(f"{whose} has no chat template", hint=hint) from error
 
 

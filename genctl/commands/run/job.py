@@ -15,6 +15,7 @@ from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
 from genctl.commands.run.output import open_records, records_of
 from genctl.commands.run.view import SilentView, make_view, shows, wants_bar
+from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, StreamProgress
 from genctl.errors import Exit, count
@@ -72,6 +73,8 @@ class RunJob(job.Job[RunOptions]):
         super().prepare()
         if self.options.view == "beam":
             check_search(self.early)
+        if self.options.are_texts:
+            check_is_chat(self.early.runtime)
         if not self.options.dry:
             return None
         from genctl.config.dry import to_toml
@@ -366,6 +369,7 @@ class RunJob(job.Job[RunOptions]):
 
         options, top = self.options, shown_top(self.options)
         listened = options.events or options.report or options.svg or options.with_tokens
+        listened = listened or self.base.runtime.processed_logprobs
         steps = self.choice.live or bool(listened or options.tree or options.tree_format)
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 

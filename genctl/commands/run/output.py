@@ -65,7 +65,7 @@ def records_of(
                 result,
                 number,
                 hypothesis=hypothesis,
-                tokens=options.with_tokens,
+                tokens=options.with_tokens or any(token.processed is not None for token in sequence.tokens),
                 load_s=load_s if options.timing else None,
                 extra=extra,
                 reused_tokens=result.reused if saved else None,

@@ -7,10 +7,10 @@ rewinds it. If a state was dropped, the row is read again from its beginning.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -18,9 +18,12 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
+from genctl.decode.processors.closing_search import ClosingSearch, Tokens
+from genctl.decode.processors.closing_witness import reach
 from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.processors.grammar_completion import IMPROVED, Closing, Tokens
+from genctl.decode.processors.grammar_completion import Closing
 from genctl.decode.processors.grammar_source import GrammarSource, read
+from genctl.decode.processors.grammar_tokens import llguidance_tokenizer
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
@@ -86,8 +89,8 @@ class Grammar:
         self._closing: Closing | None = None
         self._closings: OrderedDict[bytes, Tokens | None] = OrderedDict()  # by new tokens
         if room is not None and any(self._silent(token) for token in self.eos):
-            self._closing = Closing(words, self._extra, self.eos)
-            self._reach = _reach(source)
+            self._closing = Closing(words, self._extra, self.eos, _search(words, source, self.eos))
+            self._reach = reach(source.lark)
             self._first = self._first_closing(self._closing, room)
             # reserve room for an EOS id, if there is any
             self._end = int(self._first is not None and len(self._first) < room)
@@ -128,6 +131,11 @@ class Grammar:
     def begins_with(self, tokens: Sequence[int]) -> bool:
         """Whether a text of the grammar may begin with these tokens."""
         return self._state_of(tokens) is not None
+
+    @property
+    def first(self) -> Tokens | None:
+        """A shortest text, as far as one is known."""
+        return self._first if self._closing is not None else None
 
     # -- states --------------------------------------------------------------------------------------------------------
 
@@ -214,13 +222,12 @@ class Grammar:
         known: OrderedDict[Any, Tokens | None] = self.words.memo.setdefault("closings", OrderedDict())
         matcher, key = self._root.matcher, (self.source.lark, self.eos)
         if key not in known:
-            known[key] = closing.find(matcher, False)
+            known[key] = closing.find(b"", False)
             while len(known) > _COMPILED:
                 known.popitem(last=False)
         shortest = known[key]
-        if shortest is not None and len(shortest) < room:
-            return shortest
-        shortest = closing.find(matcher, False, IMPROVED) or shortest
+        if shortest is None or len(shortest) > room:
+            shortest = known[key] = closing.improve(b"", False, shortest, room) or shortest
         if shortest is not None and len(shortest) <= room:
             return shortest
         allowed = [token for token in range(len(self.words.pieces)) if _bit(self._root.allowed or b"", token)]
@@ -238,7 +245,7 @@ class Grammar:
         if self._closing is None or self._room is None or state is None:
             return bits
         left = self._room - len(key) // _WIDTH
-        if left < 1 or (self._ahead and len(self._text(key)) < self._ahead):
+        if left < 1 or (self._ahead and len(self._read(key)) < self._ahead):
             return bits
         closing = self._closing_of(key, state)
         if closing is None or len(closing) > left:
@@ -247,7 +254,9 @@ class Grammar:
         slack = left - end - len(closing)
         if slack > self._reach:
             return bits
-        in_time = self._closing.leaves_room(state.matcher, state.started, bits, closing, left - 1 - end, slack)
+        in_time = self._closing.leaves_room(
+            state.matcher, self._read(key) if key else None, bits, closing, left - 1 - end, slack
+        )
         if in_time.sum() == sum(byte.bit_count() for byte in bits):
             return bits
         packed = numpy.packbits(in_time, bitorder="little").tobytes()
@@ -269,7 +278,7 @@ class Grammar:
             if parent and parent not in self._closings:
                 self._retrace(parent)
             before = self._closings[parent] if parent else self._first
-            self._closings[key] = self._closing.after(state.matcher, before)
+            self._closings[key] = self._closing.after(state.matcher, before, partial(self._read, key))
         self._closings.move_to_end(key)
         return self._closings[key]
 
@@ -277,14 +286,19 @@ class Grammar:
         """The closing of a forgotten row, which depends on all its tokens."""
         assert self._closing is not None
         matcher, closing, started = self._root.matcher.deep_copy(), self._first, False
-        for token in _tokens(key):
+        for place, token in enumerate(_tokens(key), 1):
             self._advanced(matcher, token, started)
-            closing, started = self._closing.after(matcher, closing), True
+            read = partial(self._read, key[: place * _WIDTH])
+            closing = self._closing.after(matcher, closing, read)
+            started = True
         self._closings[key] = closing
 
-    def _text(self, key: bytes) -> bytes:
-        pieces = self.words.pieces
-        return b"".join(pieces[token] for token in _tokens(key) if 0 <= token < len(pieces))
+    def _read(self, key: bytes) -> bytes:
+        """The text of a row."""
+        pieces, tokens = self.words.pieces, _tokens(key)
+        if not tokens:
+            return b""
+        return self.words.at_first(tokens[0]) + b"".join(pieces[token] for token in tokens[1:])
 
     # -- what may follow -----------------------------------------------------------------------------------------------
 
@@ -324,10 +338,10 @@ class Grammar:
             raise UsageError(f"{self.source.knob}: the grammar is too complex: {_why(matcher)}")
 
 
-def grammar_of(processors: Sequence[Any]) -> Grammar | None:
-    """The grammar among a lane's processors."""
+def grammar_of(processors: Sequence[Any]) -> Any:
+    """The `Grammar` or `GrammarAfter` among a lane's processors; None if there is none."""
     functions = (getattr(processor, "function", None) for processor in processors)
-    return next((function for function in functions if isinstance(function, Grammar)), None)
+    return next((function for function in functions if hasattr(function, "begins_with")), None)
 
 
 def json_schema(context: ProcessorContext, value: object) -> Processor | None:
@@ -353,7 +367,17 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
     free = not (generation.force_words or generation.force_words_ids)
     ahead = len((generation.prefix or "").encode())
     room = context.max_length - start if free else None
-    return Grammar(source, words, start, context.eos, room, ahead, context.written)
+    if generation.grammar_after is None:
+        return Grammar(source, words, start, context.eos, room, ahead, context.written)
+    from genctl.decode.processors.grammar_after import after_mark
+
+    behind = words.memo.setdefault("behind", Spelling(words.pieces, {})) if words.first else words
+
+    def make(after: int, left: int | None) -> Grammar:
+        """The grammar after some new tokens: its text is behind other text."""
+        return Grammar(source, behind, start + after, context.eos, left)
+
+    return after_mark(context, words, start, room, make)
 
 
 def begins(context: ProcessorContext) -> int:
@@ -379,35 +403,23 @@ def _compiled(words: Spelling, source: GrammarSource) -> LLMatcher:
     return grammars[source.lark]
 
 
-def _tokenizer(words: Spelling) -> LLTokenizer:
-    """llguidance's view of a vocabulary: V ids, then those that read differently at the beginning, then an end."""
-    from llguidance import LLTokenizer
-    from llguidance._tokenizer import TokenizerWrapper
+def _search(words: Spelling, source: GrammarSource, eos: Sequence[int]) -> ClosingSearch:
+    searches: OrderedDict[Any, ClosingSearch] = words.memo.setdefault("searches", OrderedDict())
+    key = source.lark, tuple(eos)
+    if key not in searches:
+        searches[key] = ClosingSearch(words, source.lark, eos)
+        while len(searches) > _COMPILED:
+            searches.popitem(last=False)
+    searches.move_to_end(key)
+    return searches[key]
 
+
+def _tokenizer(words: Spelling) -> LLTokenizer:
+    """V ids, then those that read differently at the beginning, then an end."""
     if "llguidance" not in words.memo:
-        words.memo["llguidance"] = LLTokenizer(TokenizerWrapper(_GrammarVocabulary(words)))
+        words.memo["llguidance"] = llguidance_tokenizer([*words.pieces, *words.first.values()])
     tokenizer: LLTokenizer = words.memo["llguidance"]
     return tokenizer
-
-
-class _GrammarVocabulary:
-    """The tokenizer interface of llguidance."""
-
-    bos_token_id: int | None = None
-
-    def __init__(self, words: Spelling) -> None:
-        self.tokens = [*words.pieces, *words.first.values(), b"\xff<end>"]
-        self.eos_token_id = len(self.tokens) - 1
-        self.special_token_ids = [self.eos_token_id]
-
-    def __call__(self, text: Any) -> list[int]:
-        return []  # only used to force tokens, which the grammar's header turns off
-
-
-def _reach(source: GrammarSource) -> int:
-    """How many tokens one more token can require: no choice requires more than the grammar spells out."""
-    counts = re.findall(r"\d{1,5}", source.lark)
-    return len(source.lark) + min(sum(map(int, counts)), 100_000)
 
 
 def _tokens(key: bytes) -> list[int]:

@@ -12,30 +12,25 @@ updated. What is barred depends on the row's tokens and the budget alone, not on
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genctl.decode.processors.closing_search import TRIES, ClosingSearch, Tokens
 from genctl.decode.processors.token_bytes import Spelling
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-Tokens: TypeAlias = tuple[int, ...]
-
-_LONGEST = 2048  # steps of one search for a closing
-IMPROVED = 200  # rollouts that look for a shorter one, at the beginning
-_TRIED = 6  # the same later, where the row's old closing does not help
-_SEARCHES = 24  # searches among the tokens that may follow one state
+_SEARCHES = 12  # searches among the tokens that may follow one state
 _CLASSES = 128  # states whose following tokens are remembered
 _CERTAIN = 20_000  # texts tried before it is certain that none is short enough
 _NEAR = 8  # tokens of slack below which remembered closings are checked again
 _MANY = 1024  # allowed tokens of which, while there is slack, those without punctuation are judged by a sample
 _SAMPLE = 128
-_ENDS, _VALUES, _OPENS = b"}])>", b"0123456789ntf", b'",:;([{<-'
 
 
 @dataclass
@@ -54,16 +49,14 @@ class _Class:
 class Closing:
     """Closings over one vocabulary, for one grammar. `extra` are llguidance's ids of tokens that begin a text."""
 
-    def __init__(self, words: Spelling, extra: dict[int, int], eos: Sequence[int]) -> None:
-        self.words, self.extra, self.eos = words, extra, frozenset(eos)
+    def __init__(self, words: Spelling, extra: dict[int, int], eos: Sequence[int], search: ClosingSearch) -> None:
+        self.words, self.extra, self.eos, self.search = words, extra, frozenset(eos), search
         self.end = len(words.pieces) + len(words.first)
         self.classes: OrderedDict[Any, _Class] = OrderedDict()
         size = len(words.pieces)
-        lengths = np.array([len(piece) for piece in words.pieces], dtype=np.int32)
         heads = np.array([piece[0] if piece else -1 for piece in words.pieces], dtype=np.int32)
         heads[[token for token in eos if 0 <= token < size]] = -1  # it ends a row
-        self._lengths, self._heads, self._usable = lengths, heads, heads >= 0
-        self._order = np.argsort(lengths, kind="stable")
+        self._usable = heads >= 0
         self._plain = np.array([_plain(piece) for piece in words.pieces], dtype=bool)
 
     # -- is it one -----------------------------------------------------------------------------------------------------
@@ -82,68 +75,24 @@ class Closing:
 
     # -- finding one ---------------------------------------------------------------------------------------------------
 
-    def find(self, matcher: LLMatcher, started: bool, tries: int = _TRIED) -> Tokens | None:
-        """A short closing; None if none is found. `tries`: rollouts that look for a shorter one."""
-        best = self._rollout(matcher, started)
-        if best is None:
-            return None
-        known, at = list(best), 0
-        while at < len(known) and tries > 0:
-            here = matcher.deep_copy()
-            if at:
-                here.consume_tokens(self._known(known[:at], started))
-            allowed = self._allowed(here)
-            better = None
-            for token in self._branches(allowed, started or at > 0):
-                if tries <= 0:
-                    break
-                if token == known[at]:
-                    continue
-                tries -= 1
-                after = here.deep_copy()
-                after.consume_tokens(self._known([token], started or at > 0))
-                rest = self._rollout(after, True, len(known) - at - 2)
-                if rest is not None and at + 1 + len(rest) < len(known):
-                    better = [*known[:at], token, *rest]
-                    known = better
-            at += better is None
-        packed = self._packed(known, started)
-        return packed if len(packed) < len(known) and self.closes(matcher, started, packed) else tuple(known)
+    def find(self, text: bytes, started: bool, tries: int = TRIES) -> Tokens | None:
+        """A short closing after `text`; None if none is found in `tries` states."""
+        found = self.search.find(text, started, tries=tries)
+        return None if found is None else self._short(text, started, found)
 
-    def _rollout(self, matcher: LLMatcher, started: bool, most: int = _LONGEST) -> Tokens | None:
-        """A closing made of the most promising token at each step."""
-        here, tokens = matcher.deep_copy(), list[int]()
-        while not here.is_accepting():
-            if len(tokens) >= most or here.is_error():
-                return None
-            token = next(self._branches(self._allowed(here), started or bool(tokens)), None)
-            if token is None:
-                return None
-            here.consume_tokens(self._known([token], started or bool(tokens)))
-            tokens.append(token)
-        return tuple(tokens)
+    def improve(self, text: bytes, started: bool, closing: Tokens | None, most: int) -> Tokens | None:
+        """A shorter closing than `closing`, of at most `most` tokens; None if none is found."""
+        found = self.search.improve(text, started, closing, most)
+        return None if found is None else self._short(text, started, found)
+
+    def _short(self, text: bytes, started: bool, closing: Tokens) -> Tokens:
+        packed = self._packed(closing, started)
+        return packed if len(packed) < len(closing) and self.search.closes(text, started, packed) else closing
 
     def _allowed(self, matcher: LLMatcher) -> NDArray[np.bool_]:
         """bool [V]: the tokens that may follow, without EOS."""
         bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
         return bits[: len(self.words.pieces)].astype(bool) & self._usable
-
-    def _branches(self, allowed: NDArray[np.bool_], started: bool) -> Iterator[int]:
-        """One token for each way to continue, the most promising first."""
-        ids = self._order[allowed[self._order]]
-        heads, places = np.unique(self._heads[ids], return_index=True)
-        shortest = dict(zip(heads.tolist(), ids[places].tolist(), strict=True))  # byte -> the shortest that begins so
-        free = all(byte in shortest for byte in b"aqz")
-        if free and 0x22 in shortest:  # the end of a string
-            yield shortest[0x22]
-        elif shortest and (free or not any(byte in shortest for byte in _ENDS + _OPENS)):
-            # text of a given length, digits of a number, letters of a word: as much at once as can be
-            plain = ids[self._plain[ids]] if free else ids
-            yield int((plain if len(plain) else ids)[-1])
-        for byte in (*_ENDS, *_VALUES, *_OPENS):
-            if byte in shortest:
-                yield shortest.pop(byte)
-        yield from shortest.values()
 
     def _packed(self, tokens: Sequence[int], started: bool) -> Tokens:
         """The same text in the fewest tokens."""
@@ -213,26 +162,30 @@ class Closing:
 
     # -- carrying it along ---------------------------------------------------------------------------------------------
 
-    def after(self, matcher: LLMatcher, before: Tokens | None) -> Tokens | None:
+    def after(self, matcher: LLMatcher, before: Tokens | None, text: Callable[[], bytes]) -> Tokens | None:
         """The closing of a row that wrote one more token, which `matcher` has read; `before` is its old closing."""
         if matcher.is_accepting():
             return ()
         likely = () if before is None else _rests(before)
-        return next((rest for rest in likely if self.closes(matcher, True, rest)), None) or self.find(matcher, True)
+        return next((rest for rest in likely if self.closes(matcher, True, rest)), None) or self.find(text(), True)
 
     # -- what may follow -----------------------------------------------------------------------------------------------
 
     def leaves_room(
-        self, matcher: LLMatcher, started: bool, bits: bytes, closing: Tokens, most: int, slack: int
+        self, matcher: LLMatcher, text: bytes | None, bits: bytes, closing: Tokens, most: int, slack: int
     ) -> NDArray[np.bool_]:
-        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are always included."""
+        """bool [V]: the tokens after which a closing of at most `most` tokens is known. EOS ids are always included.
+
+        `text` was written; None before the first token.
+        """
         size = len(self.words.pieces)
         allowed = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:size].astype(bool)
+        started = text is not None
         key = bits, closing, started
         known = self.classes.get(key)
         sure = known is None and int(allowed.sum()) <= _MANY  # each token has been judged in this very state
         if known is None:
-            known = self.classes[key] = self._class(matcher, started, allowed & self._usable, closing)
+            known = self.classes[key] = self._class(matcher, text, allowed & self._usable, closing)
             while len(self.classes) > _CLASSES:
                 self.classes.popitem(last=False)
         else:
@@ -243,7 +196,7 @@ class Closing:
         fitting[[token for token in self.eos if 0 <= token < size and allowed[token]]] = True
         return fitting
 
-    def _class(self, matcher: LLMatcher, started: bool, allowed: NDArray[np.bool_], closing: Tokens) -> _Class:
+    def _class(self, matcher: LLMatcher, text: bytes | None, allowed: NDArray[np.bool_], closing: Tokens) -> _Class:
         closings: list[Tokens] = list(dict.fromkeys(_rests(closing)))
         place = np.full(len(allowed), -1, dtype=np.int32)
         searches = _SEARCHES
@@ -258,7 +211,7 @@ class Closing:
         likely = 0
         for token in ids.tolist():
             likely = max(likely, 0)
-            place[token], searches = self._placed(matcher, started, token, closings, likely, searches)
+            place[token], searches = self._placed(matcher, text, token, closings, likely, searches)
             likely = place[token]
         if len(sample):
             first = place[sample[0]]
@@ -266,21 +219,20 @@ class Closing:
                 place[group] = first
             else:
                 for token in group.tolist():
-                    place[token], searches = self._placed(matcher, started, token, closings, 0, searches)
+                    place[token], searches = self._placed(matcher, text, token, closings, 0, searches)
         return _Class(closings, place)
 
     def _placed(
-        self, matcher: LLMatcher, started: bool, token: int, closings: list[Tokens], likely: int, searches: int
+        self, matcher: LLMatcher, text: bytes | None, token: int, closings: list[Tokens], likely: int, searches: int
     ) -> tuple[int, int]:
         """The closing that may follow a token, that of the previous token tried first; a search adds one."""
         for place in (likely, *range(len(closings))):
-            if self.closes(matcher, started, (token, *closings[place])):
+            if self.closes(matcher, text is not None, (token, *closings[place])):
                 return place, searches
         if searches <= 0:
             return -1, 0
-        after = matcher.deep_copy()
-        after.consume_tokens(self._known([token], started))
-        closing = self.find(after, True)
+        longer = self.words.at_first(token) if text is None else text + self.words.pieces[token]
+        closing = self.find(longer, True, TRIES // 8)
         if closing is None:
             return -1, searches - 1
         closings.append(closing)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
+from genctl.decode.processors.gbnf import is_gbnf, lark_of
+from genctl.decode.processors.schema_forms import Unenforceable, written
 from genctl.documents import reader, strict_json
 from genctl.documents.reader import Unreadable
 from genctl.documents.strict_json import BadJson
@@ -31,12 +33,26 @@ _HEADER = '%llguidance {"no_forcing": true}\n'
 _JSON = {"whitespace_pattern": r"(\n[ ]{0,24}| )?"}
 
 
+# llguidance's reasons, and ours
+_REASONS = {
+    r"^Invalid type: (\w+)$": r'unknown type "\1"',
+    "^Unimplemented keys:": "unsupported keywords",
+    "^Unsatisfiable schema: (.*)": r"no value is allowed: \1",
+    "^Expected f64 for '(.*?)', got (.*)": r"\1 must be a number, not \2",
+    "^Expected positive integer for '(.*?)', got (.*)": r"\1 must be a whole number from 0 on, not \2",
+    "^Expected (array|string) for '(.*?)', got (.*)": r"\2 must be of type \1, not \3",
+    "^schema too large": "its conditions have too many combinations",
+    "^Resource '(.*?)' is not present.*": r'the reference "\1" is not followed; those inside the schema are',
+}
+
+
 @dataclass(frozen=True)
 class GrammarSource:
     """A grammar that parses. `knob` is its knob."""
 
     knob: str
     lark: str
+    notes: tuple[str, ...] = ()  # on what is not enforced
 
 
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
@@ -48,16 +64,18 @@ def read(generation: Generation, only: str | None = None) -> GrammarSource | Non
     for knob in GRAMMARS if only is None else (only,):
         value = getattr(generation, knob)
         if value is not None:
-            return _read_once(knob, value)
+            return _read_once(knob, value, generation)
     return None
 
 
-def _read_once(knob: str, value: Any) -> GrammarSource:
+def _read_once(knob: str, value: Any, generation: Generation) -> GrammarSource:
+    reader = _READERS[knob]
+    drop = generation.json_schema_unenforced == "drop"
     try:
-        key = knob, repr(value), _version(value)
+        key = knob, repr(value), drop, _version(value)
     except RecursionError:  # the reader says where it is nested too deeply
-        return _READERS[knob](value)
-    source = _LATEST.pop(key, None) or _READERS[knob](value)
+        return reader(value, drop)
+    source = _LATEST.pop(key, None) or reader(value, drop)
     _LATEST[key] = source  # at the end: the first is the one that was used longest ago
     while len(_LATEST) > _MOST_KEPT:
         del _LATEST[next(iter(_LATEST))]
@@ -75,7 +93,7 @@ def _version(value: object) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size
 
 
-def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
+def _json_schema(value: dict[str, Any] | bool | str, drop: bool) -> GrammarSource:
     where = "json_schema"
     schema: Any = value
     if isinstance(value, str):
@@ -93,37 +111,50 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
         raise UsageError(f"{where}: the schema false allows no text at all")
     if not isinstance(schema, dict):
         raise UsageError(f"{where}: a schema is a JSON object, true or false, not {json.dumps(schema)[:40]}")
+    if not isinstance(schema.get("x-guidance", {}), dict):
+        raise UsageError(f'{where}: "x-guidance" must be an object at #')
     try:
-        fault = _fault(schema)
+        lark, notes = _lark(schema, drop)
+        fault = _fault(schema, drop)
         if fault:
-            pointer, reason = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), ("#", fault))
+            tries = iter(range(MOST_TRIES))
+            pointer, reason = next(_inner(schema, schema, "#", fault, tries, drop), ("#", fault))
             raise UsageError(f"{where}: {_shown(reason)} at {_shown(pointer)}")
-        return GrammarSource("json_schema", _lark(schema))
+        return GrammarSource("json_schema", lark, tuple(f"{where}: {_shown(note)}" for note in notes))
     except RecursionError as error:
         raise UsageError(f"{where}: nested too deeply") from error
+    except Unenforceable as error:
+        raise UsageError(
+            f"{where}: {_shown(error.keyword)} cannot be enforced at {_shown(error.pointer)}: {error.reason}",
+            hint='json_schema_unenforced = "drop" leaves out what cannot be enforced, with a note',
+        ) from error
 
 
-def _lark(schema: dict[str, Any]) -> str:
+def _lark(schema: dict[str, Any], drop: bool) -> tuple[str, tuple[str, ...]]:
+    """The schema as a grammar, and notes. Raises Unenforceable."""
     guidance = schema.get("x-guidance", {})
-    guided = {**closed(schema), "x-guidance": guidance if "whitespace_flexible" in guidance else {**_JSON, **guidance}}
-    return f"{_HEADER}start: %json {json.dumps(guided)}"
+    form, notes = written(schema, drop=drop)
+    guided = {**closed(form), "x-guidance": guidance if "whitespace_flexible" in guidance else {**_JSON, **guidance}}
+    return f"{_HEADER}start: %json {json.dumps(guided)}", notes
 
 
-def _fault(schema: dict[str, Any]) -> str:
-    if not isinstance(schema.get("x-guidance", {}), dict):
-        return '"x-guidance" must be an object'
-    fault = validate(_lark(schema))
+def _fault(schema: dict[str, Any], drop: bool) -> str:
+    try:
+        lark, _ = _lark(schema, drop)
+    except Unenforceable:  # a part that is taken only where it stands
+        return ""
+    fault = validate(lark)
     pattern_error = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
     if pattern_error:
         return f"pattern: {pattern_error[1]}"
     reason = re.sub(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?", "", _reason(fault)) if fault else ""
-    return re.sub(r"^Invalid type: (\w+)$", r'unknown type "\1"', reason).replace(
-        "Unimplemented keys:", "unsupported keywords"
-    )
+    for pattern, words in _REASONS.items():
+        reason = re.sub(pattern, words, reason)
+    return reason
 
 
 def _inner(
-    root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]
+    root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int], drop: bool
 ) -> Iterator[tuple[str, str]]:
     """The deepest part of a schema that has the same fault alone; at most `tries` parts are checked."""
     if isinstance(part, dict):
@@ -134,16 +165,16 @@ def _inner(
         return
     shared: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
     for where, item in inner:
-        yield from _inner(root, item, where, fault, tries)
+        yield from _inner(root, item, where, fault, tries, drop)
         if not isinstance(item, dict) or where in ("#/$defs", "#/definitions"):
             continue
         if next(tries, None) is None:
             return
-        if _fault({**shared, **item}) == fault:
+        if _fault({**shared, **item}, drop) == fault:
             yield where, fault
 
 
-def _regex(value: str) -> GrammarSource:
+def _regex(value: str, drop: bool) -> GrammarSource:
     from llguidance import regex_to_lark
 
     if not value:
@@ -159,13 +190,18 @@ def _regex(value: str) -> GrammarSource:
     return GrammarSource("regex", lark)
 
 
-def _grammar(value: str) -> GrammarSource:
-    inline = re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
+def _grammar(value: str, drop: bool) -> GrammarSource:
+    inline = is_gbnf(value) or re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
     where, text = ("grammar", value) if inline else (f"grammar ({_shown(value)})", _file("grammar", value))
     _text(where, text)
+    gbnf = is_gbnf(text)
+    if gbnf:
+        text = lark_of(text, where)
     fault = validate(_HEADER + text)
     if fault:
         reason = _reason(fault)
+        if gbnf:
+            raise UsageError(f"{where}: {_shown(reason)}, in the Lark that GBNF was converted to")
         placed = re.match(r"(?:at )?(\d+)\((\d+)\): (.*)", reason)
         if placed:
             where, reason = f"{where}, line {int(placed[1]) - 1}, column {placed[2]}", placed[3]
@@ -173,12 +209,12 @@ def _grammar(value: str) -> GrammarSource:
     return GrammarSource("grammar", _HEADER + text)
 
 
-_READERS: dict[str, Callable[[Any], GrammarSource]] = {
+_READERS: dict[str, Callable[[Any, bool], GrammarSource]] = {
     "json_schema": _json_schema,
     "regex": _regex,
     "grammar": _grammar,
 }
-_LATEST: dict[tuple[str, str, tuple[int, ...]], GrammarSource] = {}
+_LATEST: dict[tuple[str, str, bool, tuple[int, ...]], GrammarSource] = {}
 
 
 def validate(lark: str) -> str:

@@ -19,6 +19,7 @@ from genctl.config.fit import Misfit, fit
 from genctl.decode.processors import Processor, filters, plain, token_sequences
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
+from genctl.decode.processors.repetition import windowed
 from genctl.decode.processors.synthid import SynthID
 from genctl.errors import UsageError, nearest
 from genctl.params import Bias, Ids, Words
@@ -70,7 +71,7 @@ def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor
 
 
 def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
-    return plain.repetition_penalty(float(penalty))
+    return windowed(plain.repetition_penalty(float(penalty)), m.generation.penalty_last_n)
 
 
 def no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor:

@@ -114,7 +114,11 @@ class RowText:
             top = token.top and tuple((id, piece(id), logprob) for id, _, logprob in token.top)
             watched = token.watched and tuple((id, piece(id), value, rank) for id, _, value, rank in token.watched)
             # not `dataclasses.replace`, which takes three times as long for every token
-            written.append(Token(token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched))
+            written.append(
+                Token(
+                    token.id, token.logprob, text, token.rank, token.entropy, top, token.trace, watched, token.processed
+                )
+            )
         self.written = tuple(written)
         return self
 

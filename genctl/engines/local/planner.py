@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
+from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.local.lane_text import LaneText
 from genctl.errors import InputError, ModelError, UsageError, count
@@ -149,6 +150,8 @@ class Planner:
 
         tokenizer = self.loaded.tokenizer
         runtime = request.resolved.runtime
+        if request.prompt is not None:
+            chat_settings.check_is_chat(runtime)
         if request.prompt_ids is not None:
             text.check_ids(request.prompt_ids, self.loaded.vocab_size)
             return Prompt(request.prompt_ids, self.text(request.prompt_ids))
@@ -159,6 +162,7 @@ class Planner:
 
             messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
             how: dict[str, Any] = {"system": runtime.system, "name": self.loaded.name}
+            how |= {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
             if request.prefill:
                 rendered = chat.render_prefilled(tokenizer, list(messages), request.prefill, **how)
             else:
@@ -222,6 +226,7 @@ class Planner:
             top=report.top,
             scores=report.scores,
             trace=report.trace,
+            processed=request.resolved.runtime.processed_logprobs,
             watch=report.watch,
             returned=generation.num_return_sequences if ranking is None else ranking.samples,
             limit=limit,

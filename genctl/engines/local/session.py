@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
-from genctl.config import search_conflicts
+from genctl.config import chat_settings, search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
@@ -149,10 +149,29 @@ class Session:
         return () if self.threads is None else (self.threads.note,)
 
     def remarks(self, resolved: Resolved) -> list[str]:
-        """Notes that are always shown: on the cache of a job, and on the checkpoint."""
+        """Notes that are always shown: on the cache and the grammar of a job, and on the checkpoint."""
         from genctl.engines.local.runtime import cache_notes
 
-        return [*cache_notes(self.forward, self.name, resolved), *self.loaded.remarks]
+        return [
+            *cache_notes(self.forward, self.name, resolved),
+            *grammar_notes(resolved.generation),
+            *self._template_notes(resolved.runtime),
+            *self.loaded.remarks,
+        ]
+
+    def _template_notes(self, runtime: Runtime) -> list[str]:
+        """Variables that the chat template does not use. Raises ModelError if it does not exist."""
+        tokenizer: Any = self.loaded.tokenizer
+        if tokenizer is None or not runtime.is_chat:
+            return []
+        if runtime.chat_template is None and not chat_settings.variables_of(runtime):
+            return []
+        from genctl.models.chat import check_template
+
+        source = check_template(tokenizer, self.name, runtime.chat_template, tools=bool(runtime.tools))
+        return [
+            f"the chat template of {self.name} does not use {name}" for name in chat_settings.unused(source, runtime)
+        ]
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -454,6 +473,16 @@ def check_settings(generation: Generation) -> None:
         from genctl.decode.processors import grammar_source
 
         grammar_source.read(generation)
+
+
+def grammar_notes(generation: Generation) -> tuple[str, ...]:
+    """What of the grammar is not enforced."""
+    if generation.json_schema is None:
+        return ()
+    from genctl.decode.processors import grammar_source
+
+    source = grammar_source.read(generation)
+    return () if source is None else source.notes
 
 
 def planned(

@@ -55,7 +55,8 @@ class DecodeWork:
             set_threads(self.threads)
         flow = Flow(self.width, ahead=self.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
         counted = _counted(session.stream(requests, self.report, flow), progress)
-        return counted if self.report.steps else without_steps(counted, self.report.parents)
+        wanted = any(request.resolved.runtime.processed_logprobs for request in self.requests)
+        return counted if self.report.steps or wanted else without_steps(counted, self.report.parents)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from genctl import params
+from genctl.config.chat_settings import variables_of
 from genctl.config.check import default, shown
 from genctl.config.layers import Resolved
 from genctl.engines.server.structure import constrained
@@ -22,6 +24,7 @@ SAMPLING = (
 ALWAYS: dict[str, tuple[str, ...]] = {
     "min_new_tokens": ("min_tokens",),
     "repetition_penalty": ("repetition_penalty", "repeat_penalty"),
+    "penalty_last_n": ("repeat_last_n",),
     "presence_penalty": ("presence_penalty",),
     "frequency_penalty": ("frequency_penalty",),
     "dry_multiplier": ("dry_multiplier",),
@@ -40,6 +43,13 @@ OWN = {
     "logit_bias", "sampler", "keep_stop", "pad_token_id", *GRAMMARS,
 }  # fmt: skip
 NO_FIELD = "has no field for it"
+_HERE = (
+    "prompt_cache",
+    "truncate",
+    "chat_template",
+    "tools",
+    "processed_logprobs",
+)  # settings of the run that no server takes
 
 
 def sampling_fields(
@@ -76,6 +86,13 @@ def sampling_fields(
         else:
             body["logit_bias"] = biases
     body |= constrained(generation, fields, refuse, chat=chat, kind=kind)
+    variables = variables_of(replace(resolved.runtime, tools=None))
+    if variables and chat and "chat_template_kwargs" in fields:
+        body["chat_template_kwargs"] = variables
+    elif variables:
+        problems.append(
+            f"chat_template_kwargs = {shown(variables)}: the server {NO_FIELD if chat else 'reads no chat'}"
+        )
     for knob in _others(generation):
         refuse(knob)
     return body, [*problems, *_runtime_problems(resolved)]
@@ -139,7 +156,7 @@ def _runtime_problems(resolved: Resolved) -> Iterator[str]:
         local = item.metadata["group"] == params.MODEL and knob not in ("model", "backend", "tokenizer")
         setting = resolved.settings.get(knob)
         typed = setting is not None and (setting.typed or setting.kind == "command")
-        if value != default(knob) and ((local and typed) or knob in ("prompt_cache", "truncate")):
+        if value != default(knob) and ((local and typed) or knob in _HERE):
             yield (
                 f"{knob} = {shown(value)} ({origin}): the server has loaded its model already"
                 if local

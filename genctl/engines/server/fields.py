@@ -14,14 +14,18 @@ CHAT = frozenset(_SHARED | {"messages", "top_logprobs", "response_format"})
 
 _VLLM = {
     "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
-    "structured_outputs", "response_format",
+    "structured_outputs", "response_format", "chat_template_kwargs",
 }  # fmt: skip
 _LLAMA_CPP = {
     "top_k", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "top_n_sigma", "xtc_probability", "xtc_threshold",
     "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "dynatemp_range", "dynatemp_exponent",
     "mirostat", "mirostat_tau", "mirostat_eta", "json_schema", "grammar",
+    "chat_template_kwargs",
 }  # fmt: skip
-_SGLANG = {"top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "json_schema", "regex", "ebnf"}
+_SGLANG = {
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "json_schema", "regex", "ebnf",
+    "chat_template_kwargs",
+}  # fmt: skip
 
 # `owned_by` in the list of models -> fields besides those of OpenAI
 KINDS: dict[str, set[str]] = {"vllm": _VLLM, "llamacpp": _LLAMA_CPP, "sglang": _SGLANG}

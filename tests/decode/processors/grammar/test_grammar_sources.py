@@ -38,9 +38,20 @@ from tests.tiny import tokenizer
             'json_schema: unknown type "strin" at #/properties/a/items',
         ),
         (
-            {"json_schema": {"$defs": {"x/y": {"not": {}}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
-            'json_schema: unsupported keywords ["not"] at #/$defs/x~1y',
+            {"json_schema": {"$defs": {"x/y": {"$dynamicRef": "#z"}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
+            'json_schema: unsupported keywords ["$dynamicRef"] at #/$defs/x~1y',
         ),
+        (
+            {"json_schema": {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}},
+            "json_schema: no value is allowed: minimum (5) is greater than maximum (3) at #/anyOf/0",
+        ),
+        ({"json_schema": {"minimum": "3"}}, 'json_schema: minimum must be a number, not "3" at #'),
+        (
+            {"json_schema": {"properties": {"a": {"maxLength": 2.5}}}},
+            "json_schema: maxLength must be a whole number from 0 on, not 2.5 at #/properties/a",
+        ),
+        ({"json_schema": {"required": "a"}}, 'json_schema: required must be of type array, not "a" at #'),
+        ({"grammar": 'root ::= "a" foo'}, "grammar: not GBNF: Rule 'foo' not found"),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group at #"),
         ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object at #'),
     ],
