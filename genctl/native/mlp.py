@@ -48,8 +48,8 @@ class ClampedGate:
             return up * (gate * torch.sigmoid(gate * self.alpha))
         if self.alpha == QUICK:
             return ops.activate(library, "quick_gelu", gate, up)
-        gate, up = gate.float() * self.alpha, up.float() / self.alpha
-        return ops.activate(library, "silu", gate, up).to(x.dtype)
+        wide = gate.float()  # the sigmoid of z is (1 + tanh(z / 2)) / 2
+        return (up.float() * wide * (0.5 + 0.5 * ops.activate(library, "tanh", wide * (self.alpha / 2)))).to(x.dtype)
 
 
 class Activation:

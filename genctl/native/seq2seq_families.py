@@ -29,9 +29,7 @@ FARTHEST = 1 << 16  # the largest distance with a bias of its own: a table has o
 
 def t5(c: Config) -> Found:
     """T5 (Raffel et al. 2020, arXiv:1910.10683). Version 1.1 and Flan-T5 have a gate and do not scale the head."""
-    tied = c.take("tie_word_embeddings", None)
-    # transformers reads the older field as the newer one, and ties whatever the files do not hold
-    return _t5(c, "t5", "relu", scaled_head=c.flag("scale_decoder_outputs", tied is not False))
+    return _t5(c, "t5", "relu", scaled_head=_scaled_head(c))
 
 
 def mt5(c: Config) -> Found:
@@ -41,9 +39,14 @@ def mt5(c: Config) -> Found:
 
 
 def umt5(c: Config) -> Found:
-    """umT5 (Chung et al. 2023, arXiv:2304.09151): mT5 with a table of distances in each layer and T5's scaled head."""
-    c.take("tie_word_embeddings", None)
-    return _t5(c, "umt5", "gated-gelu", scaled_head=True, every_layer=True)
+    """umT5 (Chung et al. 2023, arXiv:2304.09151): mT5 with a table of distances in each layer, and T5's head."""
+    return _t5(c, "umt5", "gated-gelu", scaled_head=_scaled_head(c), every_layer=True)
+
+
+def _scaled_head(c: Config) -> bool:
+    """transformers reads the older field as the newer one, and ties whatever the files do not hold."""
+    tied = c.take("tie_word_embeddings", None)
+    return c.flag("scale_decoder_outputs", tied is not False)
 
 
 def _t5(c: Config, family: str, feed_forward: str, *, scaled_head: bool, every_layer: bool = False) -> Found:
