@@ -371,7 +371,7 @@ def constraint(context: ProcessorContext, knob: str) -> Processor | None:
         return Grammar(source, words, start, context.eos, room, ahead, context.written)
     from genctl.decode.processors.grammar_after import after_mark
 
-    behind = words.memo.setdefault("behind", Spelling(words.pieces, {})) if words.first else words
+    behind = words.behind if words.first else words
 
     def make(after: int, left: int | None) -> Grammar:
         """The grammar after some new tokens: its text is behind other text."""
