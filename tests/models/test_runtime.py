@@ -173,7 +173,7 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     assert done.stdout
 
 
-MODULES = 124  # of genctl that a plain run may import, packages included
+MODULES = 135  # of genctl that a plain run may import, packages included
 PLAIN = (
     "import gc, sys; from genctl.models import collection; from genctl.cli.app import run;"
     "collection.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
