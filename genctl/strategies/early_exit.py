@@ -48,11 +48,11 @@ class EarlyExitDrafter:
             cut = None if cache is None else cache.with_layers(cache.layers[:layer])
             try:
                 part(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True)
-            except (ValueError, ModelError) as error:
-                if not isinstance(error, ValueError) and not isinstance(error.__cause__, ValueError):
-                    problem = f"{forward.name} cannot run with its first layers alone"
-                    raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
-                # no layer with attention: `choose` refuses caches with states for drafts
+            except ValueError:
+                pass  # no layer with attention: `choose` refuses caches with states for drafts
+            except ModelError as error:
+                problem = f"{forward.name} cannot run with its first layers alone"
+                raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
         return cls(part)
 
     def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:

@@ -139,7 +139,7 @@ def test_truncate_leaves_a_prompt_that_fits_alone_and_a_row_may_ask_for_it(gpt2:
     stdin = rows(
         {"prompt_ids": [20] * 249},
         {"prompt_ids": [20] * 251, "params": {"truncate": "right"}},
-        {"prompt_ids": [20] * 256},
+        {"prompt_ids": [20] * 257},
     )
     done = batch("-m", str(gpt2), "--format", "jsonl", "-n", "7", stdin=stdin)
     first, second, third = done.records

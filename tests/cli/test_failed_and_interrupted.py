@@ -15,7 +15,7 @@ COMMANDS = {
     "run": ("run", "-m", "builtin:numbers"),
     "beam": ("beam", "-m", "builtin:numbers"),
     "chat": ("chat", "-m", "builtin:numbers"),
-    "compare": ("compare", "-m", "builtin:numbers", "--strategy", "a", "--strategy", "b:num_beams=2"),
+    "compare": ("compare", "-m", "builtin:numbers", "--strategy", "a:", "--strategy", "b:num_beams=2"),
     "score": ("score", "-m", "builtin:stories"),
     "inspect-cache": ("inspect-cache", "-m", "builtin:numbers", "--steps", "1"),
     "batch export": ("batch", "export", "-m", "builtin:numbers"),

@@ -31,7 +31,7 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("beam", *TINY, "12"): ("output", "events", "report", "svg"),
     ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output", "save"),
     ("score", *STORIES, "A fox"): ("output", "report", "svg"),
-    ("compare", *TINY, "--strategy", "a", "--strategy", "b:num_beams=2", "12"): (
+    ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (
         "output", "save", "events", "report", "svg",
     ),
     ("parity", "builtin:stories", "builtin:stories@batch_size=2", "-n", "2"): ("output", "report", "svg"),
