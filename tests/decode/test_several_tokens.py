@@ -78,7 +78,7 @@ def test_nemotron_h_drafts_where_none_of_its_layers_keeps_a_state(kinds: list[st
         recipes.tiny.save(recipes._with_ids(model), tmp_path)
     for way in ways(tmp_path):
         if "linear_attention" in kinds:
-            with pytest.raises(GenctlError, match="takes back tokens that it tried|cannot run with its first layers alone"):
+            with pytest.raises(GenctlError, match=r"takes back tokens that it tried|cannot run with its first layers"):
                 written(tmp_path, **way)
         else:
             assert written(tmp_path, **way) == written(tmp_path), way
