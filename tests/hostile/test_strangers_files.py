@@ -394,7 +394,7 @@ def test_a_recording_chooses_nothing_that_reaches_out(traps: Traps, flags: tuple
 @pytest.mark.parametrize(
     ("head", "words"),
     [
-        ({"knobs": {"adapter": "adapter"}}, "it names a folder to read an adapter from"),
+        ({"knobs": {"adapter": "adapter"}}, "the golden file says adapter adapter"),
         ({"dtype": "load"}, ""),
         ({"knobs": {"runtime": "evil"}}, ""),
         ({"knobs": {"quantize": "int8", "backend": "openai:http://127.0.0.1:9", "compile": True}}, ""),
