@@ -77,7 +77,7 @@ def test_a_text_that_a_side_cannot_read_is_reported() -> None:
     reference, other = side(), side()
     context = reference.session.planner.context
     assert context is not None
-    long = Text("long", (5,) * context, (6, 7))
+    long = Text("long", (5,) * (context + 1), (6, 7))
     found = measure(reference, other, texts=[long, Text("short", (5, 6), (7, 8))])
     assert list(found.failed) == ["long"]
     assert {position.text for position in found.positions} == {"short"}
@@ -88,7 +88,7 @@ def test_without_a_position_there_is_no_verdict() -> None:
     reference, other = side(), side()
     context = reference.session.planner.context
     assert context is not None
-    found = measure(reference, other, texts=[Text("long", (5,) * context, (6, 7))])
+    found = measure(reference, other, texts=[Text("long", (5,) * (context + 1), (6, 7))])
     assert (found.verdict, found.sentence) == (None, "no verdict: no position was compared")
     assert list(found.failed) == ["long"]
 
