@@ -1,9 +1,4 @@
-"""What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints; and the tiers.
-
-Everyday (`--everyday`): what tests/tiers.py names. All (the default): everything but the zoo. Everything
-(`--everything`): the zoo, the torture and more of workers and ranks too; `-m zoo`, `-m torture` and `-m processes` run
-one of them alone.
-"""
+"""What every test has: one thread, hypothesis without the clock, a clean environment, tiny checkpoints, its tier."""
 
 from __future__ import annotations
 
@@ -11,6 +6,7 @@ import gc
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -29,34 +25,27 @@ hypothesis.settings.load_profile("genctl")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started the tests in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ROOT = Path(__file__).resolve().parent
-RARE = ("zoo", "torture", "processes")  # markers of tests that run only when asked for
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--everyday", action="store_true", help="run the everyday tier alone: under three minutes")
-    parser.addoption("--everything", action="store_true", help="run the zoo, the torture, more of workers and ranks")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Files without an everyday test are not even imported."""
-    is_test = collection_path.match("test_*.py")
-    left_out = config.getoption("--everyday") and is_test and tiers.patterns(collection_path.relative_to(ROOT)) is None
-    return True if left_out else None
+    parser.addoption("--everything", action="store_true", help="also run the tests of every night (tests/tiers.py)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rare = [] if config.getoption("--everything") else [name for name in RARE if name not in config.getoption("-m")]
-    kept, left_out = [], []
+    """Leave out the tests of the night, unless they are asked for: all, by `-m night`, or by their names."""
+    counted: Counter[str] = Counter()
     for item in items:
-        everyday = tiers.is_everyday(item.path.relative_to(ROOT), item.name)
-        if everyday:
-            item.add_marker("everyday")
-        wanted = everyday if config.getoption("--everyday") else not any(map(item.get_closest_marker, rare))
-        (kept if wanted else left_out).append(item)
+        test = item.nodeid.partition("[")[0]
+        if not tiers.is_everyday(item.path, item.name, counted[test]):
+            item.add_marker("night")
+        counted[test] += 1
+    wanted = config.getoption("--everything") or "night" in config.getoption("-m")
+    named = any("::" in argument for argument in config.args)
+    left_out = [] if wanted or named else [item for item in items if item.get_closest_marker("night")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-    items[:] = sorted(kept, key=lambda item: tiers.rank(item.path.relative_to(ROOT)))  # stable: a file stays together
+    gone = set(left_out)
+    kept = [item for item in items if item not in gone]
+    items[:] = sorted(kept, key=lambda item: tiers.rank(item.path))  # stable: a file stays together
 
 
 def pytest_collection_finish() -> None:

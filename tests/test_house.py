@@ -21,6 +21,7 @@ from genctl.errors import UsageError
 from genctl.io import scored
 from genctl.io.writers import FORMATS, Format, Unclosed, open_writer
 from genctl.params import Generation, knobs
+from scripts import mutants
 from tests import tiers
 
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
@@ -208,16 +209,17 @@ def is_in(name: str, room: str) -> bool:
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) not in ("__init__", "__main__")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_room_imports_only_what_it_may(path: Path) -> None:
-    room = room_of(path)
-    for name in imports(path):
-        top, _, rest = name.partition(".")
-        if top == "genctl" and rest:
-            allowed = ALLOWED.get(room, set()) | {room, "errors", "documents"}
-            assert any(is_in(rest, other) for other in allowed), f"{room} imports genctl.{rest}"
-        if top in HEAVY:
-            assert room in HEAVY[top], f"{room} imports {top}"
+def test_a_room_imports_only_what_it_may() -> None:
+    wrong = []
+    for path in FILES:
+        room = room_of(path)
+        allowed = ALLOWED.get(room, set()) | {room, "errors", "documents"}
+        for name in imports(path):
+            top, _, rest = name.partition(".")
+            inside = top == "genctl" and rest
+            if (inside and not any(is_in(rest, other) for other in allowed)) or room not in HEAVY.get(top, {room}):
+                wrong.append(f"{path.relative_to(PACKAGE)} ({room}) imports {name}")
+    assert wrong == []
 
 
 def folder_of(path: Path) -> str:
@@ -282,17 +284,16 @@ def test_no_flag_says_where_tokens_are_computed() -> None:
     assert [path.name for path in FILES if re.search(r"\bis_remote\b", path.read_text(encoding="utf-8"))] == []
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["--version"], ["presets", "list"], ["presets", "schema"]]
-)
-def test_what_needs_no_model_imports_no_torch(arguments: list[str]) -> None:
+def test_what_needs_no_model_imports_no_torch() -> None:
+    """One process for all of them: what one imports, the next one finds."""
     code = (
-        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
-        "assert status == 0, status;"
-        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules);"
-        "sys.exit(f'imported {heavy}' if heavy else 0)"
+        "import sys; from genctl.cli.app import run\n"
+        "for line in ('--help', 'run --help', '--version', 'presets list', 'presets schema'):\n"
+        "    assert run(line.split()) == 0, line\n"
+        "    heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
+        "    assert not heavy, f'{line} imports {heavy}'"
     )
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -310,10 +311,40 @@ def test_importing_the_package_costs_nothing() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_tiers_name_files_that_are_there() -> None:
+def test_the_tiers_name_tests_that_are_there() -> None:
     tests = Path(__file__).parent
-    assert [name for name in (*tiers.EVERYDAY, *tiers.SLOWEST) if not (tests / name).is_file()] == []
+    assert [name for name in (*tiers.WIDE, *tiers.SLOWEST) if not (tests / name).is_file()] == []
     assert len(tiers.SLOWEST) == len(set(tiers.SLOWEST))
+    functions = {name: functions_of(tests / name) for name in tiers.WIDE}
+    assert [f"{name}::{one}" for name, found in tiers.WIDE.items() for one in found if one not in functions[name]] == []
+
+
+def test_no_folder_is_without_an_everyday_test() -> None:
+    tests = Path(__file__).parent
+    files = sorted(tests.rglob("test_*.py"))
+    everyday = {
+        path.parent
+        for path in files
+        if functions_of(path) - {one for one, stays in tiers.WIDE.get(tiers.name_of(path), {}).items() if not stays}
+    }
+    assert {path.parent for path in files} - everyday == set()
+
+
+def functions_of(path: Path) -> set[str]:
+    """The names of the tests of a file that are not marked for the night as a whole."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            found |= set() if "pytest.mark.night" in map(ast.unparse, node.decorator_list) else {node.name}
+    return found
+
+
+def test_every_fault_that_is_planted_has_its_place() -> None:
+    """`scripts/mutants.py`: code that has changed takes its faults along."""
+    planted = [fault.planted(fault.path.read_text(encoding="utf-8")) for fault in mutants.faults()]
+    assert len(planted) >= 50
+    tests = {test for fault in mutants.faults() for test in fault.tests}
+    assert [test for test in tests if not (PACKAGE.parent / test).exists()] == []
 
 
 def attributes(path: Path) -> set[str]:

@@ -1,8 +1,9 @@
-"""The everyday tier: one architecture for each kind of cache, each command once, and the checks of all files.
+"""The two tiers of tests, and which files come first.
 
-Each file has patterns for the names of its everyday tests, parameters included; without a pattern all of its tests are
-everyday ones. Caches: growing (llama, gpt2), sliding window (mistral, gemma2), recurrent (mamba), encoder-decoder (t5),
-8-bit, static.
+Every day: what `scripts/test` and CI run, six minutes on two cores. Each claim is made once: each mode, processor, kind
+of cache and command; of a product of forms, sizes and families enough cells that each of them comes up.
+Every night: `scripts/test --everything`, which a release runs too. It adds what is long by nature (tests marked
+`night`: kills by the dozen, ranks, every architecture of transformers) and the other cells of the products below.
 """
 
 from __future__ import annotations
@@ -10,93 +11,130 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-_CACHES = ("*[[]llama*", "*[[]mistral*", "*[[]mamba*", "*[[]t5*", "*-llama*", "*-mistral*", "*-mamba*", "*-t5*")
+ROOT = Path(__file__).resolve().parent
 
-EVERYDAY: dict[str, tuple[str, ...]] = {
-    # all files
-    "test_house.py": ("test_a_room_*", "test_importing_*", "*[[]arguments0*"),
-    "test_structure.py": (),
-    "test_docs.py": (),
-    "test_compat.py": (),
-    # every kind of cache against generate()
-    "decode/test_parity.py": _CACHES,
-    "decode/test_loop.py": (),
-    "decode/test_choose.py": (),
-    "native/test_parity.py": ("*[[]llama[]-]*", "*[[]gpt2[]-]*", "*[[]mistral[]-]*", "*[[]gemma2[]-]*"),
-    "native/test_generate.py": ("*[[]llama[]]", "*[[]mistral[]]"),
-    "native/test_seq2seq_parity.py": ("*[[]t5[]-]*",),
-    "native/test_seq2seq_generate.py": ("*[[]t5[]]", "*[[]t5-*"),
-    "native/test_linear.py": ("test_*int8*", "test_rows_*"),
-    "native/test_spec.py": (),
-    "commands/inspect/test_static.py": ("*[[]llama[]]", "test_rows_*"),
-    "decode/cache/test_layers.py": (),
-    "models/test_packed_layers.py": ("*int8[[]llama[]]", "test_int8_weights_*", "test_rows_do_not_depend_*"),
-    "test_independence.py": ("*llama*", "*t5*"),
-    # searches, processors, stops, grammars
-    "strategies/test_brute_force.py": (),
-    "strategies/test_beam_parity.py": _CACHES,
-    "strategies/test_choose.py": (),
-    "strategies/assisted/test_assisted_greedy.py": _CACHES,
-    "decode/processors/test_build.py": (),
-    "decode/processors/test_filters.py": (),
-    "decode/stopping/test_stop_strings.py": (),
-    "decode/stopping/test_stop_build.py": (),
-    "decode/processors/grammar/test_grammar_decoding.py": (),
-    "decode/processors/grammar/test_grammar_sources.py": (),
-    "decode/processors/prefix/test_prefix.py": (),
-    # settings, checkpoints, rows
-    "config/test_precedence.py": (),
-    "config/test_all_at_once.py": (),
-    "config/test_presets_command.py": (),
-    "models/test_load.py": _CACHES,
-    "io/test_batch_records.py": (),
-    "io/test_batch_readers.py": (),
-    "io/test_batch_writers.py": (),
-    "hostile/test_checkpoints.py": ("test_the_same_folder_*", "test_nothing_in_a_folder_*"),
-    # two sides side by side
-    "parity/test_statistics.py": (),
-    "parity/test_verdict.py": ("*-gpt2-native[]]", "*llama-another order*", "*[[]llama-int8[]]"),
-    # each command
-    "commands/explore/test_explore.py": ("test_a_row_*", "test_a_script_*", "test_a_saved_*"),
-    "tree/test_properties.py": ("test_the_file_*", "test_undo_*"),
-    "tree/test_branches.py": _CACHES,
-    "tree/test_expanding.py": ("*[[]*-llama[]]",),
-    "cli/test_run.py": (),
-    "cli/test_beam.py": ("test_a_pipe_*", "test_the_n_best_*"),
-    "cli/test_replay.py": ("test_a_pipe_*",),
-    "cli/test_help.py": (),
-    "commands/chat/test_script.py": ("*[[]chatml-*", "test_text_*", "test_a_row_*"),
-    "commands/chat/test_saved.py": (),
-    "commands/chat/test_words.py": (),
-    "commands/chat/test_terminal.py": ("*[[]80[]]", "test_ctrl_c_*", "test_a_dumb_*"),
-    "cli/test_table.py": (),
-    "commands/compare/test_compare.py": ("test_five_strategies_*", "test_records_are_*"),
-    "commands/inspect/test_inspect_command.py": (
-        "test_json_is_*",
-        "test_a_saved_prompt_serves_the_commands*",
-        "test_every_form_*",
-    ),
-    "commands/explore/test_flow.py": (),
-    "commands/explore/test_worker.py": (),
-    "commands/explore/test_screen.py": ("test_space_*", "test_enter_takes_*", "test_s_changes_*", "test_u_undoes_*"),
-    "lm_eval/test_lm_eval.py": (
-        "test_arguments_that_cannot_*",
-        "test_arguments_mean_*max_length*",
-        "test_conversations_*",
-    ),
-    "commands/score/test_score_command.py": ("test_a_record_*", "test_a_target_*"),
-    "commands/parity/test_sides.py": (),
-    "commands/parity/test_parity_command.py": ("test_equal_sides_*", "test_what_cannot_be_*", "test_tsv_*"),
-    "commands/parity/test_golden.py": ("test_the_same_side_*", "test_changed_weights_*", "test_a_damaged_*"),
-    "commands/parity/test_pytest_plugin.py": ("test_a_missing_*", "test_the_plugin_*"),
-    "engines/server/test_remote_run.py": ("test_a_record_*", "test_every_knob_*", "test_no_torch_*"),
-    "engines/server/test_failures.py": ("test_what_fails_at_first_*",),
-    "engines/server/test_batch_files.py": ("test_a_row_is_*", "test_results_are_*"),
-    "engines/pool/test_failures.py": ("test_what_does_not_fit_*", "test_without_ray_*", "test_cores_*"),
-    "pages/test_page.py": ("test_nothing_*", "test_the_policy_*", "test_equal_*"),
-    "pages/test_report_command.py": ("test_a_run_is_*", "test_a_recording_makes_*"),
-    "terminal/test_run_view.py": (),
-    "terminal/test_beam.py": (),
+# file -> test -> which of its cells run every day: each so-manieth in the order of their definition (a prime number, so
+# that every value of each parameter comes up), or those whose parameters match a pattern; 0 for none.
+WIDE: dict[str, dict[str, int | tuple[str, ...]]] = {
+    "cli/test_blank_before_text.py": {"test_records_pieces_streams_and_echoes_have_one_text": 5},
+    "cli/test_completion.py": {"test_bash_completes": 7},
+    "cli/test_interrupts.py": {
+        "test_a_background_job_without_a_terminal_is_not_interrupted": 2,
+        "test_a_model_that_does_not_come_back_costs_no_row": 2,
+        "test_with_resume_running_rows_are_left_to_the_next_run": 0,
+    },
+    "cli/test_libraries_hushed.py": {"test_a_model_without_its_fast_kernels_runs_in_silence": 0},
+    "cli/test_overwriting.py": {"test_the_old_file_stays_until_the_new_one_is_whole": 5},
+    "cli/test_process.py": {
+        "test_rows_of_a_slow_pipe_are_decoded_when_they_come": 5,
+        "test_strict_ends_at_a_row_of_a_slow_pipe_that_fails": 2,
+    },
+    "cli/test_torture.py": {"test_kills_and_write_faults_lose_nothing": 0},
+    "commands/explore/test_terminal.py": {
+        "test_a_killed_screen_opens_again_and_finishes_its_command": 0,
+        "test_a_signal_restores_the_terminal": 2,
+    },
+    "commands/inspect/test_plan_measured.py": {
+        "test_a_batch_of_beams": 5,
+        "test_beams_of_one_prompt": 5,
+        "test_one_row": 7,
+        "test_samples_in_bfloat16": 5,
+        "test_weights_equal_those_loaded": 5,
+        "test_what_is_reserved_for_texts_shorter_and_longer_than_a_window": 5,
+    },
+    "commands/inspect/test_saved.py": {
+        "test_a_saved_prompt_gives_the_same_tokens": 7,
+        "test_every_form_of_cache_writes_the_same_tokens_as_none": 7,
+    },
+    "commands/parity/test_golden.py": {"test_quantised_weights_of_either_runtime_are_drift_beside_a_recording": 3},
+    "commands/parity/test_parity_command.py": {
+        "test_an_interrupted_run_leaves_no_half_file": 0,
+        "test_beyond_a_limit_the_status_is_4": 3,
+    },
+    "decode/processors/grammar/test_grammar_budget.py": {
+        "test_every_mode_writes_whole_json_in_every_budget_that_is_enough": 3,
+        "test_whatever_is_drawn_the_text_is_whole_at_the_end": 5,
+    },
+    "decode/processors/test_filters.py": {"test_small_rows_keep_what_transformers_keeps": 3},
+    "decode/processors/test_processors_parity.py": {"test_combinations_write_the_tokens_of_generate": 7},
+    "decode/test_compiled.py": {"test_compiled_steps_write_the_same_tokens": 0},
+    "decode/test_length_rope.py": {
+        "test_a_text_that_outgrows_its_bound_is_what_generate_writes": 5,
+        "test_beams_that_outgrow_the_bound_are_those_of_generate": 3,
+        "test_drafts_across_the_bound_write_what_greedy_writes": 5,
+        "test_neighbours_of_other_lengths_change_nothing": 3,
+        "test_rows_that_are_read_again_go_on_as_before": 5,
+        "test_without_a_cache_too": 3,
+    },
+    "decode/test_parity.py": {
+        "test_a_sampled_row_does_not_change_with_its_neighbours": 3,
+        "test_greedy_equals_generate_alone_and_in_a_batch": 3,
+        "test_seeded_sampling_equals_generate_after_manual_seed": 3,
+    },
+    "decode/test_several_tokens.py": {"test_drafts_write_greedy_text_where_it_matters_how_a_text_is_cut": 3},
+    "engines/ranks/test_ends.py": {
+        "test_a_stopped_rank_ends_the_other_after_the_time_limit": 0,
+    },
+    "engines/ranks/test_fsdp.py": {"test_a_rank_that_is_killed_ends_the_other_with_a_message": 0},
+    "lm_eval/test_lm_eval.py": {
+        "test_every_sample_has_the_numbers_of_hf_at_any_batch_size": 3,
+        "test_the_commands_of_the_guide": 0,
+    },
+    "models/test_generation_settings.py": {
+        "test_an_encoder_decoder_without_generation_config_takes_the_settings_in_config_json": 5,
+        "test_both_runtimes_and_transformers_have_the_same_special_ids": 5,
+    },
+    "models/test_offload.py": {"test_a_checkpoint_larger_than_its_memory_runs_within_it": 0},
+    "native/test_flipped_fields.py": {"test_a_changed_field_is_refused_or_computed": 7},
+    "native/test_generate.py": {"test_beams_and_forms_of_cache": 3, "test_greedy_alone_and_together": 5},
+    "native/test_parity.py": {"test_prompt_and_steps_have_the_logits_of_transformers": 3},
+    "native/test_products.py": {
+        "test_a_row_has_the_same_bits_in_any_company": 11,
+        "test_few_rows_of_many_inputs_keep_the_bits": 7,
+        "test_many_rows_and_threads_keep_the_bits": 5,
+        "test_outputs_in_runs_have_the_bits_of_outputs_side_by_side": 11,
+        "test_outputs_that_are_turned_keep_the_bits": 5,
+        "test_products_are_those_of_float64": 5,
+        "test_products_of_one_call_have_the_bits_of_calls_of_their_own": 5,
+    },
+    "native/test_real_configs.py": {"test_auto_is_native_and_logits_and_texts_are_those_of_transformers": 5},
+    "native/test_same_bits.py": {"test_a_row_has_its_bits_in_any_batch_and_with_any_threads": 3},
+    "native/test_seq2seq_generate.py": {"test_beams_alone_and_together": 3, "test_greedy_alone_and_together": 3},
+    "native/test_steps.py": {
+        "test_every_encoder_decoder_has_the_bits_of_its_decoder": 11,
+        "test_every_family_has_the_bits_of_its_decoder": 3,
+        "test_every_variation_of_a_family_has_the_bits_of_its_decoder": 5,
+    },
+    "parity/test_fault.py": {"test_the_first_sublayer_that_parts_is_found": 5},
+    "parity/test_fault_across.py": {
+        "test_a_fault_is_found_in_its_layer_across_runtimes": 7,
+        "test_no_layer_is_named_where_only_sums_differ": 7,
+    },
+    "parity/test_verdict.py": {
+        "test_a_fault_in_a_quantised_side_is_a_defect_on_a_short_text": 5,
+        "test_a_fault_in_a_rounded_side_is_a_defect": 5,
+        "test_a_harmless_change_is_a_tie": 5,
+        "test_a_planted_fault_is_a_defect": 5,
+        "test_a_planted_fault_is_a_defect_in_other_families": 3,
+        "test_int8_weights_of_transformers_classes_are_drift_beside_native_weights": 5,
+        "test_int8_weights_of_transformers_classes_are_drift_on_either_side": 7,
+        "test_quantised_weights_are_drift_on_short_texts": 5,
+        "test_rounded_weights_are_drift": 5,
+    },
+    "strategies/test_beam_parity.py": {
+        "test_beams_alone_in_a_batch_and_in_a_narrow_one": 3,
+        "test_every_length_penalty_and_early_stopping": 5,
+    },
+    "strategies/test_brute_force.py": {
+        "test_a_wide_constrained_beam_finds_the_best_text_that_keeps_its_promises": 5,
+        "test_every_result_of_a_narrow_constrained_beam_keeps_its_promises": 5,
+    },
+    "test_bench.py": {
+        "test_a_side_is_pinned_to_its_cores_whatever_it_inherits": 0,
+        "test_commands_write_the_same_tokens_and_say_when_the_first_came": 0,
+    },
+    "test_independence.py": {"test_a_prompt_alone_in_a_batch_and_in_another_order": 3},
+    "zoo/test_zoo.py": {"test_one_of_each_kind_writes_what_generate_writes": 5},
 }
 
 # What depends on the version of transformers: goldens, architectures in both runtimes, processors and searches against
@@ -184,17 +222,23 @@ SLOWEST = (
 )
 
 
+def name_of(path: Path) -> str:
+    """The name of a file of tests in these tables."""
+    return path.relative_to(ROOT).as_posix()
+
+
 def rank(path: Path) -> int:
-    """The place of a file (relative to tests/) among the slowest; the others are behind them."""
-    return SLOWEST.index(path.as_posix()) if path.as_posix() in SLOWEST else len(SLOWEST)
+    """The place of a file among the slowest; the others are behind them."""
+    name = name_of(path)
+    return SLOWEST.index(name) if name in SLOWEST else len(SLOWEST)
 
 
-def patterns(path: Path) -> tuple[str, ...] | None:
-    """Which tests of a file (relative to tests/) are everyday ones; none where the file has none."""
-    return EVERYDAY.get(path.as_posix())
-
-
-def is_everyday(path: Path, name: str) -> bool:
-    """Whether the test `name`, with its parameters, of the file `path` runs every day."""
-    found = patterns(path)
-    return found is not None and (not found or any(fnmatchcase(name, pattern) for pattern in found))
+def is_everyday(path: Path, name: str, cell: int) -> bool:
+    """Whether a test of the file `path` runs every day: `name` with its parameters, cell number `cell` of its test."""
+    test, _, parameters = name.removesuffix("]").partition("[")
+    stays = WIDE.get(name_of(path), {}).get(test)
+    if stays is None:
+        return True
+    if isinstance(stays, int):
+        return stays > 0 and cell % stays == 0
+    return any(fnmatchcase(parameters, pattern) for pattern in stays)

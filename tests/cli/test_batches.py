@@ -44,6 +44,18 @@ def test_every_kind_of_broken_row_is_an_error_row_with_its_line() -> None:
     assert "99999" in errors[3]
 
 
+def test_unordered_rows_begin_with_the_longest_of_a_file_and_in_turn_from_a_pipe(tmp_path: Path) -> None:
+    """From a pipe nothing is read ahead: a row that is there does not wait for others to compare it with."""
+    given = rows(*({"id": str(new), "prompt": "One", "params": {"max_new_tokens": new}} for new in (1, 2, 9, 12)))
+    (tmp_path / "in.jsonl").write_text(given)
+    options = ("run", "-m", "builtin:stories", "--unordered", "--batch-size", "2", "--format", "jsonl")
+    whole = genctl(*options, "-i", str(tmp_path / "in.jsonl"))
+    piped = genctl(*options, "--input-format", "jsonl", stdin=given)
+    assert [record["id"] for record in piped.records] == ["1", "2", "9", "12"]
+    assert next(record["id"] for record in whole.records) == "9"
+    assert sorted(record["text"] for record in whole.records) == sorted(record["text"] for record in piped.records)
+
+
 def test_a_prompt_that_tokenises_to_nothing_is_an_error_row(tmp_path: Path) -> None:
     model = checkpoint("gpt2", tmp_path / "model")
     made = model / "tokenizer.json"
@@ -80,6 +92,16 @@ def test_strict_lets_the_rows_before_the_failing_one_finish_and_drops_those_afte
     assert [record["id"] for record in done.records] == ["long", "bad"]
     assert done.records[0]["finish_reason"] == "eos"
     assert done.status == 1
+
+
+def test_strict_ends_with_the_first_row_of_the_input_that_fails_whichever_fails_last() -> None:
+    """Rows of one batch that fail at the same step, and one that fails before it as it is read."""
+    nothing = {"params": {"suppress_tokens": list(range(200))}}
+    stdin = rows({"id": "a", "prompt": "5"}, *({"id": f"bad {n}", "prompt": "6", **nothing} for n in range(3)))
+    for size in ("4", "2"):
+        done = batch(*NUMBERS, "--format", "jsonl", "--strict", "--batch-size", size, stdin=stdin)
+        assert [record["id"] for record in done.records] == ["a", "bad 0"]
+        assert done.status == 1
 
 
 def test_strict_without_a_failure_changes_nothing() -> None:

@@ -134,7 +134,7 @@ def test_a_signal_at_four_moments_of_a_run(tmp_path: Path) -> None:
     interrupt_at("alone", 2, tmp_path, rows=8)
 
 
-@pytest.mark.processes
+@pytest.mark.night
 @pytest.mark.parametrize("way", WAYS)
 def test_a_signal_at_twenty_moments_of_a_run(tmp_path: Path, way: str) -> None:
     """Ten moments, with SIGINT and with SIGTERM."""

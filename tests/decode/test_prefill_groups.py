@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import MOST, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
+from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.tiny import ARCHITECTURES, SEQ2SEQ, tiny
@@ -90,6 +92,28 @@ def test_equal_prompts_are_still_read_once() -> None:
     given = [Lane(name, (5, 6, 7, 8), Sample(True), 3, seed=number) for number, name in enumerate("abc")]
     shared = [event.shared for event in decode(forward, given, width=3) if isinstance(event, events.Prefilled)]
     assert shared == [False, True, True]
+
+
+def written(forward: ModelRuntime, given: list[Lane], **more: Any) -> dict[str, tuple[int, ...]]:
+    """The tokens of each lane, all at work at once."""
+    stream = decode(forward, given, width=len(given), **more)
+    found = {event.lane: event.hypotheses[0].tokens for event in stream if isinstance(event, events.Finished)}
+    return {one.name: found[one.name] for one in given}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 0, 1)])
+def test_a_prompt_read_without_hidden_states_is_read_again_for_who_needs_them(order: tuple[int, ...]) -> None:
+    """Greedy and contrastive search on one prompt, in any order: what each writes alone."""
+    forward = runtimes.forward(tiny("gpt2"))
+    lanes = [Lane("greedy", tuple(PROMPTS[0]), Sample(), 6), Lane("hidden", tuple(PROMPTS[0]), Contrastive(4, 0.6), 6)]
+    alone = [written(forward, [one])[one.name] for one in lanes]
+    assert alone[0] != alone[1]
+    together = [replace(lanes[which], name=str(place)) for place, which in enumerate(order)]
+    assert list(written(forward, together).values()) == [alone[which] for which in order]
+    for provided in (False, True):  # by the caller, with hidden states and without
+        given = {(tuple(PROMPTS[0]), None): forward.prefill(PROMPTS[0], None, hidden=provided)}
+        found = written(forward, lanes, prefixes=given)
+        assert list(found.values()) == alone
 
 
 def test_of_those_at_hand_the_longest_begins_first() -> None:

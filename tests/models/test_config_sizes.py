@@ -71,7 +71,7 @@ def test_more_layers_than_tensors_are_refused_however_small(tmp_path: Path) -> N
         load(Runtime(model=str(folder)))
 
 
-@pytest.mark.zoo
+@pytest.mark.night
 def test_no_architecture_of_transformers_is_above_the_bounds_by_its_defaults() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
 

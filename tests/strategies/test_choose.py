@@ -12,9 +12,11 @@ import pytest
 import genctl
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.types import FinishedRow
 from genctl.errors import UsageError
 from genctl.params import Generation
 from genctl.strategies.constrained import ConstrainedBeam
+from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.factory import choose
 from tests.decode.driver import PROMPTS
 from tests.strategies.oracle import case_of
@@ -77,6 +79,27 @@ def test_a_contradiction_names_both_sides_in_one_sentence(knobs: dict[str, Any],
         choose(Generation(**knobs))
     assert all(side in caught.value.message for side in both)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("penalty", "early_stopping", "best", "reached"),
+    [
+        # "never" hopes for the length at which a live row scores best: the longest, or with a penalty for length now
+        (1.0, "never", -4.0, False),
+        (1.0, False, -4.0, True),
+        (-1.0, "never", -1.5, False),
+        (-1.0, "never", -4.0, True),
+        (1.0, True, -0.1, True),
+        (1.0, False, -2.0, True),  # a tie
+    ],
+)
+def test_a_search_ends_when_no_live_row_can_beat_its_worst_result(
+    penalty: float, early_stopping: EarlyStopping, best: float, reached: bool
+) -> None:
+    rule = EarlyStoppingRule(penalty, early_stopping, longest=20)
+    result = FinishedRow((5, 6), -2.0, -2.0, "eos")  # scores -1 a token, and -4 where length costs
+    assert rule.reached([result], 1, best, written=2) is reached
+    assert not rule.reached([], 1, best, written=2)
 
 
 def test_forced_texts_become_phrases_wherever_they_may_stand() -> None:

@@ -59,13 +59,13 @@ def test_one_of_each_kind_writes_what_generate_writes(name: str, tmp_path: Path)
     check(name, tmp_path, BRIEF)
 
 
-@pytest.mark.zoo
+@pytest.mark.night
 @pytest.mark.parametrize("name", HERE)
 def test_every_text_architecture_writes_what_generate_writes(name: str, tmp_path: Path) -> None:
     check(name, tmp_path)
 
 
-@pytest.mark.zoo
+@pytest.mark.night
 @pytest.mark.parametrize("name", HERE)
 def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
     with quiet():
@@ -80,7 +80,7 @@ def test_what_is_trusted_is_also_found_by_trying(name: str) -> None:
         assert able.reads_several(cached=False)
 
 
-@pytest.mark.zoo
+@pytest.mark.night
 @pytest.mark.parametrize("name", HERE)
 def test_every_text_architecture_computes_the_same_packed(name: str) -> None:
     """Code that reads a weight past its layer finds it, because such a layer is not packed."""
@@ -93,7 +93,7 @@ def test_every_text_architecture_computes_the_same_packed(name: str) -> None:
         torch.testing.assert_close(model(**given, return_dict=True).logits, wanted, rtol=0.0, atol=1e-3)
 
 
-@pytest.mark.zoo
+@pytest.mark.night
 @pytest.mark.parametrize("name", recipes.NOT_TEXT)
 def test_what_is_left_out_cannot_be_built_or_continued_by_transformers_itself(name: str) -> None:
     ids = torch.tensor([PROMPTS[0]])

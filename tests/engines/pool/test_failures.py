@@ -21,7 +21,7 @@ from tests.cli.tool import genctl
 from tests.engines.pool.dying import POISON
 
 
-@pytest.mark.processes
+@pytest.mark.night
 @pytest.mark.usefixtures("ray_here")
 def test_a_group_that_kills_its_worker_again_and_again_fails_alone(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -89,7 +89,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     job = Harness(tmp_path, 40)
     with job.driver(2) as process:
@@ -119,7 +119,7 @@ def test_a_killed_worker_and_ctrl_c_cost_nothing(tmp_path: Path) -> None:
     assert not list(Path(tempfile.gettempdir()).glob(f"ray*/**/session_*_{process.pid}"))
 
 
-@pytest.mark.torture
+@pytest.mark.night
 def test_twenty_kills_of_workers_and_drivers_lose_nothing(tmp_path: Path) -> None:
     job, chance = Harness(tmp_path, 400), random.Random(5)
     kills = {"worker": 0, "driver": 0}

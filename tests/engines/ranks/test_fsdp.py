@@ -72,7 +72,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> Non
     assert "Traceback" not in said
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_an_interrupt_ends_all_ranks_together(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "many.txt").write_text("the cat\n" * 400)
     job = ("run", "-m", str(llama), "--fsdp", "-n", "200", "-i", str(tmp_path / "many.txt"))

@@ -57,7 +57,7 @@ def test_torchrun_writes_what_one_process_writes(llama: Path, tmp_path: Path) ->
             assert ours_token["logprob"] == pytest.approx(theirs_token["logprob"], abs=1e-4)
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Path) -> None:
     with ranks("-m", "tests.engines.ranks.each_rank", str(llama), str(tmp_path), json.dumps(WAYS)) as started:
         errors = [process.communicate(timeout=SECONDS)[1] for process in started]
@@ -68,7 +68,7 @@ def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Pat
     assert {way: len(found["0"]) for way, found in first.items()} == {"greedy": 1, "sampling": 2, "beams": 2}
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> None:
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "genctl", *job, stdin=subprocess.PIPE) as (first, second):
@@ -85,7 +85,7 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> Non
     assert "Traceback" not in said
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_the_others_end_with_rank_0(llama: Path) -> None:
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "genctl", *job, stdin=subprocess.PIPE) as (first, second):
@@ -100,7 +100,7 @@ def test_the_others_end_with_rank_0(llama: Path) -> None:
     assert "Traceback" not in said
 
 
-@pytest.mark.processes
+@pytest.mark.night
 def test_an_interrupt_ends_all_ranks_together(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "many.txt").write_text("the cat\n" * 400)
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "200", "-i", str(tmp_path / "many.txt"))
