@@ -77,7 +77,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @needs_compiler
 @pytest.mark.skipif(OLDER_TORCH, reason="torch 2.12 writes C++ that is none here; a run goes on without --compile")
 @pytest.mark.parametrize(  # rotary, learned positions, ALiBi; each takes seconds, or a minute where nothing is cached
-    "arch", ["llama", pytest.param("gpt2", marks=pytest.mark.night), pytest.param("bloom", marks=pytest.mark.zoo)]
+    "arch", ["llama", pytest.param("gpt2", marks=pytest.mark.night), pytest.param("bloom", marks=pytest.mark.night)]
 )
 def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
     from torch._dynamo.utils import counters

@@ -34,7 +34,7 @@ def ray_here() -> Iterator[None]:
         ray.shutdown()
 
 
-@pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.processes)])
+@pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.night)])
 def workers_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """`--workers` uses objects of this process, which start at once; or processes of Ray, as it does anywhere."""
     if request.param == "processes":
