@@ -170,6 +170,7 @@ WIDE: dict[str, dict[str, int | tuple[str, ...]]] = {
         "test_a_padded_batch_has_the_logits_of_each_row_alone": 3,
         "test_hidden_states_are_those_of_transformers": 5,
         "test_prompt_and_steps_have_the_logits_of_transformers": 3,
+        "test_so_it_has_without_the_compiled_library": 2,
         "test_without_a_cache_a_text_has_the_same_logits": 5,
     },
     "native/test_products.py": {
