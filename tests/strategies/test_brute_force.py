@@ -92,6 +92,19 @@ def test_every_result_of_a_narrow_constrained_beam_keeps_its_promises(words: Wor
         assert all(keeps(hypothesis.tokens, words) for hypothesis in found)
 
 
+def test_an_interrupted_search_returns_the_rows_with_most_phrases_first() -> None:
+    words, mixed = (((0, 1),), ((2, 2),)), 0
+    for seed in range(20):
+        steps = iter(["", "", "", "interrupted"])
+        lane = Lane("0", PROMPT, ConstrainedBeam(4, words, n=4), 8, (EOS,), returned=4)
+        stream = decode(Table(4, 8, EOS, seed), [lane], interrupted=lambda steps=steps: next(steps, "interrupted"))
+        found = next(event for event in stream if isinstance(event, events.Finished)).hypotheses
+        kept = [sum(keeps(each.tokens, (word,)) for word in words) for each in found]
+        assert kept == sorted(kept, reverse=True)
+        mixed += kept[0] > kept[-1] and found[0].score < found[-1].score
+    assert mixed  # the rows with fewer phrases were the more probable ones
+
+
 def test_phrases_that_share_tokens_are_written_in_the_fewest() -> None:
     """Three random promises over three tokens, in exactly as many tokens as the shortest text that holds them."""
     rng = random.Random(7)

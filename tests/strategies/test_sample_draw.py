@@ -14,11 +14,12 @@ from torch import Tensor
 
 import genctl
 from genctl.config.search_conflicts import mode_of
+from genctl.decode.types import RowsOfLane
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation
 from genctl.strategies import sampling
 from genctl.strategies.factory import choose
-from genctl.strategies.sample import best
+from genctl.strategies.sample import Sample, best
 from genctl.strategies.sampling import draw_distinct, inverse_cdf, inverse_cdf_on_device, multinomial
 from tests.tiny import checkpoint
 
@@ -54,6 +55,29 @@ def test_draws_are_those_of_torch_multinomial(shape: tuple[int, int, float, int,
             expected = torch.multinomial(logits.softmax(-1), 1, generator=theirs)[:, 0]
             assert torch.equal(multinomial(logits, range(rows), rows, ours), expected)
         assert torch.equal(ours.get_state(), theirs.get_state())
+
+
+def test_a_draw_that_failed_in_the_middle_is_repeated_with_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory runs out at the second of two lanes: the first one has drawn already."""
+    logits, real, calls = scores(0, 4, 50, 2.0), sampling.multinomial, 0
+
+    def failing(*given: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        drawn = real(*given)
+        if calls == 2:
+            raise torch.OutOfMemoryError("for this test")
+        return drawn
+
+    def lanes() -> list[RowsOfLane]:
+        return [RowsOfLane(torch.Generator().manual_seed(seed), [0, 1], 2) for seed in (1, 2)]
+
+    expected = Sample(True).tokens(logits, lanes(), None)
+    monkeypatch.setattr(sampling, "multinomial", failing)
+    again = lanes()
+    with pytest.raises(torch.OutOfMemoryError):
+        Sample(True).tokens(logits, again, None)
+    assert torch.equal(Sample(True).tokens(logits, again, None), expected)
 
 
 def test_a_row_draws_the_same_whether_or_not_others_have_ended() -> None:
