@@ -132,6 +132,7 @@ class Began:
     place: Natural = 0  # of the prompt in the input, from 1; 0 if the lane's name says more
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
     shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
+    run: Natural = 0  # of a comparison, on the command line, from 1
 
 
 @dataclass(frozen=True, slots=True)

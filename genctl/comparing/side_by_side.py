@@ -19,6 +19,7 @@ class SideBySide:
     def __init__(self) -> None:
         self._collector = Collector()
         self._lanes: dict[str, tuple[str, str]] = {}  # run and row of each
+        self._order: dict[str, int] = {}  # the place of each run on the command line, 0 in recordings that have none
         self._results: dict[str, Result] = {}
         self._others = False  # there are other lanes, too
 
@@ -30,11 +31,15 @@ class SideBySide:
                 self._others = True
             else:
                 self._lanes[event.lane] = place
+                self._order.setdefault(place[0], event.run)
         if not self._others and (result := self._collector.feed(event)) is not None:
             self._results[event.lane] = result  # type: ignore[union-attr]  # an event with a result has a lane
 
     def part(self, baseline: str | None = None) -> dict[str, Any] | None:
         """The runs, the lanes of each prompt by run, partings and metrics; None if this is no comparison.
+
+        Runs and lanes have the order of the command line. They are decoded in another one: first those that look at
+        hidden states, and checkpoint by checkpoint.
 
         A parting is where the first text of a run leaves that of the base run with the same seed, or else the first
         one: `position` counts the tokens before it, `token` and `other` are [id, text, log-probability], null where a
@@ -42,11 +47,12 @@ class SideBySide:
         """
         if self._others or not self._lanes:
             return None
-        names = list(dict.fromkeys(run for run, _ in self._lanes.values()))
+        names = sorted(self._order, key=lambda run: self._order[run])
         base = baseline if baseline in names else names[0]
         prompts: dict[str, dict[str, list[str]]] = {}
         for lane, (run, row) in self._lanes.items():
-            prompts.setdefault(row, {}).setdefault(run, []).append(lane)
+            prompts.setdefault(row, {name: [] for name in names})[run].append(lane)
+        prompts = {row: {run: lanes for run, lanes in by_run.items() if lanes} for row, by_run in prompts.items()}
         statistics = RunStatistics(names)
         for by_run in prompts.values():
             results = {run: self._of(by_run.get(run, [])) for run in names}
@@ -56,7 +62,7 @@ class SideBySide:
         return {
             "runs": names,
             "base": base,
-            "lanes": {lane: list(place) for lane, place in self._lanes.items()},
+            "lanes": {lane: [run, row] for row, runs in prompts.items() for run, lanes in runs.items() for lane in lanes},
             "prompts": [
                 {"id": row, "lanes": by_run, "partings": self._partings(by_run, base)}
                 for row, by_run in prompts.items()

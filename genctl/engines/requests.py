@@ -24,6 +24,7 @@ class Request:
     index: int = 0  # of the row in the input, from 0
     written: int = 0  # tokens at the end of the prompt that are the beginning of a text of the grammar
     prefill: str = ""  # the beginning of the answer to `messages`, which the text continues
+    run: int = 0  # of a comparison, from 1
 
     @property
     def name(self) -> str:

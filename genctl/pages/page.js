@@ -23,7 +23,7 @@
   function section(id, title, ...children) {
     const made = el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...children);
     document.getElementById("views").append(made);
-    document.getElementById("contents").append(el("a", { href: `#${id}` }, title));
+    document.getElementById("contents").lastElementChild.before(el("a", { href: `#${id}` }, title)); // the summary is the last
     return made;
   }
 
@@ -213,7 +213,8 @@
       places[chosen].classList.add("is-open");
       places[chosen].tabIndex = 0;
       if (focus) places[chosen].focus();
-      open(path[chosen], chosen);
+      open(path[chosen], chosen, focus);
+      if (focus) places[chosen].scrollIntoView({ block: "nearest" }); // above the panel, if that lies on the text
     };
     const placeOf = (event) => {
       const token = event.target.closest(".token");
@@ -352,7 +353,8 @@
     if (tree.ends.length > 1) parts.push(nbest(tree, open));
     const path = pathTo(end.at);
     const panel = el("aside", { class: "panel", "aria-label": "The chosen token" });
-    const row = strip(path, "Tokens, coloured; arrow keys move", { open: (token, place) => {
+    const row = strip(path, "Tokens, coloured; arrow keys move", { open: (token, place, focus) => {
+      panel.classList.toggle("is-chosen", focus);
       panel.replaceChildren(...details(token, place));
       spoken.textContent = sentence(token, place);
     } });
@@ -487,9 +489,23 @@
       const picture = draw("svg", { width: right + 10, height: Math.max(rows, 1) * HIGH + 24, role: "group",
         "aria-label": "Search tree; arrow keys move between tokens" }, edges, shapes);
       canvas.replaceChildren(picture);
+      fit(picture);
       const target = focus && picture.querySelector(`[data-node="${focus.number}"]`);
       if (target) target.focus();
       describe();
+    }
+
+    // Shortens what is wider than its box: letters of many scripts are wider than those that `brief` counts on.
+    function fit(picture) {
+      const lines = [...picture.querySelectorAll(".node rect ~ text")];
+      const widths = lines.map((line) => line.getComputedTextLength());
+      lines.forEach((line, at) => {
+        const room = line.parentNode.querySelector("rect").width.baseVal.value - 10;
+        if (widths[at] <= room) return;
+        const letters = [...line.textContent];
+        let kept = Math.floor((letters.length * room) / widths[at]);
+        do line.textContent = `${letters.slice(0, kept).join("")}…`; while (line.getComputedTextLength() > room && (kept -= 1) > 0);
+      });
     }
 
     function describe() {

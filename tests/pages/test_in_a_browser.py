@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from genctl.events import Failed
+from genctl.events import Failed, Stepped
 from tests.cli.tool import genctl
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, search, sentence
@@ -255,6 +256,54 @@ def test_a_tapped_token_has_its_panel_in_view_on_a_phone(window: Any) -> None:
     page.locator("#tokens .token").nth(3).click()
     box = page.locator("#tokens aside").bounding_box()
     assert 0 <= box["y"] <= 900 - 100
+
+
+@pytest.mark.parametrize("kind", ["beam", "compare", "run"])
+def test_a_phone_shows_the_text_first(window: Any, tmp_path: Path, kind: str) -> None:
+    """The panel of a token lies on it only after a token was chosen, and then leaves that token free."""
+    page = window(made(tmp_path, *KINDS[kind]), width=390)
+    text, summary = page.locator(".strip").first.bounding_box(), page.locator("#summary").bounding_box()
+    assert text["y"] + text["height"] <= 900
+    assert summary["y"] > page.locator("#views").bounding_box()["y"]
+    assert page.locator("nav a").last.inner_text() == "Summary"
+    token, panel = page.locator("#tokens .token").last, page.locator("#tokens aside")
+    token.scroll_into_view_if_needed()
+    below = token.bounding_box()
+    assert panel.bounding_box()["y"] >= below["y"] + below["height"]
+    token.click()
+    chosen, box = token.bounding_box(), panel.bounding_box()
+    assert chosen["y"] >= 0
+    assert chosen["y"] + chosen["height"] <= box["y"] < 900
+
+
+def test_the_columns_of_a_comparison_stand_below_each_other_on_a_phone(window: Any, tmp_path: Path) -> None:
+    page = window(made(tmp_path, *KINDS["compare"]), width=390)
+    for column in page.locator("#comparison .columns > div").all():
+        box = column.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+
+
+def test_the_texts_of_a_tree_stay_in_their_boxes(window: Any) -> None:
+    """Letters may be twice as wide as those of Latin."""
+    wide = "漢字交じり文章テスト"
+    events = [
+        replace(event, rows=tuple(replace(row, written=(replace(row.written[0], text=wide),)) for row in event.rows))
+        if isinstance(event, Stepped)
+        else event
+        for event in search(8)
+    ]
+    for content in (page_of(events), page_of(search(8))):
+        page = window(content)
+        page.get_by_role("checkbox", name="dead branches").check()
+        beyond = page.evaluate(
+            """() => [...document.querySelectorAll("#search .node rect ~ text")].filter((text) => {
+              const [ours, box] = [text.getBBox(), text.parentNode.querySelector("rect").getBBox()];
+              return ours.x < box.x || ours.x + ours.width > box.x + box.width;
+            }).map((text) => text.textContent)"""
+        )
+        assert beyond == []
+        assert page.locator("#search .node rect ~ text").count() > 20
 
 
 def test_charts_and_the_processor_table_fit_their_column(window: Any) -> None:

@@ -272,7 +272,7 @@ class CompareJob(Job[CompareOptions]):
                 self.lanes[lane] = prompt, place, repetition
                 prompt.lanes.setdefault(place, []).append(lane)
                 self.saved.expect(lane, row.id, guided=resolved.generation.guidance_scale not in (None, 1.0))
-                requests.append((hidden, request_of(row, resolved, seed, lane)))
+                requests.append((hidden, dataclasses.replace(request_of(row, resolved, seed, lane), run=place + 1)))
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _show(self, chunk: Sequence[ComparedPrompt]) -> None:

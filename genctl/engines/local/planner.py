@@ -66,6 +66,7 @@ class PlannedLane:
             request.place,
             encoder_decoder,
             self.prompt.shown,
+            request.run,
         )
 
     def text(self) -> LaneText:

@@ -380,7 +380,9 @@ class Session:
                     planned = self.planner.plan(request, report)
                 except GenctlError as error:
                     prompt = request.prompt or ""
-                    begins[request.id] = events.Began(request.id, prompt, "", self.name, None, {}, request.place)
+                    begins[request.id] = events.Began(
+                        request.id, prompt, "", self.name, None, {}, request.place, run=request.run
+                    )
                     yield events.Failed(request.id, error.code, error.message, error.hint)
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))

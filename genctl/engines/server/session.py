@@ -258,7 +258,9 @@ class RemoteSession:
         if request.messages is not None or resolved.runtime.is_chat:
             shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))
         seed = request.seed if resolved.generation.draws else None
-        yield events.Began(request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown)
+        yield events.Began(
+            request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown, run=request.run
+        )
         try:
             lane, exchanges = self._planned(request, report, server)
         except GenctlError as error:

@@ -13,6 +13,7 @@ from genctl.native.runtime import NativeRuntime
 from genctl.terminal.interrupt import Interrupt
 from genctl.transformers.runtime import TransformersRuntime
 from tests.cli.tool import genctl
+from tests.pages.pages import Parts
 
 FIVE: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -324,6 +325,26 @@ def test_events_can_be_replayed(gpt2: Path, tmp_path: Path) -> None:
     lanes = {json.loads(line)["lane"] for line in path.read_text().splitlines()}
     assert lanes == {"greedy/0/1", "nucleus/0/1"}
     assert genctl("replay", str(path)).status == 0
+
+
+def test_runs_have_the_order_of_the_command_line_everywhere(gpt2: Path, tmp_path: Path) -> None:
+    """Contrastive search and the second checkpoint are decoded in another order."""
+    log, page, later = (tmp_path / name for name in ("events.jsonl", "page.html", "later.html"))
+    given = ("--models", f"builtin:stories,{gpt2}", "-p", "greedy", "-p", "contrastive", "--strategy", "b:num_beams=2")
+    arguments = ("compare", "hello", "world", *given, "-n", "3")
+    kept = genctl(*arguments, "--format", "jsonl", "--events", str(log), "--report", str(page))
+    assert genctl("report", str(log), "-o", str(later)).status == 0
+    runs = [f"{name}@{model}" for name in ("greedy", "contrastive", "b") for model in ("builtin:stories", gpt2)]
+    assert [row["run"] for row in kept.records] == 2 * runs
+    table = genctl(*arguments, "--format", "tsv").out.splitlines()[1:]
+    assert [line.split("\t")[0] for line in table] == 2 * runs
+    text = genctl(*arguments, "--format", "md").out
+    assert re.findall(r"^\| (\w+@\S+) \|", text, re.MULTILINE)[: len(runs)] == runs
+    for path in (page, later):
+        data = Parts(path.read_text("utf-8")).data
+        assert data["comparison"]["runs"] == runs
+        assert [lane["run"] for lane in data["lanes"]] == 2 * runs
+        assert list(data["comparison"]["prompts"][0]["lanes"]) == runs
 
 
 def test_dry_prints_every_run_and_decodes_nothing(gpt2: Path) -> None:
