@@ -106,7 +106,9 @@ class PageFile(FileAtEnd, Watcher):
         data = self.data
         data.comparison = self.runs.part(self.baseline)
         if data.comparison is not None:
-            data.lanes = {name: data.lanes[name] for name in data.comparison["lanes"] if name in data.lanes} | data.lanes
+            data.lanes = {
+                name: data.lanes[name] for name in data.comparison["lanes"] if name in data.lanes
+            } | data.lanes
         command = repeating(sys.argv[1:])
         draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):

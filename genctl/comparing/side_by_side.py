@@ -62,7 +62,9 @@ class SideBySide:
         return {
             "runs": names,
             "base": base,
-            "lanes": {lane: [run, row] for row, runs in prompts.items() for run, lanes in runs.items() for lane in lanes},
+            "lanes": {
+                lane: [run, row] for row, runs in prompts.items() for run, lanes in runs.items() for lane in lanes
+            },
             "prompts": [
                 {"id": row, "lanes": by_run, "partings": self._partings(by_run, base)}
                 for row, by_run in prompts.items()
