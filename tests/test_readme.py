@@ -1,142 +1,140 @@
-"""Every console block in README.md and docs/*.md runs as printed, in an empty folder; links and tables are right."""
+"""The fenced blocks of README.md and docs/*.md run and print what the pages show; links and tables are right."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
-import shlex
 import shutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli
 
-from tests.warm import python
+from genctl.models import resolve
+from tests.commands.chat import templates
+from tests.commands.parity.test_pytest_plugin import run as run_pytest
+from tests.document_blocks import (
+    LANGUAGES,
+    PAGES,
+    ROOT,
+    TEXTS,
+    Block,
+    at_a_pipe,
+    at_a_terminal,
+    blocks,
+    printed_by,
+    unknown_flags,
+)
+from tests.engines.server.stand_in import running
+from tests.models.hub_standin import serve
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-DOCS = README.parent / "docs"
-PAGES = [README, *sorted(DOCS.glob("*.md"))]
-TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
-BLOCKS = [
-    pytest.param(re.findall(r"^\$ (.+)$", block, re.MULTILINE), id=f"{name}-{number}")
-    for name, text in TEXTS.items()
-    for number, block in enumerate(re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL), 1)
-]
-PYTHON = re.findall(r"```python\n(.*?)```", TEXTS["usage.md"], re.DOTALL)
+pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.usefixtures("clean_environment")
+
+BLOCKS = blocks()
+PROMPTS = ("Once upon a time", "One day")
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a `genctl` that is this checkout's."""
-    tool = tmp_path_factory.mktemp("bin") / "genctl"
-    tool.write_text(f'#!/bin/sh\nexec {shlex.join(python())} -m genctl "$@"\n')
-    tool.chmod(0o755)
-    return tool.parent
+def in_language(*languages: str) -> pytest.MarkDecorator:
+    found = [block for block in BLOCKS if block.language in languages]
+    return pytest.mark.parametrize("block", found, ids=str)
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """An empty folder for the commands, as a reader of the page has it."""
-    place = tmp_path / "empty"
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of somebody who reads the pages: a checkpoint, prompts, and the example that lies in docs."""
+    place = tmp_path / "reader"
     place.mkdir()
+    (place / "model").symlink_to(Path(resolve.resolve("builtin:stories").folder))
+    (place / "prompts.txt").write_text("\n".join(PROMPTS) + "\n")
+    for example in (ROOT / "docs").glob("*.py"):
+        shutil.copy(example, place)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.syspath_prepend(str(place))
     return place
 
 
-def environment(programs: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("GENCTL_")}
-    path = f"{programs}{os.pathsep}{kept['PATH']}"
-    home = {"XDG_CONFIG_HOME": str(programs / "config"), "PYTHONPATH": str(README.parent)}
-    return {**kept, "PATH": path, **home, "HF_HUB_OFFLINE": "1"}
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What commands meet outside of this machine: a Hub, and a server. The environment, and the address of the server."""
+    root = tmp_path_factory.mktemp("world")
+    chats = templates.stories(root / "chats", templates.CHATML)
+    with serve({"Qwen/Qwen2.5-0.5B-Instruct": chats}) as hub, running() as server:
+        yield {"HF_ENDPOINT": hub.url, "HF_HOME": str(root / "home"), "SERVER": server.url.removeprefix("openai:")}
 
 
-def test_every_command_of_the_pages_is_in_a_console_block() -> None:
-    stated = [line for text in TEXTS.values() for line in re.findall(r"^\$ (.+)$", text, re.MULTILINE)]
-    assert [command for block in BLOCKS for command in block.values[0]] == stated
-    assert len(BLOCKS) > 20
-    assert all(block.values[0] for block in BLOCKS)
+def test_every_block_has_a_language_that_is_checked() -> None:
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    assert len(BLOCKS) > 50
+    stated = [line for text in TEXTS.values() for line in re.findall(r"^\$ .+$", text, re.MULTILINE)]
+    consoles = [block for block in BLOCKS if block.language.startswith("console")]
+    assert [f"$ {command}" for block in consoles for command, _ in block.commands] == stated
 
 
-@pytest.mark.parametrize("commands", BLOCKS)
-def test_every_console_block_runs_in_an_empty_folder(
-    commands: list[str],
-    folder: Path,
-    programs: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_shown_figure_that_the_command_does_not_print_is_found() -> None:
+    block = Block("page", 1, "console", "$ genctl x\none 1.5\n", varying=("2.1e-05",))
+    block.check("one 1.5\n", ["one 1.5"])
+    block.check("a tie below 1.3e-06 nats", ["a tie below 2.1e-05 nats"])
+    block.check("zero\none 1.5\ntwo\n", ["…", "one 1.5", "…"])
+    for printed, shown in (("one 1.6", ["one 1.5"]), ("one 1.5\ntwo", ["one 1.5"]), ("one 1.52", ["…", "one 1.5"])):
+        with pytest.raises(AssertionError, match=r"page-1: shown"):
+            block.check(printed, shown)
+    assert unknown_flags("torchrun --no-python genctl run -m X --fsdp --fdsp=1 'a --b'") == ["--fdsp"]
+    assert unknown_flags("genctl rum X") == ["rum"]
+
+
+@in_language("console")
+def test_a_console_block_prints_what_the_page_shows(block: Block, folder: Path) -> None:
     """One command after the other: a block makes the files that it reads."""
-    for command in commands:
-        if re.search(r" [|<>] ", command):
-            check_in_bash(command, folder, programs)
-        else:
-            check_here(command, folder, programs, monkeypatch, capfd)
+    for command, shown in block.commands:
+        done = at_a_pipe(command, folder)
+        assert done.status == 0, f"{command}: {done.err}"
+        assert "error" not in done.err, command
+        writes = re.search(r" -o | > |^genctl report ", command)
+        assert done.out or writes, command
+        block.check(done.out, shown)
 
 
-def check_here(
-    command: str, folder: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """In this process, since the shell is not needed."""
-    from genctl.cli.app import run
+@in_language("console terminal")
+def test_a_terminal_shows_what_the_page_shows(block: Block, folder: Path, world: dict[str, str]) -> None:
+    if ".gguf" in block.text:
+        from tests.models.test_gguf import written
 
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(programs / "config"))
-    with Path(os.devnull).open(encoding="utf-8") as nothing:
-        monkeypatch.setattr(sys, "stdin", nothing)
-        program, *arguments = shlex.split(command)
-        assert program == "genctl", command
-        assert run(arguments) == 0, f"{command}: {capfd.readouterr().err}"
-    printed = capfd.readouterr()
-    assert "error" not in printed.err, command
-    assert printed.out or " -o " in command or command.startswith("genctl report "), command
+        written(folder / "model.gguf")
+    environment = {**world, "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
+    for command, shown in block.commands:
+        asked = command.replace("http://localhost:8000", world["SERVER"])
+        status, screen = at_a_terminal(asked, shown, folder / "state", **environment)
+        assert status == 0, f"{command}:\n{screen}"
+        assert "error:" not in screen, f"{command}:\n{screen}"
+        assert screen, command
+        block.check(screen, shown)
 
 
-def test_the_rank_table_of_the_readme_is_what_a_terminal_shows(tmp_path: Path) -> None:
-    """In a picture of a terminal, since the table is for people. A pipe gets lines with tabs."""
-    from html import unescape
-    from xml.etree import ElementTree
-
-    from tests.cli.tool import genctl
-
-    command, shown = re.findall(r"^\$ genctl (score .*--rank.*)\n((?:.+\n)+?)```", TEXTS["README.md"], re.MULTILINE)[0]
-    picture = tmp_path / "rank.svg"
-    assert genctl(*shlex.split(command), "--svg", str(picture)).status == 0
-    lines: dict[float, str] = {}
-    for text in ElementTree.parse(picture).iter("{http://www.w3.org/2000/svg}text"):
-        y = float(text.get("y", "0"))
-        lines[y] = lines.get(y, "") + unescape("".join(text.itertext())).replace("\xa0", " ")
-    drawn = [line.split() for _, line in sorted(lines.items()) if line.strip()]
-    expected = [line.split() for line in shown.splitlines()]
-    assert [line for line in drawn if line in expected] == expected
+@in_language("sh", "yaml")
+def test_commands_that_need_more_than_a_machine_have_flags_that_exist(block: Block) -> None:
+    assert [(line, flags) for line in block.shell_lines if (flags := unknown_flags(line))] == []
 
 
-def check_in_bash(command: str, folder: Path, programs: Path) -> None:
-    if shutil.which("bash") is None:
-        pytest.skip("pipes are for bash")
-    done = subprocess.run(
-        ["bash", "-euc", command],
-        cwd=folder,
-        env=environment(programs),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=180,
-    )
-    assert done.returncode == 0, f"{command}: {done.stderr}"
-    assert "error" not in done.stderr, command
-    assert done.stdout or " -o " in command or " > " in command, command
+@in_language("python")
+def test_every_python_example_runs(block: Block, folder: Path, pytester: pytest.Pytester) -> None:
+    if "def test_" not in block.text:
+        assert printed_by(block.text)
+        return
+    (pytester.path / "model").symlink_to(folder / "model")
+    pytester.makepyfile(block.text)
+    for way in ("--genctl-update", "-q"):
+        run_pytest(pytester, way).assert_outcomes(passed=block.text.count("def test_"))
 
 
-@pytest.mark.parametrize("code", PYTHON)
-def test_every_python_example_runs(code: str, folder: Path, programs: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=folder, env=environment(programs), capture_output=True, text=True, check=False, timeout=180,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+@in_language("json", "toml")
+def test_examples_of_files_can_be_read(block: Block) -> None:
+    assert tomli.loads(block.text) if block.language == "toml" else json.loads(block.text)
 
 
 def test_the_order_of_processors_is_the_one_that_runs() -> None:
@@ -159,8 +157,11 @@ def test_exit_statuses_are_those_of_the_program() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page: Path) -> None:
+    project = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for target in re.findall(r"\]\(([^)#]+)", TEXTS[page.name]):
-        assert target.startswith("https://") or (page.parent / target).exists(), target
+        ours = re.fullmatch(re.escape(project["urls"]["Source"]) + r"/(?:raw|blob)/main/(.+)", target)
+        place = ROOT / ours[1] if ours else page.parent / target
+        assert place.exists() or (target.startswith("https://") and not ours), target
 
 
 def test_the_readme_is_short_and_its_speeds_are_those_of_the_whole_table() -> None:
@@ -168,6 +169,9 @@ def test_the_readme_is_short_and_its_speeds_are_those_of_the_whole_table() -> No
     assert len(text.splitlines()) <= 150
     rows = [line for line in text.splitlines() if line.startswith("| GPT-2") or line.startswith("| T5")]
     assert len(rows) == 5
+    measured = re.search(r"<!-- bench:begin -->\n\n([\d-]+); (AMD EPYC) .*?, 2 cores", TEXTS["performance.md"])
+    assert measured is not None
+    assert f"on {measured[1]} with two cores of an {measured[2]}" in text
     whole = {line.split(" | ")[0]: line.strip("| ").split(" | ") for line in TEXTS["performance.md"].splitlines()}
     for row in rows:
         work, *speeds = row.strip("| ").split(" | ")

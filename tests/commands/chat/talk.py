@@ -27,17 +27,24 @@ class _Screen(pyte.Screen):
 
 
 class Talk:
-    """A chat in a terminal of `width` columns."""
+    """A chat, or another command, in a terminal of `width` columns."""
 
     def __init__(
-        self, state: Path, *arguments: str, width: int = 80, height: int = 60, term: str = "xterm-256color", **more: str
+        self,
+        state: Path,
+        *arguments: str,
+        command: str = "chat",
+        width: int = 80,
+        height: int = 60,
+        term: str = "xterm-256color",
+        **more: str,
     ) -> None:
         ours = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")
         plain = {name: value for name, value in os.environ.items() if name not in ours}
         environment = {**plain, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(state), "TERM": term, **more}
         program, *rest = python()
         self.child = pexpect.spawn(
-            program, [*rest, "-m", "genctl", "chat", *arguments],
+            program, [*rest, "-m", "genctl", command, *arguments],
             env=environment, cwd=str(state.parent), dimensions=(height, width), timeout=PATIENCE_S,
         )  # fmt: skip
         self.raw = b""
