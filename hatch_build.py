@@ -1,8 +1,9 @@
-"""Compiles genctl's products while a wheel is built, or an editable installation is made."""
+"""Compiles genctl's products while a wheel is built, or an editable installation is made; makes the page of an index."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sysconfig
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 PRODUCTS = "genctl/native/products"
 COMPILER = "ziglang==0.17.1"  # clang, as a package
@@ -56,3 +58,14 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
         products = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(products)
         return products
+
+
+class ReadmeHook(MetadataHookInterface):
+    """README.md as a package index shows it: links to files of the checkout lead to the repository."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Add the text."""
+        pages = f"{metadata['urls']['Source']}/blob/main/"
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        text = re.sub(r"\]\((?!https?:|#)", f"]({pages}", text)
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

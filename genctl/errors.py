@@ -26,6 +26,11 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def extra(name: str) -> str:
+    """The hint that installs an extra of genctl. Double quotes are for every shell, that of Windows too."""
+    return f'pip install "genctl[{name}]"'
+
+
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY")
 _TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{16,}")
 _URL = re.compile(r"(?<=://)(?:(?!://)[^\s<>])+(?:(?<=@)\s+[A-Za-z_][\w-]*\s*=|\s+=)?")

@@ -121,7 +121,7 @@ def printed_by(code: str) -> str:
 
 def unknown_flags(line: str) -> list[str]:
     """The flags of a command line that its command does not have."""
-    found = re.search(r"(?:^|--no-python )genctl ([\w-]+)(.*)", line)
+    found = re.search(r"(?:^|^uvx (?:.* )?|--no-python )genctl ([\w-]+)(.*)", line)
     if found is None or found[1] not in COMMANDS:
         return [] if found is None else [found[1]]
     flags = {word.partition("=")[0] for word in shlex.split(found[2], comments=True) if re.match(r"--?[a-z]", word)}

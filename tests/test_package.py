@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -47,6 +49,20 @@ def test_the_wheel_holds_presets_checkpoints_and_the_type_marker(wheel: Path, tm
     assert compiled == {build.CPU, *build.built(tmp_path / "genctl" / "native" / "products")}
     assert "py3-none-any" not in wheel.name
     assert not any(name.startswith(("tests", "scripts")) for name in names)
+
+
+def test_the_page_of_an_index_has_absolute_links_and_says_whose_it_is(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as file:
+        (name,) = (one for one in file.namelist() if one.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(file.read(name))
+    links = re.findall(r"\]\(([^)]+)", str(metadata.get_payload()))
+    assert len(links) > 20
+    assert [link for link in links if not link.startswith("https://github.com/genctl/genctl/")] == []
+    assert [link for link in links if link.endswith((".svg", ".png")) and "/raw/main/docs/images/" not in link] == []
+    assert (metadata["Author"], metadata["Description-Content-Type"]) == ("genctl contributors", "text/markdown")
+    assert {"Source", "Documentation", "Changes", "Issues"} == {
+        one.split(",")[0] for one in metadata.get_all("Project-URL", [])
+    }
 
 
 def test_it_runs_from_the_wheel_in_any_folder(wheel: Path, tmp_path: Path) -> None:

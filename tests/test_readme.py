@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -61,7 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """What commands meet outside of this machine: a Hub, and a server. The environment, and the address of the server."""
+    """What commands meet outside of this machine: the environment that names a Hub, and the address of a server."""
     root = tmp_path_factory.mktemp("world")
     chats = templates.stories(root / "chats", templates.CHATML)
     with serve({"Qwen/Qwen2.5-0.5B-Instruct": chats}) as hub, running() as server:

@@ -63,8 +63,10 @@ class ComparedPrompt:
 def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, seeds: int) -> list[ComparedPrompt]:
     """The prompts with their references, from the rows or from the file at `path`.
 
-    Raises InputError where both have one, or where the file does not fit.
+    Raises InputError where both have one, or where the file does not fit, and UsageError where there is no sacrebleu.
     """
+    if path is not None:
+        references.check_installed("--references")
     listed: list[list[str]] = (
         [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
     )
@@ -74,6 +76,8 @@ def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, s
         known = [own] if isinstance(own, str) else list(own)
         if known and listed[place]:
             raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
+        if known:
+            references.check_installed(f'{row.where}: "reference"')
         prompts.append(ComparedPrompt(row, tuple(known or listed[place]), [[None] * seeds for _ in range(runs)]))
     return prompts
 

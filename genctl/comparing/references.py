@@ -1,4 +1,4 @@
-"""Texts against references, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu).
+"""Texts against references, and samples against each other: exact match, BLEU, chrF, TER (sacrebleu, an extra).
 
 BLEU (Papineni et al. 2002), chrF (Popović 2015) and TER (Snover et al. 2006) are on sacrebleu's scale of 0 to 100 with
 its default settings; BLEU of a single sentence leaves out the orders for which it is too short (`effective_order`).
@@ -6,6 +6,7 @@ its default settings; BLEU of a single sentence leaves out the orders for which 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -13,7 +14,20 @@ from typing import Any
 from genctl.comparing.metrics import Values
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
-from genctl.errors import InputError, count
+from genctl.errors import InputError, UsageError, count, extra
+
+
+def is_installed() -> bool:
+    """Whether there is sacrebleu."""
+    return importlib.util.find_spec("sacrebleu") is not None
+
+
+def check_installed(what: str) -> None:
+    """Raises UsageError where `what` needs sacrebleu and there is none."""
+    if not is_installed():
+        raise UsageError(
+            f"{what}: scores against references need sacrebleu, which is not installed", hint=extra("metrics")
+        )
 
 
 @cache
@@ -64,8 +78,11 @@ def corpus(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Values:
 
 
 def self_bleu(texts: Sequence[str]) -> list[float | None]:
-    """For each text its BLEU with all others as references (Zhu et al. 2018, arXiv:1802.01886): 100 for equal texts."""
-    if len(texts) < 2:
+    """For each text its BLEU with all others as references (Zhu et al. 2018, arXiv:1802.01886): 100 for equal texts.
+
+    None for a single text, and without sacrebleu.
+    """
+    if len(texts) < 2 or not is_installed():
         return [None] * len(texts)
     return [
         _bounded(_bleu().sentence_score(text, [*texts[:place], *texts[place + 1 :]]).score)

@@ -9,7 +9,7 @@ from genctl import children
 if __name__ == "__main__":
     children.forget_working_directory()  # before anything is imported that a file there could replace
 
-from genctl.errors import Exit, GenctlError
+from genctl.errors import Exit, GenctlError, extra
 from genctl.lm_eval import register
 from genctl.terminal.message import print_message
 
@@ -21,7 +21,7 @@ def main() -> int:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:
         print_message(f"error: lm_eval cannot be imported: {error}")
-        print_message('hint: pip install "genctl[lm-eval]"')
+        print_message(f"hint: {extra('lm-eval')}")
         return Exit.USAGE
     register()
     try:

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from genctl import errors
 from genctl.errors import ModelError
 from genctl.models.weights import shown
 
@@ -34,9 +35,7 @@ def require(what: str, modules: tuple[str, ...], extra: str) -> None:
     missing = [name.replace("_", "-") for name in modules if is_missing(name)]
     if missing:
         are = "which is not" if len(missing) == 1 else "which are not"
-        raise ModelError(
-            f"{what} needs {' and '.join(missing)}, {are} installed", hint=f"pip install 'genctl[{extra}]'"
-        )
+        raise ModelError(f"{what} needs {' and '.join(missing)}, {are} installed", hint=errors.extra(extra))
 
 
 def check_quantization(config: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tests.models.test_gguf import written
 from tests.planted import script
 from tests.tiny import tiny
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'genctl[lm-eval]'")
+lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: genctl[lm-eval]")
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of lm_eval and datasets
 
 STORIES = str(Path(__file__).parents[2] / "genctl" / "models" / "builtin" / "stories")

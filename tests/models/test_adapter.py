@@ -230,7 +230,7 @@ def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.
     monkeypatch.setattr(optional_packages, "is_missing", lambda module: module == "peft")
     with pytest.raises(ModelError, match="needs peft, which is not installed") as said:
         load(Runtime(model=str(base), adapter=str(adapter)))
-    assert said.value.hint == "pip install 'genctl[peft]'"
+    assert said.value.hint == 'pip install "genctl[peft]"'
 
 
 def test_options_that_contradict_an_adapter_are_refused(base: Path, adapter: Path) -> None:

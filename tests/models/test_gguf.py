@@ -187,7 +187,7 @@ def test_gguf_files_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(optional_packages, "is_missing", lambda module: module == "gguf")
     missing = refused(tmp_path / "whole.gguf")
     assert "whole.gguf needs gguf, which is not installed" in missing.message
-    assert missing.hint == "pip install 'genctl[gguf]'"
+    assert missing.hint == 'pip install "genctl[gguf]"'
 
 
 def test_a_plan_of_a_gguf_file_is_refused(tmp_path: Path) -> None:

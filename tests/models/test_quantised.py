@@ -99,7 +99,7 @@ def test_what_a_quantised_checkpoint_lacks_is_named(
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
     with pytest.raises(ModelError, match=f"quant_method = {method}: the checkpoint needs {missing} not inst") as said:
         load(Runtime(model=str(tmp_path)))
-    assert said.value.hint == f"pip install 'genctl[{extra}]'"
+    assert said.value.hint == f'pip install "genctl[{extra}]"'
 
 
 def test_a_quantization_config_of_another_type_is_refused(tmp_path: Path) -> None:

@@ -18,11 +18,12 @@ from genctl.commands.compare.shared_work import SharedWork
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
+from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
 from genctl.config.layers import RunSpec, each
 from genctl.engines.protocol import Flow
-from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, printable
+from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
@@ -133,6 +134,9 @@ class CompareJob(Job[CompareOptions]):
 
     def deliver(self, stack: ExitStack) -> None:
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
+        several = self.seeds > 1 or any(one.generation.num_return_sequences > 1 for one in self.resolved)
+        if several and not references.is_installed():
+            self.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()
         for watcher in self.watchers:

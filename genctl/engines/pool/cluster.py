@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.decode.threads import cores, from_environment
 from genctl.engines.pool.address import nothing_there, probe, same_place
 from genctl.engines.pool.worker_env import worker_env
-from genctl.errors import UsageError, count
+from genctl.errors import UsageError, count, extra
 
 if TYPE_CHECKING:
     from genctl.engines.pool.processes import RayProcesses
@@ -50,7 +50,7 @@ class RayCluster:
 def require_ray(flag: str) -> None:
     """Raises UsageError where Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError(f"{flag} needs Ray, which is not installed: pip install 'genctl[ray]'")
+        raise UsageError(f"{flag} needs Ray, which is not installed", hint=extra("ray"))
 
 
 def check_cores(workers: int | None, address: str | None) -> None:

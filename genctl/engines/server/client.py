@@ -33,6 +33,7 @@ from genctl.engines.server.reading import (
     part_of,
 )
 from genctl.engines.server.retry import asked_s
+from genctl.errors import extra
 
 T = TypeVar("T")
 
@@ -53,9 +54,7 @@ class Client:
             self._http: Any = import_module("httpx2")
             self._anyio: Any = import_module("anyio")
         except ImportError:
-            raise BackendError(
-                "--backend needs httpx2, which is not installed", hint="pip install 'genctl[server]'"
-            ) from None
+            raise BackendError("--backend needs httpx2, which is not installed", hint=extra("server")) from None
         self.address = address
         key, self._key_hint = key_of(address)
         if not (key.isascii() and key.isprintable()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_
 from genctl.comparing.statistics import RunStatistics, bootstrap, wins
 from genctl.events import Hypothesis, Token
 from genctl.results import Sequence
+from tests.cli.tool import genctl
 
 
 def sequence(*pieces: str, logprob: float = -0.5, reason: str = "eos", entropy: float | None = 1.0) -> Sequence:
@@ -168,6 +171,28 @@ def test_a_corpus_takes_rows_with_different_numbers_of_references() -> None:
     texts = ["the cat sat on the mat", "a dog barked at the moon"]
     found = references.corpus(texts, [["the cat sat on the mat"], ["nothing alike here", "a dog barked at the moon"]])
     assert found == {"chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
+
+
+def test_without_sacrebleu_references_are_refused_and_self_bleu_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    (tmp_path / "expected.txt").write_text("a fox\n")
+    rows = '{"prompt": "One day", "reference": "a fox"}\n'
+    runs = ("compare", "-p", "greedy", "-p", "nucleus", "-n", "4", "--seed", "1")
+    for arguments, stdin, where in (
+        (("One day", "--references", str(tmp_path / "expected.txt")), None, "--references"),
+        (("--input-format", "jsonl"), rows, 'stdin, line 1: "reference"'),
+    ):
+        done = genctl(*runs, *arguments, stdin=stdin)
+        assert (done.status, done.out) == (2, "")
+        assert f"error: {where}: scores against references need sacrebleu, which is not installed" in done.err
+        assert done.err.endswith('hint: pip install "genctl[metrics]"\n')
+    done = genctl(*runs, "One day", "--seeds", "2", "--format", "jsonl")
+    assert done.status == 0
+    assert [record["metrics"]["self_bleu"] for record in done.records] == [None] * 4
+    assert done.err.count('note: self-BLEU is left out: it needs sacrebleu (pip install "genctl[metrics]")\n') == 1
+    assert "sacrebleu" not in genctl(*runs, "One day").err
 
 
 def test_self_bleu_is_high_where_samples_are_alike() -> None:

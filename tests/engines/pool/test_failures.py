@@ -85,7 +85,7 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     for flags in (("--workers", "2"), ("--address", "auto")):
         for command in ("run", "beam", "score"):
             done = genctl(command, "hi", *flags, stdin="")
-            line = f"error: {flags[0]} needs Ray, which is not installed: pip install 'genctl[ray]'\n"
+            line = f'error: {flags[0]} needs Ray, which is not installed\nhint: pip install "genctl[ray]"\n'
             assert (done.status, done.out, done.err) == (2, "", line)
 
 

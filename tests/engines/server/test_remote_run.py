@@ -433,7 +433,7 @@ def test_what_is_missing_is_said_in_one_line(server: StandIn, monkeypatch: pytes
     done = genctl("run", "--backend", server.url, "Hi")
     assert (done.status, done.err.splitlines()) == (
         3,
-        ["error: --backend needs httpx2, which is not installed", "hint: pip install 'genctl[server]'"],
+        ["error: --backend needs httpx2, which is not installed", 'hint: pip install "genctl[server]"'],
     )
 
 
