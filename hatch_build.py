@@ -1,4 +1,4 @@
-"""Compiles genctl's products while a wheel is built, or an editable installation is made; makes the page of an index."""
+"""Compiles genctl's products for a wheel or an editable installation, and makes the page of a package index."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,6 +88,30 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
 def count(number: int, singular: str, plural: str = "") -> str:
     """A number with its noun: `1 token`, `1,204 tokens`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
+
+
+def size(bytes: float, digits: int = 1, *, of: float = 0) -> str:
+    """Bytes in the largest unit of 1024 that leaves a number of at least one: `12 bytes`, `3.6 MiB`.
+
+    `of` is the whole that they are a part of: `0.4/3.6 MiB`.
+    """
+    whole = of or bytes
+    if whole < 1024:
+        return (f"{round(bytes)}/" if of else "") + count(round(whole), "byte")
+    units = ("KiB", "MiB", "GiB", "TiB")
+    place = min(int(math.log2(whole)) // 10, len(units))
+    numbers = [f"{number / 1024**place:.{digits}f}" for number in ((bytes, of) if of else (bytes,))]
+    return f"{'/'.join(numbers)} {units[place - 1]}"
+
+
+def percent(share: float, digits: int = 1, *, significant: int = 0) -> str:
+    """A share as `75.2%`, one that would be 0 as `<0.1%`; – for NaN. With `significant` digits however small it is."""
+    if math.isnan(share):
+        return "–"
+    if significant:
+        return f"{share * 100:.{significant}g}%" if share >= 1e-5 or not share else f"{share * 100:.1e}%"
+    least = 10.0**-digits
+    return f"<{least:.{digits}f}%" if 0 < share < least / 200 else f"{share * 100:.{digits}f}%"
 
 
 # What the messages of Python's JSON reader mean.

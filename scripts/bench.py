@@ -4,7 +4,7 @@
 
 Weights are random and made on the fly, in the sizes of GPT-2 small, Qwen2.5-0.5B and T5-small; nothing is fetched. Each
 side runs in a process of its own, whose affinity is set to the same cores, a thread for each. CTranslate2 and llama.cpp
-take part where they are installed (`pip install 'genctl[bench]'`). `bench_host.py` measures what genctl adds to a model
+take part where they are installed (`pip install "genctl[bench]"`). `bench_host.py` measures what genctl adds to a model
 that costs nothing.
 """
 

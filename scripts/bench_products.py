@@ -3,7 +3,7 @@
     python scripts/bench_products.py [--size gpt2 qwen2] [--threads N] [--rows N]
 
 For each dtype, each way in which torch can compute its products (the one that the native runtime chooses is marked):
-milliseconds for all products of a step, GB of weights read a second, and that as a share of what a plain sum reads,
+milliseconds for all products of a step, GiB of weights read a second, and that as a share of what a plain sum reads,
 in turns with it. No step is faster than its products: where their share of the read limit is below a target, the kernel
 is what stands in the way. Matrices are random, each is its own memory, and together they are larger than any cache.
 """
@@ -81,8 +81,8 @@ def measured(size: Size, rows: int) -> Iterator[str]:
             read = sum(o * i for o, i in layers) * number + head[0] * head[1] * limit.HEAD[dtype]
             mark = " (ours)" if name == ours else ""
             yield (
-                f"| {size.name} | {dtype} | {name}{mark} | {seconds * 1e3:.1f} | {read / seconds / 1e9:.1f} "
-                f"| {much.nbytes / reading / 1e9:.1f} | {read / seconds / (much.nbytes / reading):.0%} |"
+                f"| {size.name} | {dtype} | {name}{mark} | {seconds * 1e3:.1f} | {read / seconds / 2**30:.1f} "
+                f"| {much.nbytes / reading / 2**30:.1f} | {read / seconds / (much.nbytes / reading):.0%} |"
             )
             del products
             gc.collect()
@@ -107,7 +107,7 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ.update(host.environment(asked.threads))
     print(f"{host.cpu_model()}, {asked.threads} threads, {asked.rows} row(s)\n")
-    print("| checkpoint | dtype | products | ms | GB/s | a sum reads GB/s | share |\n|---|---|---|--:|--:|--:|--:|")
+    print("| checkpoint | dtype | products | ms | GiB/s | a sum reads GiB/s | share |\n|---|---|---|--:|--:|--:|--:|")
     import torch
 
     torch.set_num_threads(asked.threads)

@@ -273,7 +273,7 @@ def test_memory_is_said_above_the_weights() -> None:
             return replace(super().run(work), peak=round(1.25 * 4 * limit.parameters(PLAN.causal)))
 
     measured = measuring.measure(case("memory"), {sides.GENCTL: Heavy((1, 2, 3, 4, 5, 6), 1.0)}, rounds=1)
-    assert cells(table.markdown([measured]).splitlines()[2])[2].endswith("(+25 %)")
+    assert cells(table.markdown([measured]).splitlines()[2])[2].endswith("(+25%)")
 
 
 def test_commands_write_the_same_tokens_and_say_when_the_first_came(stock: Path) -> None:

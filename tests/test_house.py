@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
 from collections.abc import Callable
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -417,3 +418,61 @@ def test_no_command_offers_a_format_that_nobody_writes() -> None:
     assert offered["score"] == set(scored.FORMATS), "score writes other records: its formats are those of io/scored.py"
     unknown = {name: some - set(FORMATS) - others.get(name, set()) for name, some in offered.items()}
     assert {name: some for name, some in unknown.items() if some} == {}, "writers.FORMATS has no such format"
+
+
+OTHER_FORMS = {
+    "sizes are in KiB, MiB and GiB: errors.size": re.compile(r"[\d}] ?(?:[kK]B|[MGT]B)\b"),
+    "a percentage has no space: errors.percent": re.compile(r"[\d}…] %(?![\w{}(-])"),
+    "a format is called genctl-NAME/1": re.compile(r"genctl/[a-z-]+/\d"),
+    "a hint has double quotes: errors.extra": re.compile(r"pip install 'genctl"),
+}
+BY_HAND = {
+    "errors.percent": re.compile(r"[\dg][fg]\}%|:[.\d]*%\}"),
+    "errors.size": re.compile(r"/ ?1e[369]\b.*B\b|>> ?[123]0\}"),
+}
+
+
+def words_of(path: Path) -> list[str]:
+    """The lines of a file that people read: of Python its strings and comments."""
+    if path.suffix != ".py":
+        return path.read_text(encoding="utf-8").splitlines()
+    with path.open("rb") as file:
+        found = [token for token in tokenize.tokenize(file.readline) if token.type in READ]
+    return [line for token in found for line in token.string.splitlines()]
+
+
+READ = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
+
+
+def test_there_is_one_way_of_saying_a_size_a_percentage_and_a_format() -> None:
+    root = PACKAGE.parent
+    pages = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *PACKAGE.rglob("*.js"), *PACKAGE.rglob("*.jinja")]
+    sizes_that_are_read = PACKAGE / "commands" / "memory_size.py"
+    files = [*pages, *PACKAGE.rglob("*.md"), *PACKAGE.rglob("*.py"), *(root / "scripts").rglob("*.py")]
+    wrong = [
+        f"{path.relative_to(root)}: {line.strip()} ({why})"
+        for path in files
+        if path != sizes_that_are_read
+        for line in words_of(path)
+        for why, form in OTHER_FORMS.items()
+        if form.search(line)
+    ]
+    assert wrong == []
+    assert [
+        bool(form.search(word))
+        for form, word in zip(
+            OTHER_FORMS.values(), ("3.8 MB", "31.2 % of", "genctl/tree/1", "pip install 'genctl[x]'"), strict=True
+        )
+    ] == [True] * 4
+
+
+def test_sizes_and_percentages_are_written_by_one_function() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)}: {line.strip()} ({function} does that)"
+        for path in FILES
+        if path != PACKAGE / "errors.py"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for function, form in BY_HAND.items()
+        if form.search(line)
+    ]
+    assert wrong == []

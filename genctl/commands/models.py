@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from genctl.cli.table import Color, Command, CommandOptions, option, switch
 from genctl.commands.options import COLOR
-from genctl.errors import Exit
+from genctl.errors import Exit, size
 
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
 HEADS = {"model": "", "architecture": "", "size": "", "dtype": "", "runtime": "", "context": "tokens"}  # name: unit
@@ -71,9 +71,9 @@ def perform(options: ModelsOptions) -> int:
 
 
 def _cells(model: ListedModel) -> list[str]:
-    size = "-" if model.bytes is None else _size(model.bytes)
+    weights = "-" if model.bytes is None else size(model.bytes)
     context = "-" if model.context is None else str(model.context)
-    return [model.name, model.architecture or "-", size, model.dtype or "-", model.runtime or "-", context]
+    return [model.name, model.architecture or "-", weights, model.dtype or "-", model.runtime or "-", context]
 
 
 def _details(model: ListedModel, *, verbose: bool) -> list[str]:
@@ -82,13 +82,3 @@ def _details(model: ListedModel, *, verbose: bool) -> list[str]:
     if verbose and model.why_not_native is not None:
         lines.append(f"not native: {model.why_not_native}")
     return [*lines, model.path] if verbose else lines
-
-
-def _size(count: int) -> str:
-    """Bytes in a few characters: `8.3 MB`."""
-    size, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if size < 999.5 or unit == "TB":
-            break
-        size /= 1000
-    return f"{size:.0f} {unit}" if unit == "B" or size >= 99.95 else f"{size:.1f} {unit}"

@@ -10,7 +10,7 @@ import os
 import time
 from pathlib import Path
 
-from genctl.errors import count
+from genctl.errors import count, size
 
 TEXT = 32  # about as many tokens are computed at once when a whole text is read
 SHARE = 20 << 20  # bytes of weights that a thread reads in about a millisecond, against a loss of some µs per product
@@ -95,9 +95,9 @@ class Threads:
         busy = 0.0 if self._share or self._steady else self._load.cores()
         free = max(there - round(busy), 1)
         self.number = min(work, free)
-        size = f"{weights / 1e6:,.1f} MB of weights, {count(rows, 'row')}"
         others = f"; other processes keep {busy:.1f} busy" if free < min(work, there) else ""
-        self.reason = f"{count(there, 'core')}, {size} at a step{others}"
+        work_words = f"{size(weights)} of weights, {count(rows, 'row')}"
+        self.reason = f"{count(there, 'core')}, {work_words} at a step{others}"
 
     @property
     def note(self) -> str:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeAlias
 
-from genctl.errors import count, reason_of
+from genctl.errors import reason_of, size
 
 MOST = 64 << 20  # bytes of a document that is read whole, and of one line of JSON lines
 MOST_LINES = 1 << 30  # bytes of all JSON lines together
@@ -37,7 +37,7 @@ def read(source: Source, most: int = MOST, *, regular: bool = False) -> bytes:
     with opened(source, regular=regular) as file:
         data = _bounded(file, most)
         if len(data) > most:
-            raise Unreadable(f"larger than {_size(most)}, the most that is read")
+            raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
         return data
 
 
@@ -51,14 +51,14 @@ def text(source: Source, most: int = MOST, *, regular: bool = False) -> str:
 
 def lines(source: Source, longest: int = MOST, most: int = MOST_LINES) -> Iterator[bytes]:
     """The lines with their ends; the last one may lack it. Raises Unreadable, before a line that is too long."""
-    number = size = 0
+    number = total = 0
     with opened(source) as file:
         while line := file.readline(longest + 1):
-            number, size = number + 1, size + len(line)
+            number, total = number + 1, total + len(line)
             if len(line) > longest:
-                raise Unreadable(f"line {number:,} is longer than {_size(longest)}, the most that is read")
-            if size > most:
-                raise Unreadable(f"larger than {_size(most)}, the most that is read")
+                raise Unreadable(f"line {number:,} is longer than {size(longest, 0)}, the most that is read")
+            if total > most:
+                raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
             yield line
 
 
@@ -166,12 +166,8 @@ def _bounded(file: IO[bytes], most: int) -> bytes:
     except (OSError, ValueError):  # a stream without a descriptor
         return file.read(most + 1)
     if stat.S_ISREG(state.st_mode) and state.st_size > most:
-        raise Unreadable(f"larger than {_size(most)}, the most that is read")
+        raise Unreadable(f"larger than {size(most, 0)}, the most that is read")
     return file.read(most + 1)
-
-
-def _size(bytes: int) -> str:
-    return f"{bytes >> 20} MiB" if bytes >= 1 << 20 else count(bytes, "byte")
 
 
 def _reason(error: OSError | ValueError) -> str:

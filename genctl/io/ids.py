@@ -1,6 +1,6 @@
 """The ids that a batch has used, in little memory: hashes of explicit ids, nothing for rows without one.
 
-A million rows with explicit ids take about 100 MB.
+A million rows with explicit ids take about 100 MiB.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from genctl import errors
 from genctl.errors import UsageError, reason_of
 from genctl.models.weights import shown
 from genctl.params import Runtime
@@ -92,7 +93,7 @@ def bound(model: Any, files: Sequence[Path]) -> str:
         return ""
     speed = disk_speed(max(files, key=lambda path: path.stat().st_size))
     return (
-        f"{size / 1e6:,.1f} MB of the weights stay on the disk and are read for each token: at {speed / 1e6:,.0f} MB/s "
+        f"{errors.size(size)} of the weights stay on the disk and are read for each token: at {errors.size(speed)}/s "
         f"a token takes at least {size / speed:.2g} s"
     )
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from genctl import errors
 from genctl.children import use_own_compile_cache
 from genctl.errors import ModelError, UsageError
 from genctl.models.weights import shown
@@ -101,7 +102,7 @@ def prepare_for_device(
 ) -> list[str]:
     """Check the numbers, and repack the layers if the model computes on the CPU; notes for --verbose.
 
-    Raises ModelError for NaN and infinite weights. Above 2 GB weights are not checked; logits still are, at every step.
+    Raises ModelError for NaN and infinite weights. Above 2 GiB they are not checked; logits still are, at every step.
     """
     if runtime.tensor_parallel:  # each rank checks its own part
         from genctl.models import tensor_parallel
@@ -135,7 +136,7 @@ def prepare_for_device(
     how = f"weights in {runtime.quantize}" if runtime.quantize is not None else "genctl's own products"
     note = f"{report.packed} linear layers with {how}{_left(report)}"
     if runtime.quantize is not None:
-        note += f"; all weights {weights_bytes(model) / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
+        note += f"; all weights {errors.size(weights_bytes(model))}, {errors.size(size)} as read"
     return [note]
 
 

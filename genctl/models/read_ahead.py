@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-_PIECE = 1 << 21  # bytes; Linux reads no more than a few MB for one piece of advice
+_PIECE = 1 << 21  # bytes; Linux reads no more than a few MiB for one piece of advice
 
 
 def read_ahead(files: Iterable[Path]) -> threading.Thread | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from genctl.errors import ModelError, UsageError
+from genctl.errors import ModelError, UsageError, size
 from genctl.events import Loading
 from genctl.models import generation_settings, prepare
 from genctl.models.architectures import facts_of, read_native
@@ -231,8 +231,7 @@ def load(
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
         notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms})")
     if runtime.quantize is not None:
-        size = checkpoint.weights.bytes
-        notes[-1] += f"; all weights {model.bytes() / 1e6:,.1f} MB, {size / 1e6:,.1f} MB as read"
+        notes[-1] += f"; all weights {size(model.bytes())}, {size(checkpoint.weights.bytes)} as read"
     if plan_.unused:
         notes.append(f"{len(plan_.unused)} tensors in the weight files are not used: {few(plan_.unused)}")
     return model, notes

@@ -3,7 +3,7 @@
 Weights that were read and then copied need not stay resident: their memory returns to the system.
 
 Pages of a mapped file of weights stay in memory until the file is unmapped, although each tensor is needed only until
-it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MB, and the next
+it has been repacked. Repacking also makes temporary copies; glibc keeps freed blocks of up to 32 MiB, and the next
 weight may not fit into them. Only Linux lists what is mapped; elsewhere nothing is returned.
 """
 

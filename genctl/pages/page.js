@@ -71,7 +71,7 @@
       : (Math.abs(value) < 0.5 * 10 ** -digits ? 0 : value).toFixed(digits);
   const percent = (logprob) => {
     const share = 100 * Math.exp(Math.min(logprob, 0));
-    return share >= 99.95 ? "100%" : share >= 9.95 ? `${share.toFixed(1)}%` : share >= 0.01 ? `${share.toFixed(2)}%` : "< 0.01%";
+    return share >= 99.95 ? "100%" : share >= 9.95 ? `${share.toFixed(1)}%` : share >= 0.01 ? `${share.toFixed(2)}%` : "<0.01%";
   };
   const nats = (value) => (value === null || value === undefined ? null : value / SCALE);
   const counted = (many, one, more) => `${many.toLocaleString("en")} ${many === 1 ? one : more || `${one}s`}`;

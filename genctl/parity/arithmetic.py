@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from genctl.native import pages
 
-SLICE = 2**21  # numbers of a weight that are widened at a time: 16 MB in float64
+SLICE = 2**21  # numbers of a weight that are widened at a time: 16 MiB in float64
 # operations whose results are rounded; all others move or select numbers
 ROUNDING = frozenset(
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genctl.parity.values import Position
 
-AT_ONCE = 2**20  # logits of one side that are compared at a time: 8 MB in float64
+AT_ONCE = 2**20  # logits of one side that are compared at a time: 8 MiB in float64
 
 
 def figures(places: Sequence[tuple[str, int, int]], reference: Tensor, other: Tensor) -> list[Position]:

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
+from genctl.errors import size
 from genctl.events import Loading
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
@@ -105,5 +106,5 @@ def _words(event: Loading) -> str:
 def _amount(done: float, total: float | None, unit: str) -> str:
     """How much of how much."""
     if unit == "B":
-        return f"{done / 1e6:,.1f}{f'/{total / 1e6:,.1f}' if total else ''} MB"
+        return size(done, of=total or 0)
     return f"{done:,.0f}{f'/{total:,.0f}' if total else ''} {unit}"

@@ -6,7 +6,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.errors import count
+from genctl.errors import count, percent
 from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import Totals
@@ -47,7 +47,8 @@ def summary(
     if totals.failed:
         words.append(f"{totals.failed} failed")
     if totals.drafted:
-        words.append(f"{totals.accepted} of {totals.drafted} drafts accepted ({totals.accepted / totals.drafted:.0%})")
+        share = percent(totals.accepted / totals.drafted, 0)
+        words.append(f"{totals.accepted} of {totals.drafted} drafts accepted ({share})")
     if totals.seed is not None:
         words.append(f"seed {totals.seed}" + (" (first prompt)" if totals.lanes > 1 else ""))
     if verbose:

@@ -12,6 +12,7 @@ import re
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from genctl import errors
 from genctl.events import Token
 from genctl.terminal import theme
 
@@ -68,12 +69,8 @@ def bar(probability: float, width: int = BAR) -> Text:
 
 
 def percent(probability: float) -> str:
-    """A probability as a percentage in six cells, such as ` 75.2%` or `<0.1%`; – for NaN."""
-    if math.isnan(probability):
-        return f"{'–':>6}"
-    if 0 < probability < 0.0005:
-        return " <0.1%"
-    return f"{probability * 100:5.1f}%"
+    """A probability as a percentage in six cells, such as ` 75.2%` or ` <0.1%`; – for NaN."""
+    return f"{errors.percent(probability):>6}"
 
 
 def header(width: int, *words: str) -> Text:

@@ -89,7 +89,7 @@ def pinned(chosen: Sequence[int]) -> Iterator[None]:
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that a plain sum over 512 MB reads with all threads, best of nine.
+    """Bytes a second that a plain sum over 512 MiB reads with all threads, best of nine.
 
     Measured in a process of its own, which inherits the environment and the CPUs of this one.
     """
@@ -160,7 +160,7 @@ def header(chosen: Sequence[int], rounds: int, device: str, bandwidth: float | N
         "cores": len(cores()),
         "threads": len(chosen),
         "pinned_to": list(chosen),
-        "read_gb_s": None if bandwidth is None else bandwidth / 1e9,
+        "read_gib_s": None if bandwidth is None else bandwidth / 2**30,
         "device": device if device == "cpu" else gpu_model(device),
         "rounds": rounds,
         "environment": {key: value for key, value in environment(len(chosen)).items() if key.startswith("OMP")},
@@ -176,7 +176,7 @@ def sentence(found: Mapping[str, object]) -> str:
     assert isinstance(pinned_by, dict)
     assert isinstance(chosen, list)
     device = "" if found["device"] == "cpu" else f", {found['device']}"
-    reads = "" if found["read_gb_s"] is None else f", reads {found['read_gb_s']:.1f} GB/s"
+    reads = "" if found["read_gib_s"] is None else f", reads {found['read_gib_s']:.1f} GiB/s"
     return (
         f"{found['date']}; {found['cpu']}, {found['cores']} cores{reads}{device}; every side has {found['threads']} "
         f"threads and its affinity is set to CPU {', '.join(map(str, chosen))} when it starts, with "

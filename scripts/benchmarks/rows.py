@@ -14,7 +14,7 @@ from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, UNDRAFTED
 from .texts import TEXTS, excerpt
 from .work import Ask, Ran, Work
 
-Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MB"]
+Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MiB"]
 Manner = Literal["session", "command", "fresh"]
 ALL = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
 
@@ -52,8 +52,8 @@ class Case:
             return self.work.new_tokens / ran.seconds
         if self.figure == "s":
             return ran.seconds
-        if self.figure == "MB":
-            return None if ran.peak is None else ran.peak / 1e6
+        if self.figure == "MiB":
+            return None if ran.peak is None else ran.peak / 2**20
         if self.figure == "s to the first token":
             return ran.first_s
         if ran.first_s is None:
@@ -67,9 +67,9 @@ class Case:
             return None
         return limit.share(self.size, self.dtype, self.work, (ran.seconds - ran.first_s) / steps, bandwidth)
 
-    def above_weights(self, megabytes: float) -> float:
+    def above_weights(self, mebibytes: float) -> float:
         """How much more memory than the weights, as a share of them."""
-        return megabytes * 1e6 / (limit.parameters(self.size) * limit.BYTES[self.dtype]) - 1
+        return mebibytes * 2**20 / (limit.parameters(self.size) * limit.BYTES[self.dtype]) - 1
 
 
 @dataclass(frozen=True)
@@ -271,8 +271,8 @@ def processes(plan: Plan) -> Iterator[Case]:
         ("qwen-", "Qwen2.5-0.5B", plan.large, lengths.new_large),
     ):
         work = plan.rows(1, lengths.short, new, size=size)
-        title = f"peak memory, {name} size, greedy, float32 (weights + … %)"
-        yield Case(f"{prefix}memory", title, size, work, manner="fresh", figure="MB")
+        title = f"peak memory, {name} size, greedy, float32 (weights + …%)"
+        yield Case(f"{prefix}memory", title, size, work, manner="fresh", figure="MiB")
 
 
 # what a row is meant to reach: side -> least ratio

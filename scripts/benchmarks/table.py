@@ -36,7 +36,7 @@ def record(measured: Measured, bandwidth: float | None = None) -> dict[str, Any]
             here["ratio"] = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
         if name in case.targets:
             here["target"] = case.targets[name]
-        if case.figure == "MB":
+        if case.figure == "MiB":
             here["above_weights"] = case.above_weights(here["median"])
         sides[name] = here
     return {
@@ -93,7 +93,7 @@ def _value(measured: Measured, name: str) -> str:
     # a peer that wrote something else did like work, not the same; of one that draws, nothing else is to be expected
     unlike = bool(case.equal) and not case.work.samples and name != GENCTL and measured.same(name) is False
     value, other = statistics.median(measured.speeds[name]), case.other_dtypes.get(name)
-    above = f" (+{case.above_weights(value) * 100:.0f} %)" if case.figure == "MB" else ""
+    above = f" (+{case.above_weights(value):.0%})" if case.figure == "MiB" else ""
     return number(value) + above + (f" ({other})" if other else "") + " ≠" * unlike
 
 

@@ -38,7 +38,7 @@ random stream, and a story in that file is never a training story.
     python scripts/train_builtin.py stories --seed {seed} --steps {steps}
 
 {steps} steps of {batch} stories, AdamW, linear warm-up and cosine decay, gradient clipping at 1, no dropout.
-Names and pronouns count six times as much in the loss at first, falling to once at 70 % of the steps: without
+Names and pronouns count six times as much in the loss at first, falling to once at 70% of the steps: without
 that, a model of this size takes very long to learn that the same names come back. It took {cpu_seconds} seconds
 of CPU time in one thread. One thread, because the order of the sums then does not depend on the machine's number
 of cores; a run with the same seed and the same library versions on the same kind of processor gives the same
@@ -50,7 +50,7 @@ weights.
   the tokenizer (which adds `<bos>`), the id of `<eos>` is appended, and every token after `<bos>` is scored,
   the final `<eos>` included; the perplexity is exp of the mean negative log-likelihood over all scored
   tokens of all lines ({held_out_tokens:,} tokens).
-- {samples} stories sampled from `<bos>` alone at temperature 1.0, without top-k or top-p: {ended_percent} %
+- {samples} stories sampled from `<bos>` alone at temperature 1.0, without top-k or top-p: {ended_percent}%
   ended by themselves within 250 new tokens, and {distinct_samples} of {samples} were different.
 
 ## Intended use
@@ -109,7 +109,7 @@ same kind of processor gives the same weights.
 
 Greedy decoding; the decoded text must equal the words exactly.
 
-- {held_out} held-out numbers: **{held_out_percent} %** exact. The 500 in `tests/data/numbers_heldout.tsv`:
+- {held_out} held-out numbers: **{held_out_percent}%** exact. The 500 in `tests/data/numbers_heldout.tsv`:
   {file_wrong} wrong.
 - All of 0 to 9999: {below_10000_wrong} wrong.
 - All multiples of 1000 from 10000 to 999000 with both neighbours, and 999999 ({round} numbers; some of the

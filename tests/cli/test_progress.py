@@ -104,9 +104,9 @@ def test_a_download_on_a_dumb_terminal_gets_a_line_now_and_then() -> None:
     bar.close()
     stream.flush()
     assert stream.bytes.getvalue().decode().splitlines() == [
-        "downloading model.safetensors: 10.0/60.0 MB",
-        "downloading model.safetensors: 20.0/60.0 MB",
-        "downloading model.safetensors: 40.0/60.0 MB",
+        "downloading model.safetensors: 9.5/57.2 MiB",
+        "downloading model.safetensors: 19.1/57.2 MiB",
+        "downloading model.safetensors: 38.1/57.2 MiB",
     ]
 
 

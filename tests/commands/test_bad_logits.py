@@ -109,7 +109,7 @@ def test_a_dead_end_is_shown_and_written_as_a_row() -> None:
     assert done.status == 0
     rows = [json.loads(line) for line in done.out.splitlines()]
     assert [(row["dead"], row["total"], row["mass"]) for row in rows] == [(True, None, 0.0)] * 2
-    assert "0 continuations cover 0 % of the probability" in done.err
+    assert "0 continuations cover 0% of the probability" in done.err
     assert "after 2 of them no token can follow" in done.err
     text = genctl("explore", "Once", *sets, "--expand", "depth=4", terminal=True)
     assert text.out.count("✗ no token can follow") == 2

@@ -272,10 +272,10 @@ def test_loading_packs_by_default_and_says_so(tmp_path: Path) -> None:
 
 def test_int8_says_what_it_takes() -> None:
     (note,) = load(Runtime(quantize="int8", runtime="transformers")).notes
-    assert note == "21 linear layers with weights in int8, 8 left (small); all weights 1.9 MB, 3.7 MB as read"
+    assert note == "21 linear layers with weights in int8, 8 left (small); all weights 1.9 MiB, 3.6 MiB as read"
     (note,) = load(Runtime(quantize="int8")).notes
     assert note.startswith("17 linear layers with weights in int8 (17 ")
-    assert note.endswith("; all weights 1.8 MB, 3.7 MB as read")
+    assert note.endswith("; all weights 1.7 MiB, 3.6 MiB as read")
 
 
 @pytest.mark.parametrize("quantize", [None, "int8"])

@@ -16,7 +16,7 @@ from genctl.documents import reader, strict_json
 from genctl.documents.reader import Unreadable
 from genctl.documents.shapes import BadShape, Known, Natural, value_of
 from genctl.documents.strict_json import BadJson
-from genctl.errors import InputError, count, printable
+from genctl.errors import InputError, count, percent, printable
 from genctl.events import LARGEST, Id, Seed
 from genctl.identity import brief, is_outdated
 from genctl.io import jsonl
@@ -316,7 +316,7 @@ def _other(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
 def _percent(logprob: float | None) -> str:
     if logprob is None:
         return "of unknown probability"
-    return f"{math.exp(min(logprob, 0.0)):.2%} ({logprob:.3f})"
+    return f"{percent(math.exp(min(logprob, 0.0)), 2)} ({logprob:.3f})"
 
 
 def _texts(before: str, after: str) -> list[str]:

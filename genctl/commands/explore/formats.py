@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from genctl import events
+from genctl import errors, events
 from genctl.io.writers import tsv_cell
 from genctl.terminal.widgets import token_text, visible
 from genctl.tree.distribution import Alternative
@@ -87,13 +87,10 @@ def covered_line(done: Covered) -> str:
 
 
 def percent(share: float) -> str:
-    """A probability: `31.2 %`, `0.00031 %`."""
-    if not share:
-        return "0 %"
-    value = 100 * min(share, 1.0)
-    if value >= 99.995 and share < 1.0 - 1e-9:
-        return "99.99 %"
-    return f"{value:.4g} %" if value >= 0.001 else f"{value:.1e} %"
+    """A joint probability: `31.2%`, `3.1e-04%`. One below 1 is not 100%."""
+    if 0.99995 <= share < 1.0 - 1e-9:
+        return "99.99%"
+    return errors.percent(min(share, 1.0), significant=4)
 
 
 def lines_of(result: Result) -> Iterator[str]:

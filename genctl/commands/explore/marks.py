@@ -6,6 +6,7 @@ import math
 
 from rich.style import Style
 
+from genctl.errors import percent
 from genctl.terminal import theme
 
 DIM = theme.DIM
@@ -33,7 +34,7 @@ def odds(logprob: float) -> str:
         return f"{'–' if math.isnan(logprob) else '0':>7}"
     probability = math.exp(min(logprob, 0.0))
     if probability >= 0.001:
-        return f"{probability * 100:6.1f}%"
+        return f"{percent(probability):>7}"
     if logprob > -200:
         mantissa, _, exponent = f"{probability:.1e}".partition("e")
         return f"{f'{mantissa}e{int(exponent)}':>7}"

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.text import Text
 
-from genctl.commands.inspect.cache_report import PIPE, size
-from genctl.errors import count
+from genctl.commands.inspect.cache_report import PIPE
+from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import first_cells, hanging, last_cells
 
@@ -26,7 +26,7 @@ def diff_lines(diff: Mapping[str, Any], width: int | None) -> list[Text]:
     for name, text in zip(("the first", "the other"), diff["part"], strict=True):
         lines += _line(name, f"goes on “{first_cells(text, room - 10)}”" if text else "ends here", page)
     reused, bytes_ = diff["reused_tokens"], diff["spared_bytes"]
-    words = f"{reused} of {count(tokens, 'token')} ({diff['share_reused'] * 100:.0f}%)"
+    words = f"{reused} of {count(tokens, 'token')} ({percent(diff['share_reused'], 0)})"
     if reused:
         words += f", {bytes_:,} bytes of cache" + (f" ({size(bytes_)})" if bytes_ >= 1024 else "")
     lines += _line("reused", words, page)

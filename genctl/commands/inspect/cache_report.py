@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.errors import count
+from genctl.errors import count, percent, size
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import wrap
 
@@ -22,7 +22,6 @@ Layer: TypeAlias = Mapping[str, Any]
 
 MOST = 24  # with more lines of layers, equal layers share a line even if others lie between them
 WIDE = 118  # columns from which on the share of each line is drawn as a bar
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 PIPE = 120  # columns of a rule where nobody says how wide the page is
 
 
@@ -306,17 +305,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[
     return lines
 
 
-def size(bytes: float) -> str:
-    """Bytes in the largest unit that leaves a number of at least one."""
-    place = 0
-    while bytes >= 1024 and place + 1 < len(UNITS):
-        bytes, place = bytes / 1024, place + 1
-    return f"{bytes:.0f} {UNITS[0]}" if place == 0 else f"{bytes:.1f} {UNITS[place]}"
-
-
 def share(part: float) -> str:
-    """A share as a percentage with two significant digits."""
-    return f"{part * 100:.2g}%" if part < 0.1 else f"{part * 100:.1f}%"
+    """A share as a percentage; a small one has two significant digits."""
+    return percent(part, significant=2 if part < 0.1 else 0)
 
 
 def number(value: float | None) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.inspect import cache_report as tables
-from genctl.commands.inspect.cache_report import Layer, grouped, share, size
+from genctl.commands.inspect.cache_report import Layer, grouped, share
+from genctl.errors import size
 from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
 from genctl.history import ROOT, LaneHistory
 from genctl.terminal import theme, widgets

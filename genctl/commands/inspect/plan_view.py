@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.inspect.cache_report import PIPE, layer_lines, number, share, size
-from genctl.errors import count
+from genctl.commands.inspect.cache_report import PIPE, layer_lines, number, share
+from genctl.errors import count, size
 from genctl.terminal import theme, widgets
 
 Report: TypeAlias = Mapping[str, Any]

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
+from genctl import errors
 from genctl.commands.parity.naming import Naming
 from genctl.errors import count
 from genctl.parity.values import (
@@ -319,7 +320,7 @@ def signed(value: float) -> str:
 
 def percent(value: float) -> str:
     """A share."""
-    return "–" if math.isnan(value) else f"{value:.2%}"
+    return errors.percent(value, 2)
 
 
 def chance(logprob: float) -> str:

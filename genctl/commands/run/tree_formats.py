@@ -15,7 +15,7 @@ from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words
 from genctl.terminal.text_width import one_line, wrap
 
-SCHEMA = "genctl/tree/1"
+SCHEMA = "genctl-search-tree/1"
 DEEPEST = 40  # branches within branches that are indented; what is deeper stands in the column of these
 _LEAST = 16  # cells for text, however deep a branch is nested
 _STYLES = {"returned": theme.CHOSEN, "died": theme.DIM, "left": theme.DIM}

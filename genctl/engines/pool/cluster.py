@@ -32,7 +32,7 @@ QUIET = {
 JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
 POLL_S = 0.02  # between two looks at whether Ray is there
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
-STORE = 256 << 20  # bytes for results on their way: a group's are a few MB
+STORE = 256 << 20  # bytes for results on their way: a group's are a few MiB
 
 
 @dataclass(frozen=True)

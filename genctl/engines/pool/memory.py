@@ -6,7 +6,7 @@ The native runtime maps weights from safetensors files, which all processes shar
 from __future__ import annotations
 
 from genctl.engines.pool.own_weights import own_weights
-from genctl.errors import UsageError
+from genctl.errors import UsageError, size
 from genctl.params import Runtime
 
 PROCESS = 400 << 20  # bytes of a worker besides weights: Python, torch and Ray
@@ -21,9 +21,8 @@ def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None
     fitting = free // (weights + PROCESS)
     if workers > 1 and workers > fitting:
         fits = max(int(fitting), 1)
-        size = f"{(weights + PROCESS) / 1e9:,.1f} GB"
         raise UsageError(
-            f"--workers {workers}: each needs {size} of memory (weights: {weights / 1e9:,.1f} GB), and "
-            f"{free / 1e9:,.1f} GB are free",
+            f"--workers {workers}: each needs {size(weights + PROCESS)} of memory (weights: {size(weights)}), and "
+            f"{size(free)} are free",
             hint=f"--workers {fits} fits" if fitting else "not even one worker is sure to fit",
         )

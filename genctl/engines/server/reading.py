@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from genctl.engines.server.failure import MALFORMED, Trouble, one_line
+from genctl.errors import size
 
 MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
 MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
@@ -54,7 +55,7 @@ class Body:
     def _counted(self, piece: bytes) -> bytes:
         self._left -= len(piece)
         if self._left < 0:
-            raise Trouble(f"the answer is larger than {self._most >> 20} MiB")
+            raise Trouble(f"the answer is larger than {size(self._most, 0)}")
         return piece
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rich.text import Text
 from genctl.commands.inspect import cache_diff, cache_inputs, cache_norms, cache_report
 from genctl.commands.inspect.cache_view import CacheView, picture
 from genctl.commands.inspect.measurement import Measurement
+from genctl.errors import percent, size
 from genctl.events import Began, CacheRead, Event, Finished, Given, Hypothesis, Prefilled, Row, Stepped, Token
 from genctl.terminal import theme
 from tests import screens
@@ -260,9 +262,18 @@ def test_why_it_ended_is_said(ended: dict[str, Any] | None, words: str) -> None:
 
 
 def test_sizes_and_shares_stay_short() -> None:
-    assert [cache_report.size(number) for number in (0, 1023, 1024, 5 * 2**20, 3 * 2**40)] == [
-        "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "3.0 TiB",
+    assert [size(number) for number in (0, 1, 1023, 1024, 5 * 2**20, 3 * 2**40, 5 * 2**50)] == [
+        "0 bytes", "1 byte", "1,023 bytes", "1.0 KiB", "5.0 MiB", "3.0 TiB", "5120.0 TiB",
     ]  # fmt: skip
+    assert [size(64 << 20, 0), size(1 << 20, of=10 << 20), size(3, of=9)] == ["64 MiB", "1.0/10.0 MiB", "3/9 bytes"]
+    assert [percent(share) for share in (0.0, 0.0001, 0.752, 1.0, math.nan)] == [
+        "0.0%",
+        "<0.1%",
+        "75.2%",
+        "100.0%",
+        "–",
+    ]
+    assert [percent(share, significant=4) for share in (0.0, 3.1e-6, 0.312, 1.0)] == ["0%", "3.1e-04%", "31.2%", "100%"]
     assert [cache_report.share(part) for part in (0.00004, 0.0123, 0.25)] == ["0.004%", "1.2%", "25.0%"]
 
 
