@@ -458,12 +458,8 @@ def test_there_is_one_way_of_saying_a_size_a_percentage_and_a_format() -> None:
         if form.search(line)
     ]
     assert wrong == []
-    assert [
-        bool(form.search(word))
-        for form, word in zip(
-            OTHER_FORMS.values(), ("3.8 MB", "31.2 % of", "genctl/tree/1", "pip install 'genctl[x]'"), strict=True
-        )
-    ] == [True] * 4
+    doubles = ("3.8 MB", "31.2 % of", "genctl/tree/1", "pip install 'genctl[x]'")
+    assert [why for (why, form), text in zip(OTHER_FORMS.items(), doubles, strict=True) if not form.search(text)] == []
 
 
 def test_sizes_and_percentages_are_written_by_one_function() -> None:
