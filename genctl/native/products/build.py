@@ -8,6 +8,8 @@ builds them beside the sources, as `pip install` does through `hatch_build.py`. 
     runnable    this one: all variants that it runs, for tests
     all         every CPU of the platform, for a wheel that travels
 
+`GENCTL_TARGET` names another platform (TARGETS), for which all variants are compiled, by ziglang.
+
 The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Nothing here
 needs another module of genctl.
 """
@@ -32,6 +34,15 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "GENCTL_BUILD"
+TARGET = "GENCTL_TARGET"
+# a platform that wheels are made for -> as Python names it, the machine, and the tag of the wheel
+TARGETS = {
+    "linux-x86_64": ("linux", "x86_64", "manylinux_2_17_x86_64"),
+    "linux-aarch64": ("linux", "aarch64", "manylinux_2_17_aarch64"),
+    "macos-arm64": ("darwin", "aarch64", "macosx_11_0_arm64"),
+    "macos-x86_64": ("darwin", "x86_64", "macosx_11_0_x86_64"),
+    "windows-x86_64": ("win32", "x86_64", "win_amd64"),
+}
 EXTENTS = ("", "runnable", "all")  # what it may be
 CPU = "cpu"  # the library of cpu.c
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s", "-D_GNU_SOURCE")
@@ -63,10 +74,20 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str, str]]] = {
 _NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
-def variants() -> dict[str, tuple[tuple[str, ...], str, str]]:
-    """The variants of this machine, best first; empty where there are none."""
+def target() -> tuple[str, str, str]:
+    """The row of TARGETS that GENCTL_TARGET names, or this platform, without a tag. Raises ValueError."""
+    if name := os.environ.get(TARGET, ""):
+        if name not in TARGETS:
+            raise ValueError(f"{TARGET}={name}: it may be {', '.join(TARGETS)}, or not set")
+        return TARGETS[name]
     machine = platform.machine().lower()
-    return {} if sys.platform == "win32" else VARIANTS.get(_NAMES.get(machine, machine), {})
+    return sys.platform, _NAMES.get(machine, machine), ""
+
+
+def variants() -> dict[str, tuple[tuple[str, ...], str, str]]:
+    """The variants of the target, best first; empty where there are none: threads.c needs POSIX threads."""
+    system, machine, _ = target()
+    return {} if system == "win32" else VARIANTS.get(machine, {})
 
 
 def sources() -> list[Path]:
@@ -87,6 +108,8 @@ def compilers() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     if importlib.util.find_spec("ziglang") is not None:
         found.append((sys.executable, "-m", "ziglang", "cc"))
+    if os.environ.get(TARGET):
+        return found
     named = os.environ.get("CC")
     found += [tuple(shlex.split(named))] if named else []
     paths = {os.path.realpath(path): path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))}
@@ -98,10 +121,12 @@ def _flags(compiler: tuple[str, ...], name: str) -> tuple[str, ...]:
     if "ziglang" not in compiler:
         return flags
     flags = (f"-mcpu={cpu}", "-fno-sanitize=all")
-    if sys.platform == "linux":  # an old C library, so that a wheel runs on other distributions
-        machine = platform.machine()
-        flags += ("-target", f"{machine}-linux-gnu.2.{'17' if machine == 'x86_64' else '28'}")
+    system, machine, _ = target()
+    if system == "linux":  # an old C library, so that a wheel runs on other distributions
+        flags += ("-target", f"{machine}-linux-gnu.2.17")
         flags += () if machine == "x86_64" else ("-mno-outline-atomics",)  # they are in a library that is not linked
+    elif os.environ.get(TARGET):
+        flags += ("-target", f"{machine}-macos.11.0-none")
     return flags
 
 
@@ -112,7 +137,7 @@ def compile_command(compiler: tuple[str, ...], name: str, source: Path, to: Path
 
 def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], to: Path) -> list[str]:
     """How objects become a library. Zig would compile its run-time library first, which takes longer than all else."""
-    alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and sys.platform == "linux" else ()
+    alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and target()[0] == "linux" else ()
     return [
         *(*compiler, "-shared", "-s", *_flags(compiler, name), "-o", str(to), *map(str, objects)),
         *(*alone, "-lpthread", "-lm"),
@@ -253,9 +278,11 @@ def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> str:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         try:
-            probe = here / "probe"
-            probe.mkdir()
-            chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
+            chosen = names
+            if not os.environ.get(TARGET):
+                probe = here / "probe"
+                probe.mkdir()
+                chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
             mark, cpu = _cpu_library(compiler, mark_of(chosen, names), here)
             objects = _objects(compiler, chosen, here)
             outs = [here / f"{name}.so" for name in chosen]
@@ -277,7 +304,8 @@ def build(folder: Path = HERE) -> str:
     """
     extent()
     if not variants():
-        return f"there are none for {platform.machine()} on {sys.platform}"
+        system, machine, _ = target()
+        return f"there are none for {machine} on {system}"
     able: list[tuple[tuple[str, ...], list[str]]] = []
     why = "no C compiler was found (ziglang, CC, cc)"
     for compiler in compilers():
@@ -307,7 +335,12 @@ def built(folder: Path = HERE) -> list[str]:
 
 
 def is_built(folder: Path = HERE) -> bool:
-    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError."""
+    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError.
+
+    Libraries of a GENCTL_TARGET are always made anew: they cannot be loaded, and those beside the sources are of here.
+    """
+    if os.environ.get(TARGET):
+        return False
     made = built(folder)
     if not made:
         extent()
