@@ -119,6 +119,13 @@ def test_commands_that_need_more_than_a_machine_have_flags_that_exist(block: Blo
     assert [(line, flags) for line in block.shell_lines if (flags := unknown_flags(line))] == []
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_commands_in_sentences_have_flags_that_exist(name: str) -> None:
+    prose = re.sub(r"^```.*?^```", "", TEXTS[name], flags=re.MULTILINE | re.DOTALL)
+    commands = re.findall(r"`((?:uvx )?genctl [a-z][^`]+)`", prose)
+    assert [(command, flags) for command in commands if (flags := unknown_flags(command))] == []
+
+
 @in_language("python")
 def test_every_python_example_runs(block: Block, folder: Path, pytester: pytest.Pytester) -> None:
     if "def test_" not in block.text:
