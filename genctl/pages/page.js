@@ -389,7 +389,7 @@
   function treeSection() {
     const searching = data.lanes.some((lane) => lane.tree && (/beam/.test(lane.strategy || "") || /d/.test(lane.tree.state)));
     if (!searching) return null;
-    const canvas = el("div", { class: "wide" }), facts = el("div", { class: "panel", role: "status" });
+    const canvas = el("div", { class: "wide pane" }), facts = el("div", { class: "panel", role: "status" });
     const slider = el("input", { type: "range", min: 1, value: 1, "aria-label": "Step", oninput: () => redraw() });
     const said = el("output");
     let tree = null, dead = false, unfolded = new Set(), chains = new Set(), chosen = null;
