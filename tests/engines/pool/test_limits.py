@@ -78,7 +78,7 @@ def test_weights_that_every_worker_copies_must_fit_into_memory(llama: Path, monk
     each = own_weights(copied, NO_TRUST) + memory.PROCESS
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(2.5 * each)))
     memory.check_memory(2, copied, NO_TRUST)
-    with pytest.raises(UsageError, match=r"^--workers 3: each needs .* GB of memory .* are free$") as caught:
+    with pytest.raises(UsageError, match=r"^--workers 3: each needs .* MiB of memory .* are free$") as caught:
         memory.check_memory(3, copied, NO_TRUST)
     assert caught.value.hint == "--workers 2 fits"
 
