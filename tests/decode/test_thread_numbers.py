@@ -107,7 +107,7 @@ def test_a_quota_of_time_counts_as_cores(
 
 def test_verbose_says_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ("run", "One day", "-n", "2", "-v")
-    found = re.search(r"^note: threads: 1 \(4 cores, 3\.\d MB of weights, 1 row at a step\)$", command(*run).err, re.M)
+    found = re.search(r"^note: threads: 1 \(4 cores, 3\.\d MiB of weights, 1 row at a step\)$", command(*run).err, re.M)
     assert found
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert "note: threads: 2 (OMP_NUM_THREADS)\n" in command(*run).err
