@@ -64,7 +64,7 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "explore": (
         "genctl explore, at an uncertain token",
         ("explore", "One day", "-n", "24", "--do-sample", "--top-p", "0.9", "--seed", "4", "--save", TREE),
-        "what may follow",
+        "next token",
     ),
     "replay": ("genctl replay --step, after some keys", ("replay", RECORDING, "--step"), "what all share"),
 }

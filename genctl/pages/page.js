@@ -387,7 +387,7 @@
   const STATES = { i: "continued", r: "returned", f: "finished, not returned", d: "died", l: "left when the search ended", v: "live" };
 
   function treeSection() {
-    const searching = data.lanes.some((lane) => lane.tree && (/beam/.test(lane.strategy || "") || /d/.test(lane.tree.state)));
+    const searching = data.lanes.some((lane) => lane.tree && (/beam|explore/.test(lane.strategy || "") || /d/.test(lane.tree.state)));
     if (!searching) return null;
     const canvas = el("div", { class: "wide pane" }), facts = el("div", { class: "panel", role: "status" });
     const slider = el("input", { type: "range", min: 1, value: 1, "aria-label": "Step", oninput: () => redraw() });

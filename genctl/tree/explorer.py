@@ -300,9 +300,10 @@ class Explorer:
         except PresetError as error:
             raise UsageError(error.message, hint=error.hint) from None
         self.space.session.check(resolved)
+        notes = looking.drawing(self.space.resolved().generation, resolved.generation)
         with self.space.step(line):
             self.space.settle(settings=self.space.entry(values))
-        return Settings(values)
+        return Settings(values, notes)
 
     def _bookmark(self, line: str, name: str) -> Iterator[Result]:
         node, marks = self.tree.cursor, self.tree.bookmarks

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from genctl.config.check import shown as shown_value
+from genctl.config.listed_knobs import processors_of
 from genctl.decode.finite import check_finite
 from genctl.decode.runtime import depth_of
 from genctl.errors import GenctlError, InputError, ModelError
+from genctl.params import Generation
 from genctl.tree.changes import Grown
 from genctl.tree.distribution import Alternative
 from genctl.tree.nodes import ROOT
@@ -136,3 +139,16 @@ def _values(space: Workspace, node: Grown) -> dict[str, Any]:
     return {
         key: setting.value for key, setting in kinds.items() if key not in ("max_new_tokens", "max_length", "about")
     }
+
+
+def drawing(before: Generation, after: Generation) -> tuple[str, ...]:
+    """What to say where other settings begin to draw tokens, with the knobs that act, or no longer draw."""
+    if before.draws == after.draws:
+        return ()
+    if not after.draws:
+        return ("sampling is off",)
+    names = dict.fromkeys(
+        ["temperature", *(row.knobs[0] for row in processors_of(after, healed=False) if row.sampling)]
+    )
+    values = ", ".join(f"{name} = {shown_value(getattr(after, name))}" for name in names)
+    return (f"sampling is on: {values}",)

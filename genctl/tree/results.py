@@ -53,6 +53,7 @@ class Settings:
     """The settings, above those that the tree began with."""
 
     values: dict[str, Any]
+    notes: tuple[str, ...] = ()  # what else changed with them: whether tokens are drawn
 
 
 @dataclass(frozen=True, slots=True)

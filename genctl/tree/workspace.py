@@ -92,7 +92,7 @@ class Workspace:
         self.file = file or FileSettings()
         layers = saved_layers(opened.layers, "tree")
         self.base = self._checked(session.resolve([part for layer in layers for part in self.file.layers(layer)]))
-        self.speed: float | None = None  # tokens a second, of the newest generation
+        self.speed: float | None = None  # tokens a second of the newest generation, after its first step
         self._resolved: dict[int, Resolved] = {}
         self._distributions: OrderedDict[tuple[int, int], Distribution] = OrderedDict()
         self._words: OrderedDict[int, Words] = OrderedDict()

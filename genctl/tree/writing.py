@@ -155,15 +155,18 @@ def _streamed(
             session.prefixes = {(space.tree.ids(start), None): prefix}
     lanes = {request.id: _Lane(space, runs[request.id]) for request in requests}
     flow = Flow(len(requests), interrupted=interrupted)
-    began, tokens = session.clock(), 0
+    space.speed = None
+    began, tokens = 0.0, 0
     try:
         with closing(session.stream(iter(requests), Report(scores=True), flow)) as stream:
             for event in stream:
                 if isinstance(event, Failed):
                     raise _ERRORS.get(event.code, InputError)(event.message, hint=event.hint)
-                if isinstance(event, Stepped):
+                if isinstance(event, Stepped) and event.step and began:
                     tokens += event.new_tokens
                     space.speed = tokens / max(session.clock() - began, 1e-9)
+                elif isinstance(event, Stepped):
+                    began = session.clock()  # the prompt is read, and the first tokens are there
                 if isinstance(event, (Began, Stepped, Finished)):
                     yield from lanes[event.lane].take(event)
     finally:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.events import Failed, Stepped
+from genctl.tree.journal import read_tree
 from tests.cli.tool import genctl
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, search, sentence
@@ -219,6 +220,16 @@ def test_the_slider_goes_back_in_the_search_and_dead_branches_fold(window: Any) 
     slider.press("Home")
     assert section.locator("output").inner_text() == "1 of 6"
     assert section.locator("[data-node]").count() == 8
+
+
+def test_the_page_of_a_tree_draws_the_tree(window: Any, tmp_path: Path) -> None:
+    tree, page = tmp_path / "tree.jsonl", tmp_path / "tree.html"
+    script = "generate 6\nstart\nsample 2 6\n"
+    genctl("explore", "Once upon a time", "--seed", "2", "--script", "-", "--save", str(tree), stdin=script)
+    assert genctl("report", str(tree), "-o", str(page)).status == 0
+    section = window(page).locator("#search")
+    assert section.is_visible()
+    assert section.locator("[data-node] text", has_text="★").count() == len(read_tree(tree).leaves) > 1
 
 
 def test_a_folded_branch_opens(window: Any) -> None:

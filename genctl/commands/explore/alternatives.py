@@ -64,19 +64,22 @@ class AlternativeColumns:
 
     rank: int
     token: int
+    logprob: int
     bar: int
     how: int
     second: bool
 
     @classmethod
     def of(cls, width: int, second: bool, vocabulary: int) -> AlternativeColumns:
-        """What fits in `width` cells. The reason goes first, then the bar, then the second one's processors."""
+        """What fits in `width` cells. The bar goes first, then the reason, then the log-probability."""
         rank = max(len(str(vocabulary)), 4)
         room = width - 2 - rank - 1 - 1 - 7 - 7 - (14 if second else 0)
+        logprob = 8 if room >= 15 and not second else 0
+        room -= logprob
         token = min(max(room - 18, 8), 20) if room >= 27 else max(min(room, 30), 6)
         how = min(room - token - 1, 44) if room >= 27 else 0
         bar = 10 if room - token - how >= 12 else 0
-        return cls(rank, token, bar, how, second)
+        return cls(rank, token, logprob, bar, how, second)
 
 
 class Alternatives(RowsPane):
@@ -185,11 +188,13 @@ class Alternatives(RowsPane):
     def heading(self) -> Text:
         """The heads of the columns."""
         columns = self.columns
-        line = f"  {'rank':>{columns.rank}} {'token':<{columns.token}} {'model':>6} {'after':>6} "
+        line = f"  {'rank':>{columns.rank}} {'token':<{columns.token}} {'A' if columns.second else 'prob':>6} "
+        line += f"{'logprob':>{columns.logprob - 1}} " if columns.logprob else ""
+        line += f"{'final':>6} "
         if columns.second:
-            line += f"{'B':>6} {'after':>6} "
+            line += f"{'B':>6} {'final':>6} "
         line += f"{'':{columns.bar + 1}}" if columns.bar else ""
-        return Text(line + ("by" if columns.how else ""), style=marks.DIM, no_wrap=True)
+        return Text(line + ("changed by" if columns.how else ""), style=marks.DIM, no_wrap=True)
 
     def render_line(self, y: int) -> Strip:
         """One token."""
@@ -220,6 +225,8 @@ class Alternatives(RowsPane):
         name = widgets.cells(widgets.token_text(id, row.text), columns.token)
         line.append(name, style=marks.BOLD if chosen else marks.DIM if removed else theme.PLAIN)
         line.append(f" {widgets.percent(probability)}", style=self._colour(probability))
+        if columns.logprob:
+            line.append(f" {marks.logprob(row.logprob):>{columns.logprob - 1}}", style=marks.DIM)
         line.append(f" {'–':>6}" if removed else f" {widgets.percent(after)}", style=self._colour(after))
         if self.other is not None:
             second = self.other.of(id)

@@ -97,6 +97,7 @@ def text_of(tree: Branching, part: BranchPart, most: int) -> str:
         text = tree.nodes[node].text
         found.append(text)
         size += len(text)
-        if node == part.end or size >= most:
+        below = tree.children(node)
+        if node == part.end or size >= most or not below:  # an undo may come before the rows are made anew
             return "".join(found)
-        node = tree.children(node)[0]
+        node = below[0]

@@ -52,8 +52,8 @@ class Editor(ModalScreen[str | None]):
     """A text to change. The answer is the text, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False, priority=True),
-        Binding("ctrl+s,f2", "take", show=False, priority=True),
+        Binding("escape", "leave", show=False),  # without priority: what is typed before comes first
+        Binding("ctrl+s,f2", "take", show=False),
     ]
 
     def __init__(self, text: str) -> None:

@@ -126,7 +126,7 @@ def lines_of(result: Result) -> Iterator[str]:
         yield f"{result.name} is node {result.node}"
     elif isinstance(result, Settings):
         values = ", ".join(f"{key} = {value!r}" for key, value in result.values.items())
-        yield values or "the settings that the tree began with"
+        yield "; ".join([values or "the settings that the tree began with", *result.notes])
     elif isinstance(result, BranchText):
         yield visible(result.prompt + result.text)
     elif isinstance(result, Repeat):

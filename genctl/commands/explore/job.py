@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.explore import formats
-from genctl.commands.explore.options import ExploreOptions, check_opened, check_screen, expansion, memory, two_models
+from genctl.commands.explore.options import (
+    ExploreOptions,
+    check_opened,
+    check_screen,
+    expansion,
+    memory,
+    told_apart,
+    two_models,
+)
 from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.config.layers import Layer, Resolved, row_layer, values_of
@@ -230,7 +238,7 @@ class ExploreJob(Job[ExploreOptions]):
 
         if self.second is not None:
             stack.callback(self.second.close)
-        names = self.models
+        names = None if self.models is None else told_apart(self.models)
         if self.options.beside is not None:
             names = "the tree's settings", self.options.beside
         source = TreeSource(self.explorer, other_model=self.second, other_settings=self.beside, names=names)

@@ -28,6 +28,11 @@ def tenth(probability: float | None) -> str:
     return str(min(int(probability * 10), 9))
 
 
+def logprob(value: float) -> str:
+    """A log-probability in nats in seven cells at most: `-1.355`, `-12.35`."""
+    return f"{value:.3f}" if -10.0 < value <= 0.0 else f"{value:.2f}"
+
+
 def odds(logprob: float) -> str:
     """A joint probability in seven cells: `12.3%`, `1.2e-9`, or as a power of ten beyond what fits."""
     if math.isnan(logprob) or logprob == -math.inf:

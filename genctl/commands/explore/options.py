@@ -143,6 +143,16 @@ def two_models(options: ExploreOptions) -> tuple[str, str] | None:
     return names[0], names[1]
 
 
+def told_apart(names: tuple[str, str]) -> tuple[str, str]:
+    """Two names of models without the folders that both lie in."""
+    parts = [name.rstrip("/").split("/") for name in names]
+    shared = 0
+    while all(len(each) > shared + 1 for each in parts) and parts[0][shared] == parts[1][shared]:
+        shared += 1
+    first, second = ("/".join(each[shared:]) for each in parts)
+    return first, second
+
+
 def check_opened(options: ExploreOptions) -> None:
     """Raises UsageError for flags of settings that a tree has already."""
     own = {*knobs(Generation), "seed", "chat", "system"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from textual import on
@@ -16,9 +16,9 @@ from genctl.commands.explore import marks
 from genctl.commands.explore.alternatives import Alternatives, matching
 from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
 from genctl.commands.explore.flow import TextPiece
+from genctl.commands.explore.ordered_keys import OrderedKeys
 from genctl.commands.explore.prompt_line import PromptLine
-from genctl.commands.explore.screen_keys import KEYS, QUESTIONS, help_rows
-from genctl.commands.explore.screen_panes import TreeApp
+from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, help_sections
 from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
@@ -30,7 +30,7 @@ from genctl.tree.language import WORDS
 from genctl.tree.results import AtLayer, BranchText, Compared, Repeat, Shown, Why
 
 
-class ExploreApp(TreeApp):
+class ExploreApp(OrderedKeys):
     """The panes with their keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -195,7 +195,9 @@ class ExploreApp(TreeApp):
 
     def action_command(self) -> None:
         """Any command."""
-        self._ask("command", "", [f"{name} " for name in WORDS])
+        settings = self.source.suggestions
+        values = [f"{'set' if each.endswith('=') else 'preset'} {each}" for each in settings if each != "reset"]
+        self._ask("command", "", [*WORDS, *values, "help", "quit"])
 
     def action_filter(self) -> None:
         """Filter the alternatives."""
@@ -209,8 +211,14 @@ class ExploreApp(TreeApp):
 
     def _know_vocabulary(self, texts: list[str]) -> None:
         self.texts = texts
-        if self.prompt.display and self.prompt.purpose == "filter":
+        if self.prompt.purpose == "filter":
             self._filter(self.prompt.value)
+        self.call_later(self.release_keys)
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether the next key would come too early; a filter that is typed comes late where the vocabulary is read."""
+        return super().must_wait or (self.texts is None and self.prompt.purpose == "filter" and not self.prompt.display)
 
     def _filter(self, wanted: str) -> None:
         if self.texts is not None:
@@ -220,23 +228,30 @@ class ExploreApp(TreeApp):
 
     @on(Input.Changed, "#prompt")
     def _asked(self, event: Input.Changed) -> None:
-        if self.prompt.purpose == "filter":
+        if self.prompt.purpose == "filter" and self.prompt.display:  # else it comes after the line was left
             self._filter(event.value)
 
-    @on(PromptLine.Left)
-    def _left(self, event: PromptLine.Left) -> None:
-        if event.purpose == "filter":
+    def line_left(self, purpose: str, text: str) -> None:
+        """The line was left without an answer."""
+        self.prompt.purpose = ""
+        if purpose == "filter":
             self._filter("")
-        self.choices.focus()
+        if self.focused is self.prompt:
+            self.screen.set_focus(self.choices)
 
-    @on(Input.Submitted, "#prompt")
-    def _answered(self, event: Input.Submitted) -> None:
-        answer, purpose = event.value.strip(), self.prompt.purpose
-        self.prompt.close()
-        self.choices.focus()
-        if purpose == "filter" or not answer:
+    def line_answered(self, purpose: str, text: str) -> None:
+        """Do what was typed."""
+        answer = text.strip()
+        self.screen.set_focus(self.choices)
+        if purpose == "filter":
+            self._filter(text)
+        elif not answer:
             return
-        if purpose == "expand":
+        elif answer.lower() in ASKS_FOR_HELP:
+            self.action_help()
+        elif answer.lower() in LEAVES:
+            self.action_leave()
+        elif purpose == "expand":
             self.run_command(f"expand {answer}", at=self.place.cursor)
         elif purpose == "settings":
             words = answer if answer == "reset" else f"set {answer}" if "=" in answer else f"preset {answer}"
@@ -293,11 +308,14 @@ class ExploreApp(TreeApp):
         return max(min(self.size.width * 9 // 10, 110) - 6, 20)
 
     def action_help(self) -> None:
-        """The keys."""
-        table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-        for shown, about in help_rows():
-            table.add_row(Text(shown, style=marks.BOLD), about)
-        self.push_screen(Dialog("keys", table))
+        """The keys, the mouse, what the panes show, and the commands of `:`."""
+        body: list[RenderableType] = []
+        for title, rows in help_sections(self.source.names):
+            table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+            for shown, about in rows:
+                table.add_row(Text(shown, style=marks.BOLD), Text(about))
+            body += [*([Text()] if body else []), *([Text(title, style=marks.DIM)] if title else []), table]
+        self.push_screen(Dialog("help", Group(*body)))
 
     def take_result(self, told: Any) -> set[str]:
         """Layers are gathered; a text or a command line goes to the clipboard."""
@@ -341,6 +359,7 @@ class ExploreApp(TreeApp):
         if self.worker.busy:
             self.worker.stop()
         else:
+            self.prompt.purpose = ""
             self._filter("")
 
     def action_stop_or_leave(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from genctl.tree.language import WORDS
 
 
 class Key(NamedTuple):
@@ -58,14 +61,35 @@ KEYS: tuple[Key, ...] = (
     Key("slash", "filter", "/", "filter the alternatives by text", question="filter the alternatives"),
     Key("c", "copy", "c", "copy the text of the branch"),
     Key("y", "repeat", "y", "show and copy the command that repeats this branch"),
-    Key("colon", "command", ":", "a command, as in --script", question="a command: goto m1, sample 3 40, find TEXT"),
+    Key(
+        "colon",
+        "command",
+        ":",
+        "a command, as in --script; help, quit. Tab completes it, Esc leaves the line",
+        question="a command: goto m1, sample 3 40, find TEXT; help lists them",
+    ),
     Key("escape", "let_go", "Esc", "stop what runs; remove the filter"),
-    Key("question_mark", "help", "?", "these keys"),
+    Key("question_mark", "help", "?", "these keys, the mouse, the columns and the commands"),
     Key("q", "leave", "q", "leave; the last line says where the tree is saved"),
     Key("ctrl+c", "stop_or_leave", "Ctrl+C", "stop what runs; if nothing runs, leave"),
 )
 
 QUESTIONS = {key.action: key.question for key in KEYS if key.question}
+ASKS_FOR_HELP, LEAVES = ("help", "?"), ("quit", "q", "exit")  # what `:` takes besides the commands of the tree
+
+MOUSE = (
+    ("click", "a token of the text: move there; a row: select it; a branch of the tree: go to it"),
+    ("double click", "an alternative: take it and generate on"),
+    ("wheel", "scroll the pane under the pointer"),
+)
+COLUMNS = (
+    ("rank", "place among all tokens, by the model's probability"),
+    ("prob", "probability by the model"),
+    ("logprob", "its natural logarithm; the line below the rows has it for the selected token"),
+    ("final", "probability after the processors of the settings; –: removed"),
+    ("changed by", "the processors that removed the token or changed it alone"),
+    ("▸ •", "the token of this branch, and tokens that other branches have here"),
+)
 
 
 def help_rows() -> list[tuple[str, str]]:
@@ -73,7 +97,22 @@ def help_rows() -> list[tuple[str, str]]:
     return [(key.shown, key.about) for key in KEYS if key.shown]
 
 
+def help_sections(names: tuple[str, str] | None = None) -> list[tuple[str, Sequence[tuple[str, str]]]]:
+    """Everything that the help shows, by title. `names`: the two distributions that are shown side by side."""
+    second = (
+        ()
+        if names is None
+        else (("A", names[0]), ("B", names[1]), ("≠", "what one of them would write and not the other"))
+    )
+    return [
+        ("", help_rows()),
+        ("mouse", MOUSE),
+        ("columns", (*COLUMNS, *second)),
+        ("commands of : and of --script", [(word.usage, word.about) for word in WORDS.values()]),
+    ]
+
+
 def markdown_table() -> str:
-    """The table of the documents."""
-    rows = [f"| `{shown}` | {about} |" for shown, about in help_rows()]
+    """The tables of the documents."""
+    rows = [f"| `{shown}` | {about} |" for shown, about in (*help_rows(), *MOUSE)]
     return "\n".join(("| key | what it does |", "|---|---|", *rows))

@@ -7,10 +7,10 @@ answered at once.
 from __future__ import annotations
 
 import io
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from math import inf
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -37,11 +37,14 @@ from genctl.tree.nodes import Tree
 from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
 
 LOOKS = 8  # looks that are kept
-NARROW = 100  # columns below which the panes are stacked
+NARROW, NARROW_FOR_TWO = 76, 100  # columns below which the panes are stacked; with a second distribution
 _FOLLOWED = ("take", "generate", "edit", "resume")  # commands whose tokens the cursor follows
 # commands after which the cursor is where the tree has it
 _MOVING = {"sample", "beams", "expand", "undo", "redo", "goto", "left", "right", "up", "down", "start", "end"}
 _MOVING |= {"next", "previous"}
+# commands that never run the model: the keys that follow wait for them
+_BRIEF = {"undo", "redo", "goto", "left", "right", "up", "down", "start", "end", "next", "previous"}
+_BRIEF |= {"set", "preset", "reset", "bookmark"}
 
 
 class ScreenSource(Hands, Protocol):
@@ -59,6 +62,10 @@ class ScreenSource(Hands, Protocol):
         """The two models or presets that are compared, if there are two."""
 
     @property
+    def speed(self) -> float | None:
+        """Tokens a second of the newest generation; None: not known."""
+
+    @property
     def suggestions(self) -> Sequence[str]:
         """Knobs and presets, for completion."""
 
@@ -71,16 +78,15 @@ class TreeApp(App[int]):
 
     CSS_PATH = "screen.tcss"
     ENABLE_COMMAND_PALETTE = False
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW, "-wide")]  # noqa: RUF012 (as Textual declares it)
 
     class Told(Message):
         """The worker has told something."""
 
-    def __init__(
-        self, source: ScreenSource, *, coloured: bool = True, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, source: ScreenSource, *, coloured: bool = True) -> None:
         super().__init__(ansi_color=True)
-        self.source, self.coloured, self.clock = source, coloured, clock
+        two = source.names is not None
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW_FOR_TWO if two else NARROW, "-wide")]
+        self.source, self.coloured = source, coloured
         self.place = Place(source.tree)
         self.worker = ModelThread(source, self._tell)
         self.inbox: deque[object] = deque()
@@ -90,8 +96,8 @@ class TreeApp(App[int]):
         self.looks: OrderedDict[tuple[int, int], NodeLook] = OrderedDict()
         self.look: NodeLook | None = None
         self.search: LaneHistory | None = None  # of beams, while they run
-        self.speed: float | None = None
-        self.written, self.since = 0, 0.0
+        self.written = 0  # tokens of the command; steps of a search
+        self.is_brief = False  # whether the command that runs is over at once
         self.first_command = ""  # is done at the beginning
         self._told = False
         self._signalled: Callable[[], int] = lambda: 0
@@ -123,7 +129,7 @@ class TreeApp(App[int]):
                 yield Beams(id="beams", coloured=self.coloured)
                 yield Static(id="detail", markup=False)
             yield TreePane(self.source.tree, id="tree", coloured=self.coloured)
-        yield PromptLine(id="prompt")
+        yield PromptLine(answered=self.line_answered, left=self.line_left, id="prompt")
         yield Static(id="status", markup=False)
 
     def on_mount(self) -> None:
@@ -134,15 +140,23 @@ class TreeApp(App[int]):
         self.tree_pane = self.query_one("#tree", TreePane)
         self.prompt = self.query_one("#prompt", PromptLine)
         self.text_pane.border_title = "text"
-        self.query_one("#choices").border_title = "what may follow"
-        self.tree_pane.border_title = "tree: joint probability, tokens"
-        self.choices.focus()
+        self.query_one("#choices").border_title = self._choices_title()
+        self.tree_pane.border_title = "tree: probability, tokens"
+        self.screen.set_focus(self.choices)
         self.worker.start()
         self.call_after_refresh(self.show_all)
         if self._poll:
             self.set_interval(self._poll, self._leave_on_signal)
         if self.first_command:
             self.run_command(self.first_command)
+
+    def _choices_title(self) -> str:
+        names = self.source.names
+        return (
+            "next token"
+            if names is None
+            else "next token · " + " · ".join(map(": ".join, zip("AB", names, strict=True)))
+        )
 
     def on_resize(self) -> None:
         """Fit the lines that depend on the width."""
@@ -189,10 +203,15 @@ class TreeApp(App[int]):
         if look is not None and look.error:
             detail.append(widgets.visible(look.error), style=marks.BOLD)
         elif look is not None and look.first is not None and id is not None:
-            how = look.first.how(id)
-            kept = look.first.of(id).processed > float("-inf")
+            row, how = look.first.of(id), look.first.how(id)
+            logprobs = [row.logprob, *([] if look.other is None else [look.other.of(id).logprob])]
+            words = [
+                f"{widgets.first_words(widgets.token_text(id, row.text), 20)}: logprob "
+                + " | ".join(dict.fromkeys(map(widgets.rounded, logprobs)))
+            ]
             if how:
-                detail.append(f"{'changed' if kept else 'removed'} by {widgets.visible(how)}", style=marks.DIM)
+                words.append(f"{'changed' if row.processed > -inf else 'removed'} by {widgets.visible(how)}")
+            detail.append(", ".join(words), style=marks.DIM)
         self.query_one("#detail", Static).update(detail)
         self.show_status()
 
@@ -207,7 +226,7 @@ class TreeApp(App[int]):
             self.source.tree.joints[self.place.cursor],
             None if look is None else look.shared,
             None if look is None else look.own,
-            self.speed,
+            self.source.speed,
             " ".join(f"{key}={value}" for key, value in self.source.tree.knobs.items()),
         )
         width = max(self.size.width, 20)
@@ -215,7 +234,8 @@ class TreeApp(App[int]):
 
     def _state(self) -> str:
         if self.running and not self.failed:
-            return f"{self.running.split()[0]}: {count(self.written, 'token')} · Space stops"
+            done = count(self.written, "token" if self.search is None else "step")
+            return f"{self.running.split()[0]}: {done} · Space stops"
         return self.answer
 
     def say(self, words: str, *, failed: bool = False) -> None:
@@ -231,7 +251,17 @@ class TreeApp(App[int]):
         if not self.worker.submit(lines):
             self.say("one command at a time: Space stops what runs", failed=True)
             return False
+        self.is_brief = line.split()[0] in _BRIEF
         return True
+
+    def line_answered(self, purpose: str, text: str) -> None:
+        """A line was typed."""
+
+    def line_left(self, purpose: str, text: str) -> None:
+        """A line was left."""
+
+    async def release_keys(self) -> None:
+        """Do the keys that waited for a command."""
 
     def _tell(self, told: object) -> None:
         """From the worker's thread."""
@@ -240,13 +270,14 @@ class TreeApp(App[int]):
             self._told = True
             self.post_message(self.Told())
 
-    def on_tree_app_told(self) -> None:
-        """Take in everything that was told, and draw once."""
+    async def on_tree_app_told(self) -> None:
+        """Take in everything that was told, draw once, and do the keys that waited for it."""
         self._told = False
         try:
             self._take_in()
         except QueryError:  # the screen is closing
             return
+        await self.release_keys()
 
     def _take_in(self) -> None:
         seen: set[str] = set()
@@ -267,7 +298,7 @@ class TreeApp(App[int]):
     def _take(self, told: object) -> set[str]:
         """One thing that was told. Returns the panes that it changes."""
         if isinstance(told, CommandBegan):
-            self.running, self.written, self.since = told.line, 0, self.clock()
+            self.running, self.written = told.line, 0
             self.follows = told.line.split()[0] in _FOLLOWED
             self.failed, self.answer = False, ""
         elif isinstance(told, TokenWritten):
@@ -292,8 +323,6 @@ class TreeApp(App[int]):
         token, tree = told.token, self.source.tree
         self.answer, self.failed = "", False
         self.written += 1
-        spent = self.clock() - self.since
-        self.speed = self.written / spent if spent > 0 else None
         if told.known:
             self.tree_pane.rows.stale = True  # it may have been undone
         else:
@@ -319,7 +348,7 @@ class TreeApp(App[int]):
     def _done(self, done: CommandDone) -> set[str]:
         tree, name = self.source.tree, done.line.split()[0]
         followed, self.running, self.search = self.follows, "", None
-        self.follows = False
+        self.follows = self.is_brief = False
         if name in ("undo", "redo", "expand", "goto") or done.error or done.stopped:
             self.tree_pane.rows.stale = True
         gone = not (tree.is_shown(self.place.cursor) and tree.is_shown(self.place.tip))
@@ -347,7 +376,8 @@ class TreeApp(App[int]):
         if isinstance(told, At):
             self.answer = self.answer or told.note
         elif isinstance(told, Settings):
-            self.answer = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
+            values = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
+            self.answer = " · ".join([*told.notes, values])
         elif isinstance(told, Covered):
             covered = widgets.percent(told.mass).strip()
             self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"

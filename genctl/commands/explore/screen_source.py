@@ -100,6 +100,11 @@ class TreeSource:
         return self._space.lock
 
     @property
+    def speed(self) -> float | None:
+        """Tokens a second of the newest generation."""
+        return self._space.speed
+
+    @property
     def suggestions(self) -> Sequence[str]:
         """Knobs and presets, for completion."""
         from genctl.config import presets

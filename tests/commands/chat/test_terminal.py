@@ -220,7 +220,7 @@ def test_why_opens_the_screen_on_the_last_answer_and_comes_back(own_state: Path)
         talk.say("A hen")
         modes = termios.tcgetattr(talk.child.child_fd)
         talk.press("/why\r")
-        screen(talk, "what may follow")
+        screen(talk, "next token")
         screen(talk, "top_k 2 at 3")  # the settings of the answer, at its first token
         leave_screen(talk)
         assert termios.tcgetattr(talk.child.child_fd) == modes
@@ -234,7 +234,7 @@ def test_why_opens_the_screen_on_the_last_answer_and_comes_back(own_state: Path)
         assert b'"bookmark' in copy.read_bytes()
         assert talk.say("A bear")[0]
         talk.press("/why\r")
-        screen(talk, "what may follow")
+        screen(talk, "next token")
         talk.child.kill(signal.SIGTERM)
         assert talk.end() == 143
         assert talk.raw.rindex(LEFT) > talk.raw.rindex(b"\x1b[?1049h")

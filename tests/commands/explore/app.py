@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest.mock import patch
 
+from textual import events
 from textual.pilot import Pilot
 
 from genctl.commands.explore.screen_app import ExploreApp
@@ -41,7 +42,7 @@ class Shown:
     async def settled(self) -> None:
         for _ in range(2):
             await self.pilot.pause(0)  # until every widget has seen what waits for it; `pause()`: until the CPU is idle
-            while not (self.app.worker.idle and not self.app.inbox):
+            while not (self.app.worker.idle and not self.app.inbox and not self.app.held):
                 await self.pilot.pause(0.01)
             await self.pilot.pause(0)
         await self.pilot.pause()
@@ -60,6 +61,21 @@ class Shown:
         """Write into the line or the editor that is open."""
         names = {" ": "space", "=": "equals_sign", ".": "full_stop", ",": "comma", "_": "underscore"}
         await self.send(*(names.get(character, character) for character in text))
+        await self.settled()
+
+    async def burst(self, text: str) -> None:
+        """All keys of a text at once, as when a terminal is pasted into, or a program types."""
+        named = {
+            "\r": "enter",
+            "\t": "tab",
+            "\x1b": "escape",
+            "\x13": "ctrl+s",
+            ":": "colon",
+            "/": "slash",
+            " ": "space",
+        }
+        for character in text:
+            self.app.post_message(events.Key(named.get(character, character), character))
         await self.settled()
 
     async def answer(self, text: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from genctl.commands.explore.options import told_apart
 from genctl.commands.explore.screen_app import ExploreApp
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.engines.local.session import Session
@@ -39,10 +40,11 @@ def test_other_settings_are_shown_beside_and_where_they_part_is_marked() -> None
         await shown.settled()
         rows = [line for line in shown.lines if "≠" in line]
         assert len(rows) == 2  # what each would write
-        assert " B  after" in shown.text
+        assert "A  final      B  final" in shown.text
+        assert "A: the tree's settings · B: without repetition" in shown.text
 
     made = explorer(max_new_tokens=12, do_sample=False)
-    play(part, made, other_settings={"repetition_penalty": 3.0}, names=("A", "B"))
+    play(part, made, other_settings={"repetition_penalty": 3.0}, names=("the tree's settings", "without repetition"))
 
 
 def test_another_model_with_the_same_tokens_is_read_on_the_same_tree() -> None:
@@ -118,3 +120,15 @@ def test_what_removed_a_token_and_how() -> None:
     assert "top_k 40 at 41" in {look.first.how(id).split(", ")[-1] for id in gone}
     written = made.tree.nodes[made.tree.branch()[0]].id
     assert look.first.how(written).startswith("repetition_penalty × 1.2")
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (("/models/a/stories", "/models/a/stories-2"), ("stories", "stories-2")),
+        (("/models/a/stories", "/models/b/stories"), ("a/stories", "b/stories")),
+        (("builtin:stories", "gpt2"), ("builtin:stories", "gpt2")),
+    ],
+)
+def test_names_of_two_models_are_short_and_distinct(names: tuple[str, str], shown: tuple[str, str]) -> None:
+    assert told_apart(names) == shown

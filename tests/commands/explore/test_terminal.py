@@ -94,7 +94,7 @@ def test_a_walk_through_the_screen_a_resize_and_the_last_line(tmp_path: Path) ->
     path = tmp_path / "tree.jsonl"
     with terminal("Once upon a time", "--save", str(path), "-n", "8") as shown:
         shown.until("no tokens yet")
-        assert "what may follow" in shown.text
+        assert "next token" in shown.text
         shown.press(" ")
         shown.until("generate: done")
         shown.press("\x1b[D", "\x1b[D")
