@@ -23,7 +23,6 @@ class RowTally:
     failed: int = 0
     missed: int = 0  # sequences that --fail-on found
     first: str = ""  # the sentence for the first of them
-    on_row: Callable[[bool], object] = lambda failed: None  # called for each row: whether it failed
     _waiting: dict[int, list[str]] = field(default_factory=dict)  # sentences of --fail-on, by row, until it is written
 
     def look(self, index: int, prompt: str, result: Result, wanted: Sequence[str], *, texts: bool = True) -> None:
@@ -44,13 +43,11 @@ class RowTally:
 
     def written(self, index: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Count a row whose records are written."""
-        failed = any("error" in record for record in records)
         self.rows += 1
-        self.failed += int(failed)
+        self.failed += any("error" in record for record in records)
         for sentence in self._waiting.pop(index, ()):
             self.missed += 1
             self.first = self.first or sentence
-        self.on_row(failed)
 
     def kept(self) -> dict[str, Any]:
         """The counts for the journal, for the run that continues."""

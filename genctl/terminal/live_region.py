@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import Progress, ProgressColumn
 from rich.text import Text
 
-from genctl.terminal import widgets
+from genctl.terminal import first_sign, widgets
 from genctl.terminal.reflow import DrawnLines
 
 FRAME_S = 0.05
@@ -64,6 +64,7 @@ class LiveRegion:
         if self.footer is not None:
             lines = [*lines[-max(self._console.height - 2, 1) :], widgets.fit(self.footer.copy(), self._console.width)]
         if self._live is None:
+            first_sign.end()  # it stands where the region begins
             for line in settled:
                 self._console.print(line)
             settled = ()
@@ -94,6 +95,7 @@ class LiveRegion:
 
 def transient_progress(console: Console, *columns: ProgressColumn) -> Progress:
     """A progress bar that is redrawn only by `refresh` and erased when it stops."""
+    first_sign.clear()  # it stands where the bar begins
     return Progress(
         *columns,
         console=console,

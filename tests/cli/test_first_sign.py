@@ -63,6 +63,25 @@ def test_there_is_none_in_a_pipe(tmp_path: Path, environment: dict[str, str]) ->
     assert (done.stdout, done.stderr) == (b"twelve\n", b"")
 
 
+@pytest.mark.parametrize(
+    "words", [("inspect-cache", "Once", "--steps", "3"), ("inspect-cache", "Once", "--steps", "3", "--inputs")]
+)
+def test_it_is_gone_before_a_live_region_begins(
+    tmp_path: Path, environment: dict[str, str], words: tuple[str, ...]
+) -> None:
+    program, *rest = python()
+    child = pexpect.spawn(
+        program, [*rest, "-m", "genctl", *words],
+        env=environment, cwd=str(tmp_path), dimensions=(60, 80), timeout=90,
+    )  # fmt: skip
+    written = child.read()
+    assert "reading 2 tokens…".encode() in written
+    screen = pyte.Screen(80, 60)
+    pyte.ByteStream(screen).feed(written)
+    assert screen.display[0].startswith("── builtin:stories · Once · ")
+    assert not any("reading" in line for line in screen.display)
+
+
 def test_an_error_takes_its_place(tmp_path: Path, environment: dict[str, str]) -> None:
     program, *rest = python()
     child = pexpect.spawn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from rich.console import Console
 from genctl.commands.run.options import RunOptions
 from genctl.commands.run.view import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
+from genctl.io.record_output import RowTally
 from genctl.terminal.console import make_consoles, takes_lines
 from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.reflow import DrawnLines, wraps
 from genctl.terminal.rows_bar import RowsBar
-from tests.cli.tool import _Stream
+from tests.cli.tool import _Stream, genctl
 from tests.terminal.streams import Clock, Terminal, console, written
 
 TOKEN = Token(1, -1.0, "a")
@@ -127,6 +129,25 @@ def test_rows_of_workers_count_when_they_are_finished_and_once() -> None:
     assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 23 s left"
     made.work(6, 60, (20.4, 1234.0))
     assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 23 s left · by worker: 20, 1,234"
+
+
+def test_a_row_counts_when_it_is_done_and_not_when_its_turn_to_be_written_comes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(RowsBar, "row", lambda self, *, failed=False: seen.append("failed" if failed else "done"))
+    count = RowTally.written
+    monkeypatch.setattr(RowTally, "written", lambda *row: (seen.append("written"), count(*row)))
+    rows = [
+        {"prompt": "twelve", "params": {"max_new_tokens": 9, "min_new_tokens": 9}},
+        {"prompt": "nine", "params": {"max_new_tokens": 1}},
+        {"prompt": "nine", "params": {"top_p": 7}},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    words = ("-i", str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl"), "--batch-size", "3")
+    assert genctl("run", "-m", "builtin:numbers", *words, terminal=True).status == 1
+    assert sorted(seen) == ["done", "done", "failed", "written", "written", "written"]
+    assert seen.index("written") > 1
 
 
 def test_nothing_is_left_of_it_and_nothing_is_drawn_on_a_pipe() -> None:

@@ -51,7 +51,7 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.tally = RowTally(on_row=self._row_done)
+        self.tally = RowTally()
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
@@ -412,6 +412,7 @@ class RunJob(job.Job[RunOptions]):
             texts=self.texts,
         )
         self.output.put(row.index, records)
+        self._row_done(row)
 
     def _say_full(self, row: InputRow, result: Result) -> None:
         """Say once that a text ended because the context was full, where no view shows the ends of texts."""
@@ -424,12 +425,14 @@ class RunJob(job.Job[RunOptions]):
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
             super().fail(row, code, message, said=said, hint=hint)
+            self._row_done(row, failed=True)
         elif self.stop_at is None or row.index < self.stop_at:
             self.subjects[row.id] = self.of(row)
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
-    def _row_done(self, failed: bool) -> None:
-        if self.bar is not None:
+    def _row_done(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
+        """Count a row that is done, even if its record waits for that of an earlier row."""
+        if self.bar is not None and row.index >= self.output.done:
             self.bar.row(failed=failed)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------

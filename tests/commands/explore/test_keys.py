@@ -45,9 +45,9 @@ def test_keys_of_a_burst_go_where_they_would_go_one_by_one() -> None:
         await shown.settled()
         assert all("girl" in app.choices.first.of(app.choices._id_at(row)).text for row in range(len(app.choices)))
         await shown.burst("\x1bs")
-        await shown.burst("top_k=3\rs")
-        await shown.burst("top_p=0.5\r")
-        assert shown.tree.knobs == {"top_k": 3, "top_p": 0.5}
+        await shown.burst("max_new_tokens=3\rs")
+        await shown.burst("min_new_tokens=2\r")
+        assert shown.tree.knobs == {"max_new_tokens": 3, "min_new_tokens": 2}
         await shown.burst("eA hen\x13")
         assert "".join(shown.tree.nodes[node].text for node in shown.tree.branch()).strip() == "A hen"
 
