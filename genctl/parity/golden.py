@@ -20,7 +20,7 @@ from genctl.config.found_files import objection
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import GenctlError, UsageError
-from genctl.identity import versions
+from genctl.identity import brief, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.partial import known_top, position, rows_of, shift_of
@@ -130,7 +130,8 @@ def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     """The knobs in which a side differs from the recorded one, with sentences; "checkpoint" is one of them."""
     found: dict[str, str] = {}
     if side.session.loaded.fingerprint() != golden.fingerprint:
-        found["checkpoint"] = "the checkpoint is not the recorded one"
+        own, recorded = brief(side.session.loaded.fingerprint()), brief(golden.fingerprint)
+        found["checkpoint"] = f"the checkpoint is not the recorded one: fingerprint {own}, in the recording {recorded}"
     if (dtype := _dtype(side)) != golden.dtype:
         found["dtype"] = f"the side computes in {dtype}, the recorded one in {golden.dtype}"
     knobs = _knobs(side)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeAlias, TypedDict
 
 from annotated_types import Ge, Le
 
+from genctl.config.check import shown
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.documents import reader, strict_json
@@ -22,6 +23,7 @@ from genctl.identity import brief, is_outdated
 from genctl.io import jsonl
 from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.writers import to_json
+from genctl.params import Generation, Runtime
 from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
@@ -101,8 +103,8 @@ class Recording:
         lines = []
         for key, value in self.head().items():
             listed = isinstance(value, list)
-            shown = _lines(value) if listed else to_json(value) if isinstance(value, dict) else json.dumps(value)
-            lines.append(f'"{key}": {shown}')
+            text = _lines(value) if listed else to_json(value) if isinstance(value, dict) else json.dumps(value)
+            lines.append(f'"{key}": {text}')
         lines.append(f'"records": {_lines(self.records)}')
         return ("{\n" + ",\n".join(lines) + "\n}\n").encode("utf-8", "backslashreplace")
 
@@ -323,12 +325,12 @@ def _texts(before: str, after: str) -> list[str]:
     """Both texts, one per line; a long common prefix is cut."""
     start = max(shared_length(before, after) - 60, 0)
 
-    def shown(text: str) -> str:
+    def cut(text: str) -> str:
         part = text[start : start + _SHOWN]
         inside = json.dumps(part, ensure_ascii=False)[1:-1]
         return f"{'…' if start else ''}{inside}{'…' if start + _SHOWN < len(text) else ''}"
 
-    return [f"  - {shown(before)}", f"  + {shown(after)}"]
+    return [f"  - {cut(before)}", f"  + {cut(after)}"]
 
 
 def _scores(before: Mapping[str, Any], after: Mapping[str, Any], tolerance: float) -> list[str]:
@@ -378,6 +380,30 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
         if name in before.versions and before.versions[name] != version:
             lines.append(f"{name} {before.versions[name]} before, {version} now")
     return lines
+
+
+def changed_settings(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings that hold now and did not, of runs as `run_entry` writes them; those of seeds are told with each output.
+
+    A change of several runs is one line.
+    """
+    recorded = {str(run["name"]): run.get("resolved") for run in before}
+    defaults = vars(Generation()) | vars(Runtime())  # a setting that an older genctl did not know had no effect
+    changes: dict[str, list[str]] = {}
+    for run in now:
+        then = recorded.get(run["name"])
+        if not isinstance(then, Mapping):
+            continue
+        held = json.loads(to_json(run["resolved"]))
+        for key in dict.fromkeys([*held, *then]):
+            old, new = then.get(key), held.get(key)
+            unknown = key not in then and new == defaults.get(key)
+            if key != "seed" and old != new and not unknown:
+                sides = ("not set" if value is None else shown(value) for value in (old, new))
+                changes.setdefault("{} = {} before, {} now".format(key, *sides), []).append(run["name"])
+    return [
+        change if len(runs) == len(now) else f"run {' and '.join(runs)}: {change}" for change, runs in changes.items()
+    ]
 
 
 def run_entry(name: str, resolved: Resolved, seed: int) -> dict[str, Any]:

@@ -313,24 +313,26 @@ class CompareJob(Job[CompareOptions]):
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
+    def _run_entries(self) -> list[dict[str, Any]]:
+        each = zip(self.runs, self.resolved, self.starts, strict=True)
+        return [expectations.run_entry(run.name, resolved, seed) for run, resolved, seed in each]
+
     def _recording(self) -> expectations.Recording:
-        runs = [
-            expectations.run_entry(run.name, resolved, seed)
-            for run, resolved, seed in zip(self.runs, self.resolved, self.starts, strict=True)
-        ]
         prompts = [
             expectations.prompt_entry(prompt.row, prompt.references)
             for prompt in self.prompts
             if isinstance(prompt.row, InputRow)
         ]
-        parts = (tuple(runs), tuple(prompts), tuple(self.records))
+        parts = (tuple(self._run_entries()), tuple(prompts), tuple(self.records))
         return expectations.Recording(self.seed, self.seeds, self.versions, self.checkpoints, *parts)
 
     def _compare(self, recording: expectations.Recording) -> None:
         """Compare with what --expect read, and write the differences."""
         tolerance = expectations.TOLERANCE if self.options.tolerance is None else self.options.tolerance
         outcome = expectations.compare(recording.records, self.records, tolerance)
-        self.report.compared(outcome, expectations.notes(recording, self.checkpoints, self.versions))
+        changed = [] if not outcome.differences else expectations.changed_settings(recording.runs, self._run_entries())
+        notes = expectations.notes(recording, self.checkpoints, self.versions)
+        self.report.compared(outcome, [*changed, *notes])
         self.differing, self.compared = len(outcome.differences), outcome.compared
 
     def status(self) -> int:

@@ -12,7 +12,7 @@ from genctl.commands.parity import golden_file
 from genctl.commands.parity.servers import check_server, is_server, server_side
 from genctl.commands.parity.sides import Side, names_model, read_side
 from genctl.config.layers import Layer, Resolved
-from genctl.errors import InputError, UsageError
+from genctl.errors import InputError, UsageError, count, quote
 from genctl.io import writers
 
 if TYPE_CHECKING:
@@ -30,14 +30,15 @@ class GoldenOutcome:
     """What came of a golden file: true where the side agrees with it, or was recorded."""
 
     passed: bool
-    words: str
+    words: str  # everything there is to say, in lines
     parity: Parity | None = None  # None: it was recorded
+    short: str = ""  # for the place where a test fails, which shows it twice
 
     def __bool__(self) -> bool:
         return self.passed
 
     def __repr__(self) -> str:
-        return f"<{self.words}>"
+        return f"<{self.short or self.words}>"
 
 
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
@@ -97,13 +98,26 @@ def check_golden(
             size = _save(path, here, _requests(here, prompts), {str(at): prompt for at, prompt in enumerate(prompts)})
         return GoldenOutcome(True, f"golden {name}: recorded, {size:,} bytes")
     golden = golden_file.read(str(path))
-    if [text.prompt for text in golden.texts] != list(prompts) or golden.new_tokens != max_new_tokens:
+    if other := _other_test(golden, prompts, max_new_tokens):
         raise InputError(
-            f"golden {name}: {path} has other prompts, or another max_new_tokens",
+            f"golden {name}: {path} is that of another test: {other}",
             hint="remove the file, and pytest --genctl-update records it again",
         )
     with closing(_loaded()) as loaded:
         return _compared(path, golden, _load(loaded, read, prompts), update=update)
+
+
+def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> str:
+    """What a test asks for and the file does not have; "" where it has everything."""
+    if golden.new_tokens != max_new_tokens:
+        return f"max_new_tokens is {max_new_tokens}, in the file {golden.new_tokens}"
+    recorded = [text.prompt for text in golden.texts]
+    if len(recorded) != len(prompts):
+        return f"{count(len(prompts), 'prompt')}, in the file {len(recorded)}"
+    pairs = enumerate(zip(prompts, recorded, strict=True), 1)
+    return next(
+        (f"prompt {at} is {quote(now)}, in the file {quote(then)}" for at, (now, then) in pairs if now != then), ""
+    )
 
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
@@ -112,17 +126,20 @@ def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> G
 
     goldens.check_same(golden, side)
     one = compare_golden(golden, side)
-    words = f"golden {path.stem}: {one.sentence}"
-    why = goldens.not_tied(one)
+    name, why = f"golden {path.stem}", goldens.not_tied(one)
+    sides = f"{side.name} against {path.name}, which has {golden.reference}"
+    notes = [f"note: {note}" for note in (sides, *one.notes)]
+    words, short = "\n".join((f"{name}: {one.sentence}", *notes)), f"{name}: {one.word}"
     if not update:
         if one.failed:
-            return GoldenOutcome(False, f"golden {path.stem}: {why}", one)
-        return GoldenOutcome(one.verdict in ("tie", "drift"), words, one)
+            return GoldenOutcome(False, "\n".join((f"{name}: {why}", *notes)), one, short)
+        return GoldenOutcome(one.verdict in ("tie", "drift"), words, one, short)
     if why:
-        return GoldenOutcome(False, f"golden {path.stem} stays as it is: {why}", one)
+        stays = f"{name} stays as it is"
+        return GoldenOutcome(False, "\n".join((f"{stays}: {why}", *notes)), one, stays)
     requests, _ = goldens.again(golden, side)
     size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
-    return GoldenOutcome(True, f"{words}; rewritten, {size:,} bytes", one)
+    return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
 
 
 def _loaded() -> LoadedSides:

@@ -233,7 +233,8 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _name(self, side: LocalSide) -> None:
         """Take what tokens and rows are called, and what is known of the reference."""
-        naming = self.results.naming = _naming(side, self.rows)
+        golden = "" if self.golden is None else self.options.expect or ""
+        naming = self.results.naming = _naming(side, self.rows, golden)
         if self.page is not None:
             self.page.naming, self.page.facts = naming, list(side.session.facts)
 
@@ -391,8 +392,8 @@ def _recorded_row(number: int, text: Text) -> InputRow:
     return InputRow(text.id, number, text.prompt or None, ids, where=where, own_id=text.id != str(number))
 
 
-def _naming(side: LocalSide, rows: Sequence[InputRow]) -> Naming:
+def _naming(side: LocalSide, rows: Sequence[InputRow], golden: str) -> Naming:
     from genctl.commands.parity.naming import Naming
     from genctl.models.text import detokenizer
 
-    return Naming(detokenizer(side.session.loaded.tokenizer).piece, {row.id: row.name for row in rows})
+    return Naming(detokenizer(side.session.loaded.tokenizer).piece, {row.id: row.name for row in rows}, golden)

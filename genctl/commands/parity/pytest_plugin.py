@@ -52,6 +52,8 @@ def genctl_golden(request: pytest.FixtureRequest) -> Callable[..., GoldenOutcome
         outcome: GoldenOutcome = _plain(
             lambda: check_golden(path, side, prompts, update=update, max_new_tokens=max_new_tokens)
         )
+        if not outcome:
+            request.node.add_report_section("call", "genctl", outcome.words)
         if update:
             request.node.stash.setdefault(_lines, []).append(outcome.words)
         return outcome

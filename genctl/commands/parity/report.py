@@ -41,7 +41,7 @@ class ParityPage(FileAtEnd):
         """The page."""
         from genctl.pages.parity_page import parity_page
 
-        reference = self._pairs[0][0].reference
+        reference = self.naming.reference(self._pairs[0][0].reference)
         found = versions("torch", "transformers")
         facts = [
             ("reference", visible(reference)),

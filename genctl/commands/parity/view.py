@@ -87,7 +87,7 @@ def row_of(one: Parity) -> list[str]:
 
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
-    found = [widgets.header(width or PLAIN_WIDTH, f"{one.other} against {one.reference}")]
+    found = [_heading(one.other, naming.reference(one.reference), width)]
     found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
     if one.fault is not None:
         found += hanging("fault  ", widgets.visible(one.fault.reason), width)
@@ -101,6 +101,19 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     found += _curve(one, width)
     found += worst_text(one, naming, width)
     return found
+
+
+def _heading(other: str, reference: str, width: int | None) -> Text:
+    """Both names in a rule; of names that are too long the ends, where paths differ."""
+    names, between = [widgets.visible(other), widgets.visible(reference)], " against "
+    first, second = map(cell_len, names)
+    if width is None:
+        return widgets.header(max(PLAIN_WIDTH, first + second + len(between) + 6), between.join(names))
+    room = max(width - 6 - len(between), 8)
+    if first + second > room:
+        rooms = max(room // 2, room - second), max(room - room // 2, room - first)
+        names = [last_cells(name, cells) for name, cells in zip(names, rooms, strict=True)]
+    return widgets.header(width, between.join(names))
 
 
 def verdict_style(verdict: Verdict | None) -> Style:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from genctl.commands.compare.expectations import compare, differences
+from genctl.commands.compare.expectations import changed_settings, compare, differences
 from tests.cli.tool import Done, genctl
 
 RUNS = ("-p", "greedy", "-p", "nucleus", "--strategy", "beam:num_beams=3,num_return_sequences=2,early_stopping=never")
@@ -276,3 +276,20 @@ def test_outputs_that_only_one_side_has_are_differences() -> None:
     assert outcome.compared == 2
     assert [found.heading("1") for found in outcome.differences] == ["run a · prompt 1 · seed 1"]
     assert outcome.differences[0].lines == ("only now: it is not in the file",)
+
+
+def test_settings_that_changed_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "expected.json"
+    words = ("-p", "greedy", "-p", "nucleus", "-n", "4", "--seed", "1", "--save", str(file))
+    assert genctl("compare", "Once upon", *words).status == 0
+    done = genctl("compare", "--expect", str(file), "-n", "5")
+    assert done.status == 4
+    assert "note: max_new_tokens = 4 before, 5 now" in done.out.splitlines()
+    assert "note" not in genctl("compare", "--expect", str(file)).out
+    before = {"name": "a", "resolved": {"top_k": 5, "stop_strings": ["x"], "seed": 1}}
+    now = {"name": "a", "resolved": {"top_p": 0.5, "stop_strings": ("x",), "seed": 2, "typical_p": 1.0}}
+    other = {"name": "b", "resolved": {}}
+    assert changed_settings([before, other], [now, other]) == [
+        "run a: top_p = not set before, 0.5 now",
+        "run a: top_k = 5 before, not set now",
+    ]

@@ -132,7 +132,9 @@ def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: P
     done = expect(golden, str(other), "--report", str(before))
     assert done.status == 4
     assert ": defect: " in done.err
-    assert "the checkpoint is not the recorded one" in done.out
+    assert "the checkpoint is not the recorded one: fingerprint " in done.out
+    assert f"{other} against {golden} ({llama})" in done.out
+    assert f"Parity with {golden} ({llama})" in before.read_text()
     assert before.exists()
     done = expect(golden, str(other), "--update")
     assert done.status == 4
@@ -290,6 +292,6 @@ def test_a_gate_whose_text_cannot_be_read_does_not_pass(copied: Path, monkeypatc
     failing(monkeypatch, {"1"})
     outcome = check_golden(copied, STORIES, PROMPTS, update=False, max_new_tokens=12)
     assert not outcome
-    assert outcome.words == "golden golden: text 2 could not be read: no room for it"
+    assert outcome.words.splitlines()[0] == "golden golden: text 2 could not be read: no room for it"
     with pytest.raises(InputError, match="text 2 could not be compared: no room for it"):
         compare(STORIES, f"{STORIES}@batch_size=1", PROMPTS, 2)

@@ -65,10 +65,14 @@ def test_update_rewrites_ties_alone_and_a_defect_fails(pytester: pytest.Pytester
     pytester.makepyfile(test.format(other))
     failed = run(pytester)
     failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines(["*assert <golden tiny: defect: *"])
+    failed.stdout.fnmatch_lines(["*assert <golden tiny: defect>", "*-- Captured genctl call --*"])
+    text = failed.stdout.str()
+    assert text.count("what remains is") == 1  # pytest shows what was asserted twice
+    assert "note: the checkpoint is not the recorded one: fingerprint " in text
+    assert f"note: {other} against tiny.jsonl, which has {llama}" in text
     failed = run(pytester, "--genctl-update")
     failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines(["*assert <golden tiny stays as it is: *"])
+    failed.stdout.fnmatch_lines(["*assert <golden tiny stays as it is>", "golden tiny stays as it is: *"])
     assert golden.read_bytes() == content
     pytester.makepyfile(test.format(f"{llama}@runtime=transformers"))
     run(pytester, "--genctl-update").assert_outcomes(passed=1)
@@ -152,7 +156,7 @@ def test_other_prompts_than_recorded_are_said(pytester: pytest.Pytester) -> None
     pytester.makepyfile(GOLDEN.format(side="builtin:stories").replace("time", "day"))
     result = run(pytester, "--genctl-update")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["golden stories: * has other prompts, or another max_new_tokens"])
+    result.stdout.fnmatch_lines(["golden stories: * is that of another test: prompt 1 is * day*, in the file * time*"])
 
 
 def test_the_plugin_costs_other_tests_nothing() -> None:
