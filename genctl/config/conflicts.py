@@ -123,14 +123,17 @@ def imply(settings: Settings) -> dict[str, Setting]:
 
 def notices(settings: Settings) -> list[str]:
     """Effects of typed settings that may surprise the user, in sentences. `settings` as `imply` returns them."""
-    lines = []
     sample, temperature = _get(settings, "do_sample"), _get(settings, "temperature")
-    if sample.implied:
-        names = [_named(key, setting.place) for key, setting in _typed(_explicit(settings)).items()]
-        lines.append(f"{' and '.join(names)} {'turns' if len(names) == 1 else 'turn'} sampling on")
+    lines = [sampling_notice(settings)] if sample.implied else []
     if sample.value and temperature.value == 0 and sample.kind == temperature.kind == "command":
         lines.append(_is_greedy(temperature, sample))
     return lines
+
+
+def sampling_notice(settings: Settings) -> str:
+    """Which typed settings turn sampling on."""
+    names = [_named(key, setting.place) for key, setting in _typed(_explicit(settings)).items()]
+    return f"{' and '.join(names)} {'turns' if len(names) == 1 else 'turn'} sampling on"
 
 
 def _named(key: str, place: str) -> str:

@@ -101,7 +101,7 @@ def open_beside(path: Path, *, force: bool = False) -> Sink:
         if there is not None and not (stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)):
             raise unwritten("it is a folder" if stat.S_ISDIR(there.st_mode) else "it is not a regular file", name)
         if there is not None and not force:
-            raise OutputError(f"{name} exists already", hint=f"--open {name} continues the tree in it")
+            raise OutputError(f"{name} exists already", hint=f"--open {name} continues what is in it")
         check_journal(path)
         return _replacement(path, name, 0o600)
     except (OSError, ValueError) as error:

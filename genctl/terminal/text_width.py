@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 from rich.cells import cell_len, chop_cells
 from rich.style import Style
@@ -34,6 +35,26 @@ def wrap(text: str, width: int) -> list[str]:
             line += word
         lines.append(line)
     return lines
+
+
+def unbroken(words: str, width: int, whole: Sequence[str] = ()) -> list[str]:
+    """Lines of at most `width` cells, broken between words alone, and not inside of the texts in `whole`.
+
+    A longer word has a line of its own, and is left to the terminal, which copies several rows of it as one.
+    """
+    for text in whole:
+        words = words.replace(text, text.replace(" ", "\0"))
+    lines: list[str] = []
+    for part in words.split("\n"):
+        line = ""
+        for word in part.split(" "):
+            if line and cell_len(line) + 1 + cell_len(word) > width:
+                lines.append(line)
+                line = word
+            else:
+                line = f"{line} {word}" if line else word
+        lines.append(line)
+    return [line.replace("\0", " ") for line in lines]
 
 
 def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAIN) -> list[Text]:

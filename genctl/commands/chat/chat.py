@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ from genctl.commands.chat.partner import Partner, ReadPrompt
 from genctl.commands.chat.story import Story, edited, said, text_id
 from genctl.config import presets
 from genctl.config.check import known
+from genctl.config.conflicts import sampling_notice
 from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
 from genctl.engines.protocol import Engine, Flow
@@ -82,7 +84,7 @@ class Chat:
     def change(self, name: str, argument: str) -> None:
         """A step `set`, `unset`, `preset` or `system`. Raises what flags raise for a value that cannot be used."""
         if name == "set":
-            argument = f"{_knob(argument.partition('=')[0])}={argument.partition('=')[2]}"
+            argument = setting(argument)
         elif name == "unset" and _knob(argument) not in self.own_values:
             raise UsageError(f"/unset {argument}: no /set or /preset of this chat has set it")
         elif name == "system":
@@ -105,7 +107,7 @@ class Chat:
             check_trust(resolved.settings, self.partner.session.planner.trust)
         self.engine.check(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
-        return resolved, {key: value for key, value in values.items() if value is not None}
+        return resolved, {key: value for key, value in values.items() if value is not None and key != "about"}
 
     def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
         """The layers of the chat's own settings, lowest first."""
@@ -360,6 +362,20 @@ def _in_force(settings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
+
+
+def setting(argument: str) -> str:
+    """`KEY=VALUE` of what follows /set: `top_p=0.5`, `top_p = 0.5` or `top_p 0.5`. Raises UsageError."""
+    found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", argument.strip(), re.DOTALL)
+    key, value = found.groups() if found else (argument, "")
+    return f"{_knob(key)}={value}"
+
+
+def news(before: Resolved, now: Resolved) -> list[str]:
+    """Effects of settings that may surprise and were not said before; that tokens are drawn is said once."""
+    drawn = before.generation.do_sample and now.generation.do_sample
+    said = {*before.notices, *([sampling_notice(now.settings)] if drawn else [])}
+    return [line for line in now.notices if line not in said]
 
 
 def _knob(text: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
 from genctl.tree.journal import sessions_folder
 
+EMPTY = "the answer is empty: the model ends it at once (EOS)"
+
 Send = Callable[[Sequence[Listener], Report, Flow], Result]
 
 
@@ -53,6 +57,7 @@ class Interactive(SlashWork):
         self.lines = line_input(color=colored, history=history_file(sessions_folder().parent))
         self._stopped = False  # Ctrl-C was the last thing that happened
         self._draft = ""  # what the next prompt begins with
+        self._full = ""  # what was chosen when the context was full: d or g
 
     def hold(self, first: Iterable[str]) -> int:
         """Talk until the person leaves. Returns the exit status."""
@@ -134,6 +139,7 @@ class Interactive(SlashWork):
         number = slash.number(slash.Typed(first, typed.command), "turn") or conversation.turns_to(conversation.at)
         question = conversation.turn(number)
         if not text.strip():
+            self.note(f"change turn {number}: Enter answers it again, Ctrl-C leaves it as it is")
             try:
                 text = self.lines.read(question.content)
             except (EOFError, KeyboardInterrupt):
@@ -148,20 +154,32 @@ class Interactive(SlashWork):
         turn = plan()
         if not self.chat.too_long(turn):
             return turn
+        place = self.chat.leave_out_for(plan, end)
+        if self._full == "d" and place is not None:
+            dropped = count(place - self.chat.story.left_out, "more message is", "more messages are")
+            self.chat.story.step("leave-out", str(place))
+            self.note(f"the context is full: {dropped} left out of the prompt")
+            return plan()
         room, story = self.chat.room(turn), self.chat.story
         assert room is not None
         left = max(room[1], 0)
         words = f"the prompt has {count(room[0], 'token')} of a context of {self.chat.partner.context}: "
         words += f"{count(left, 'is', 'are')} left for the answer" if left else "nothing is left for the answer"
+        if self._full == "g" and left:
+            return turn
         self.note(words)
-        place = self.chat.leave_out_for(plan, end)
+        if not left and place is None:
+            self.note("the turn was not said: it does not fit alone; /set truncate=left shortens it")
+            return None
         choices = [f"[d]rop the oldest {count(place - story.left_out, 'message')}"] if place is not None else []
         choices += ["[g]o on with what is left"] if left else []
         choices += ["[c]ancel"]
+        self.note("leaving out, or going on, holds for the turns that follow, too")
         try:
             answer = self.lines.ask(f"{', '.join(choices)}? ").strip().lower()[:1]
         except (EOFError, KeyboardInterrupt):
             answer = "c"
+        self._full = answer
         if answer == "d" and place is not None:
             story.step("leave-out", str(place))
             return plan()
@@ -216,6 +234,8 @@ class Interactive(SlashWork):
         words += [ended] if sequence.finish_reason != "eos" else []
         if self.options.quiet:
             words = words[-1:] if sequence.finish_reason not in ("eos", "stop") else []
+        if not sequence.text.strip():
+            words.insert(0, EMPTY if sequence.finish_reason == "eos" else "the answer is empty")
         for line in broken(Text(" · ".join(words), style=theme.DIM), self.out.width) if words else []:
             self.out.print(line)
 
@@ -253,18 +273,25 @@ class Interactive(SlashWork):
                 self._answer(turn, lambda *how: chat.retry(turn, *how), "")
 
     def _load(self, typed: slash.Typed) -> None:
-        self.chat = self._open_chat(Path(typed.text).expanduser())
+        path, here = Path(typed.text).expanduser(), self.chat.story.path
+        with suppress(OSError):
+            if here is not None and path.samefile(here):
+                self.note("this chat is open already")
+                return
+        self.chat = self._open_chat(path)
+        self._full = ""
         self._take_up()
 
     def _farewell(self) -> None:
-        if words := self._where():
-            self.note(words)
+        if command := self._command():
+            self.note(f"saved; {command} continues it", command)
 
-    def _where(self) -> str:
+    def _command(self) -> str:
         path = self.chat.story.path
-        return "" if path is None else f"saved; genctl chat --open {path} continues it"
+        return "" if path is None else f"genctl chat --open {shlex.quote(str(path))}"
 
     def _last_words(self) -> object:
         """Say where the chat is saved, past what is buffered: the process ends now, maybe in the middle of a line."""
-        words = self._where()
-        return words and os.write(sys.stdout.fileno(), f"\r\n{widgets.visible(words)}\r\n".encode())
+        command = self._command()
+        words = f"\r\nsaved; {widgets.visible(command)} continues it\r\n"
+        return command and os.write(sys.stdout.fileno(), words.encode())

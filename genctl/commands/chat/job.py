@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, ClassVar
 from genctl.commands import job
 from genctl.commands.chat.chat import Chat, Listener
 from genctl.commands.chat.cut_off import OtherTokens
+from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
 from genctl.commands.chat.story import Story
@@ -34,11 +36,13 @@ from genctl.io.template import Template
 from genctl.results import Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.standard_streams import is_terminal
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.file_settings import FileSettings, found_of, saved_layers
 from genctl.tree.journal import new_file, read_tree
 from genctl.tree.nodes import Tree
 
+TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
 ROLES = ("system", "user", "assistant")
 
 
@@ -83,6 +87,8 @@ class ChatJob(job.Job[ChatOptions]):
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input; a person at a terminal needs none."""
+        if not self.interactive and self._is_typed:
+            self.options = replace(self.options, input="-")
         if not self.interactive or self.options.arguments:
             return super().read(stack)
         self.input = iter(())
@@ -148,10 +154,30 @@ class ChatJob(job.Job[ChatOptions]):
             return
         self._take_up()
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
-            for row in self.input:
+            for row in self._typed_rows() if self._is_typed else self.input:
                 self._take(row)
                 if self.interrupt.status:
                     break
+
+    @property
+    def _is_typed(self) -> bool:
+        """Whether a person types the turns, though the answers go elsewhere, as to `tee`."""
+        read = self.options.input in (None, "-") and not self.options.arguments
+        return read and is_terminal(sys.stdin) and is_terminal(sys.stderr)
+
+    def _typed_rows(self) -> Iterator[InputRow | BadRow]:
+        """The turns that a person types, each after a sign on standard error."""
+        self.note("type a turn and press Enter; Ctrl-D ends")
+        rows = iter(self.input)
+        while True:
+            time.sleep(TEE_S)
+            sys.stderr.write(SIGN)
+            sys.stderr.flush()
+            row = next(rows, None)
+            if row is None:
+                sys.stderr.write("\n")
+                return
+            yield row
 
     def status(self) -> int:
         """The exit status."""

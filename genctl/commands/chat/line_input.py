@@ -81,7 +81,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class LineEditor:
-    """prompt_toolkit's, inline: what was typed stays above what follows it.
+    """prompt_toolkit's, inline: what was typed stays above what follows it, however long it is.
 
     Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash.
     """
@@ -91,6 +91,7 @@ class LineEditor:
         from prompt_toolkit.completion import Completer, Completion
         from prompt_toolkit.history import FileHistory, History, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.keys import Keys
         from prompt_toolkit.output import ColorDepth
         from prompt_toolkit.shortcuts import CompleteStyle
         from prompt_toolkit.styles import Style
@@ -126,6 +127,12 @@ class LineEditor:
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
+        @keys.add(Keys.BracketedPaste)
+        def _(event: KeyPressEvent) -> None:
+            # an empty last line would scroll a long one before it out of view
+            pasted = event.data.replace("\r\n", "\n").replace("\r", "\n").rstrip("\n")
+            event.current_buffer.insert_text(pasted)
+
         kept: History = InMemoryHistory() if history is None else OwnHistory(str(history))
         depth = None if color else ColorDepth.DEPTH_1_BIT
         style = Style.from_dict({"sign": "bold"} if color else {})
@@ -142,11 +149,22 @@ class LineEditor:
             color_depth=depth,
             style=style,
             enable_suspend=True,
+            erase_when_done=True,
         )
+        self._sign = "\x1b[1m{}\x1b[0m" if color else "{}"
         self._asker: PromptSession[str] = PromptSession(color_depth=depth, reserve_space_for_menu=0)
 
     def read(self, text: str = "") -> str:
-        return self._editor.prompt(default=text, handle_sigint=False)
+        try:
+            return self._editor.prompt(default=text, handle_sigint=False)
+        finally:
+            self._leave(self._editor.default_buffer.text)
+
+    def _leave(self, text: str) -> None:
+        """Write all that was typed: the editor leaves no more of it than fits the screen."""
+        sign, more = self._sign.format(SIGN), self._sign.format(MORE)
+        sys.stdout.write(f"{sign}{visible(text)}".replace("\n", f"\n{more}") + "\n")
+        sys.stdout.flush()
 
     def ask(self, question: str) -> str:
         return self._asker.prompt(question, handle_sigint=False)

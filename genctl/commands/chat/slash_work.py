@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.chat import slash, thinking, why
-from genctl.commands.chat.chat import Chat
+from genctl.commands.chat.chat import Chat, news, setting
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.turns import Message, drawn
 from genctl.config.check import shown
 from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
+from genctl.terminal.text_width import unbroken
 
 KEYS = (
     ("Enter", "say it"),
@@ -52,11 +53,11 @@ class SlashWork:
         else:
             getattr(self, f"_{name}")(typed)
 
-    def note(self, words: str) -> None:
-        """Print a remark of the program, dimmed."""
-        for line in Text(widgets.visible(words), style=theme.DIM).wrap(self.out, max(self.out.width, 20)):
-            line.rstrip()
-            self.out.print(line)
+    def note(self, words: str, *whole: str) -> None:
+        """Print a remark of the program, dimmed. No line is broken inside of a word, nor of the texts in `whole`."""
+        parts = [widgets.visible(each) for each in whole]
+        for line in unbroken(widgets.visible(words), max(self.out.width, 20), parts):
+            self.out.print(Text(line, style=theme.DIM), soft_wrap=True)
 
     def show_end(self) -> None:
         """The last turn of the branch and its answer, as they were printed."""
@@ -116,11 +117,11 @@ class SlashWork:
         try:
             check_terminal()
         except UsageError:
-            self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:")
+            self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:", str(copy))
             print(widgets.visible(command))
             return
         if why.look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
-            self.note(f"what you changed is in {copy}, and not in this chat:")
+            self.note(f"what you changed is in {copy}, and not in this chat:", str(copy))
             print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
@@ -178,11 +179,20 @@ class SlashWork:
             values = chat.own_values
             self.note("; ".join(f"{key} = {shown(value)}" for key, value in values.items()) or "nothing is set here")
             return
+        key = argument.replace("-", "_")
+        if name == "set" and key in chat.base.origins:
+            value = {**vars(chat.base.generation), **vars(chat.base.runtime)}.get(key)
+            held = "is not set" if value is None else f"= {shown(value)}"
+            self.note(f"{key} {held} ({chat.base.origins[key]}); /set {key}=VALUE sets it")
+            return
+        before = chat.base
         chat.change(name, argument)
-        for line in chat.base.notices:
+        for line in news(before, chat.base):
             self.note(line)
         if name == "system":
             self.note("the system message is set" if argument else "there is no system message")
+        elif name == "set":
+            self.note(f"set {setting(argument)}")
         else:
             self.note(f"{name} {argument}")
 
@@ -196,7 +206,10 @@ class SlashWork:
         if typed.text:
             self.chat.story.save(Path(typed.text).expanduser())
         path = self.chat.story.path
-        self.note("nothing has been said yet, so nothing is saved" if path is None else f"saved in {path}")
+        if path is None:
+            self.note("nothing has been said yet, so nothing is saved")
+        else:
+            self.note(f"saved in {path}", str(path))
 
     def _help(self, typed: slash.Typed) -> None:
         width = max(len(command.usage) for command in slash.COMMANDS)
