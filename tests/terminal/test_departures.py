@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from genctl.commands.run.beam_picture import Turn, picture
 from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
-from genctl.events import Ended, Event, Finished, Hypothesis, Stepped
-from genctl.history import LaneHistory
-from genctl.terminal.departures import ENDS, SAME, column, departures, leaves, parts
+from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
+from genctl.history import LaneHistory, Path
+from genctl.terminal.departures import ENDS, SAME, column, departures, leaves, parts, told_apart
 from tests.terminal.beams import search
 from tests.terminal.streams import Clock, console, written
 
@@ -96,3 +97,56 @@ def test_several_samples_dim_what_they_share_too() -> None:
             view.feed(event)
         view.feed(Finished("0", done))
     assert "\x1b[2mOne morning it \x1b[0msnowed" in written(out)
+
+
+LATE = [
+    ' Rowan, who was playing the fiddle all alone. "That was lovely," said Poppy.',
+    ' Toby, who was playing the fiddle all alone. "That was lovely," said Poppy.',
+    ' Rowan, who was playing the fiddle all alone. "Why do you play alone?" asked',
+    ' Rowan, who was playing the flute all alone. "That was lovely," said Poppy.',
+    ' Rowan, who was playing the flute all alone. "Why do you play alone?" asked',
+]
+
+
+def test_texts_that_differ_late_have_the_words_at_which_they_part_below_one_another() -> None:
+    assert told_apart(LATE, 38, growing=True) == [
+        'Rowan…fiddle…"That…ovely," said Poppy.',
+        'Toby,…. "That was lovely," said Poppy.',
+        'Rowan…fiddle…"Why…u play alone?" asked',
+        'Rowan…flute …"That…ovely," said Poppy.',
+        'Rowan…flute …"Why…u play alone?" asked',
+    ]
+    assert told_apart(LATE, 200, growing=True) == LATE
+
+
+def test_rows_that_differ_late_look_different_in_the_live_view_and_in_the_table_at_every_width() -> None:
+    began, prefilled, *_ = search()
+    words = [[f" {word}" for word in text.split(" ")[1:]] for text in LATE]
+    ended = []
+    for number, pieces in enumerate(words):
+        tokens = tuple(100 * number + place for place in range(len(pieces)))
+        ended.append(Hypothesis(tokens, -1.0 - number, -1.0 - number, "length", -1.0 - number, text=LATE[number]))
+    rows = tuple(
+        Row("0", 0, tuple(Token(id, -0.1, text) for id, text in zip(one.tokens, pieces, strict=True)), -1.0, -1.0)
+        for one, pieces in zip(ended, words, strict=True)
+    )
+    live = Stepped("0", 0, rows)
+    over = Stepped("0", 1, (), tuple(Ended("0", place, (), one) for place, one in enumerate(ended)))
+    for width in (60, 80, 140):
+        history = lane([began, prefilled, live])
+        drawn = picture(history, Turn((), live), "", Path(), width, 20, beams=5)
+        texts = [line.plain[31:] for line in drawn if line.plain[:4].strip().isdigit()]
+        assert len(set(texts)) == 5, texts
+        done = lane([began, prefilled, live, over, Finished("0", tuple(ended))])
+        shown = [line.plain.partition("│")[2] or line.plain for line in table(done, 5, width)][1:6]
+        assert len(set(shown)) == 5, shown
+        assert all(line.cell_len <= width for line in [*drawn, *table(done, 5, width)])
+
+
+@given(st.lists(st.text("ab .\n", max_size=30), min_size=1, max_size=6), st.integers(1, 30), st.booleans())
+def test_told_apart_fits(texts: list[str], width: int, growing: bool) -> None:
+    shown = told_apart(texts, width, growing=growing)
+    assert len(shown) == len(texts)
+    assert all(len(line) <= width and "\n" not in line for line in shown)
+    if width > 40:
+        assert len(set(shown)) == len(set(texts))

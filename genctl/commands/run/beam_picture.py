@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Stepped
 from genctl.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.common_prefix import meet
+from genctl.terminal.departures import told_apart
 from genctl.terminal.score_formula import number, penalty_of, score
 from genctl.terminal.text_width import first_cells, last_cells, wrap
 
+BEFORE = 32  # cells of a row before its text and its note
 LONGEST_WORD = 40  # characters
 FINISHED = 3  # lines kept for finished hypotheses, where the rows leave that many
 
@@ -68,7 +71,7 @@ def picture(
     """
     stem = meet(lane.rows) if lane.rows else shown
     start = max(shown.chars, stem.chars)
-    rows = _rows(lane, turn, start, width)
+    rows = _rows(lane, turn, start, width, height)
     died = _died(turn, start, width)
     foot = [Text(f"… and {hidden} more under way", style=theme.DIM, no_wrap=True)] if hidden else []
     ended = _finished(lane, stem, width, beams)
@@ -96,12 +99,15 @@ def _stem(opening: str, more: str, width: int, height: int, prompt: int) -> list
     return lines[-max(height, 1) :]
 
 
-def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int) -> list[Text]:
+def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int, height: int) -> list[Text]:
     if not lane.rows:
         return []
     penalty = penalty_of(lane)
     marks = turn.forks() if turn else []
     lines = [Text(f"{'rank':>4} {'from':>5} {'total':>9} {'score':>9}  text after what all share", style=theme.DIM)]
+    seen = lane.rows[:height]  # there is no room for more
+    noted = max((cell_len(f"[{row.live.note}] ") for row in seen if row.live.note), default=0)
+    texts = told_apart([row.text(start) for row in seen], max(width - BEFORE - noted, 1), growing=True)
     for place, row in enumerate(lane.rows):
         line = Text(f"{place + 1:>4} ", style=theme.CHOSEN if place == 0 else theme.PLAIN)
         came = f"{turn.event.rows[place].parent + 1} {marks[place]}" if turn and len(marks) > place else ""
@@ -109,7 +115,7 @@ def _rows(lane: LaneHistory, turn: Turn | None, start: int, width: int) -> list[
         line.append(f" {number(row.live.total):>9} {number(score(row.live.total, row.length, penalty)):>9}  ")
         if row.live.note:
             line.append(f"[{row.live.note}] ", style=theme.DIM)
-        line.append(last_cells(row.text(start), width - line.cell_len))
+        line.append(texts[place] if place < len(texts) else "")
         lines.append(line)
     return [widgets.fit(line, width) for line in lines]
 

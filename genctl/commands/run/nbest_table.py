@@ -85,7 +85,10 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     room = max(width - taken - _cells(columns), 8)
     indent = f"{'│ ':>{len(shared[0])}}" if shared else ""
     lines = [Text("  " + "".join(column[0] for column in columns.values()) + f" {indent}text", style=theme.DIM)]
-    for place, (entry, part) in enumerate(zip(shown, departures.parts(texts, found, room), strict=True)):
+    parts = departures.parts(texts, found, room)
+    if len({part.plain for part in parts}) < len(set(texts)):  # some look the same where they leave their nearest
+        parts = [Text(part) for part in departures.told_apart(texts, room)]
+    for place, (entry, part) in enumerate(zip(shown, parts, strict=True)):
         line = Text(f"{entry.mark} " + "".join(column[place + 1] for column in columns.values()) + " ")
         line.append(shared[place] if shared else "")
         line.stylize(theme.CHOSEN if entry.mark == RETURNED else theme.PLAIN)
