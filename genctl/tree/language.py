@@ -7,6 +7,7 @@ whole before anything is loaded.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -153,10 +154,10 @@ def _threshold(rest: str) -> Arguments:
 
 
 def _knobs(rest: str) -> Arguments:
-    key, equals, value = rest.partition("=")
-    key = key.strip().replace("-", "_")
-    if not equals or not key:
+    found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", rest, re.DOTALL)
+    if found is None:
         raise ValueError(f"got {rest!r:.60}")
+    key, value = found[1].replace("-", "_"), found[2]
     if key not in known():
         near = did_you_mean(key, known())
         raise ValueError(f"unknown knob {key!r:.60}" + (f"; did you mean {near}?" if near else ""))

@@ -23,6 +23,7 @@ from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
+from genctl.config.check import known
 from genctl.events import Token
 from genctl.terminal import widgets
 from genctl.terminal.explain import explain_lines
@@ -254,8 +255,8 @@ class ExploreApp(OrderedKeys):
         elif purpose == "expand":
             self.run_command(f"expand {answer}", at=self.place.cursor)
         elif purpose == "settings":
-            words = answer if answer == "reset" else f"set {answer}" if "=" in answer else f"preset {answer}"
-            self.run_command(words)
+            is_value = "=" in answer or answer.split()[0].replace("-", "_") in known()  # top_p=0.5, top_p 0.5
+            self.run_command(answer if answer == "reset" else f"{'set' if is_value else 'preset'} {answer}")
         else:
             self.run_command(answer, at=self.place.cursor)
 

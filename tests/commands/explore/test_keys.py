@@ -100,7 +100,8 @@ def test_a_setting_that_turns_sampling_on_says_so_with_the_settings_that_act() -
     async def part(shown: Shown) -> None:
         await shown.burst("stop_p=0.5\r")
         assert "sampling is on: temperature = 1.0, top_k = 50, top_p = 0.5" in shown.text
-        await shown.burst("stop_p=0.6\r")
+        await shown.burst("stop-p 0.6\r")
+        assert shown.tree.knobs == {"top_p": 0.6}
         assert "sampling is on" not in shown.text
         await shown.burst("sreset\r")
         assert "sampling is off" in shown.text

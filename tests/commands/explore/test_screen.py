@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genctl.commands.explore.screen_keys import KEYS, markdown_table
+from genctl.commands.explore.screen_source import TreeSource
 from genctl.tree.explorer import Explorer
 from genctl.tree.journal import read_tree
 from tests.commands.explore.app import Shown, play
@@ -80,7 +84,16 @@ def test_a_digit_samples_that_many_continuations() -> None:
     play(part, explorer(max_new_tokens=12, temperature=2.0, do_sample=True))
 
 
-def test_b_beams_and_shows_the_rows_while_it_searches() -> None:
+def test_b_beams_and_shows_the_rows_while_it_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    do = TreeSource.do
+
+    def slow(self: TreeSource, line: str, /) -> Iterator[Any]:
+        for result in do(self, line):
+            yield result
+            time.sleep(0.02)  # else the search may be over before the screen draws
+
+    monkeypatch.setattr(TreeSource, "do", slow)
+
     async def part(shown: Shown) -> None:
         drawn: list[int] = []
         show = shown.app.beams.show
@@ -185,6 +198,7 @@ def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
         ("dtype=float16", "dtype"),
         ("top_p=", "top_p"),
         ("=2", "set: got '=2'"),
+        ("top_p", "set: got 'top_p'"),
         ("nowhere", "no such preset"),
         ("num_beams=2 top_p=1", "num_beams"),
         ("prompt_lookup_num_tokens=-1", "prompt_lookup_num_tokens"),
