@@ -71,10 +71,13 @@ class AlternativeColumns:
 
     @classmethod
     def of(cls, width: int, second: bool, vocabulary: int) -> AlternativeColumns:
-        """What fits in `width` cells. The bar goes first, then the reason, then the log-probability."""
+        """What fits in `width` cells: the bar goes first.
+
+        Where there is room for the reason or the log-probability, the reason stays; the line below the rows has both.
+        """
         rank = max(len(str(vocabulary)), 4)
         room = width - 2 - rank - 1 - 1 - 7 - 7 - (14 if second else 0)
-        logprob = 8 if room >= 15 and not second else 0
+        logprob = 8 if (15 <= room < 27 or room >= 35) and not second else 0
         room -= logprob
         token = min(max(room - 18, 8), 20) if room >= 27 else max(min(room, 30), 6)
         how = min(room - token - 1, 44) if room >= 27 else 0

@@ -37,7 +37,7 @@ from genctl.tree.nodes import Tree
 from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
 
 LOOKS = 8  # looks that are kept
-NARROW, NARROW_FOR_TWO = 76, 100  # columns below which the panes are stacked; with a second distribution
+NARROW, WIDE = 76, 100  # columns below which the panes are stacked; with a second distribution, below WIDE
 _FOLLOWED = ("take", "generate", "edit", "resume")  # commands whose tokens the cursor follows
 # commands after which the cursor is where the tree has it
 _MOVING = {"sample", "beams", "expand", "undo", "redo", "goto", "left", "right", "up", "down", "start", "end"}
@@ -84,8 +84,8 @@ class TreeApp(App[int]):
 
     def __init__(self, source: ScreenSource, *, coloured: bool = True) -> None:
         super().__init__(ansi_color=True)
-        two = source.names is not None
-        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (NARROW_FOR_TWO if two else NARROW, "-wide")]
+        middle = [] if source.names is not None else [(NARROW, "-middle")]
+        self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), *middle, (WIDE, "-wide")]
         self.source, self.coloured = source, coloured
         self.place = Place(source.tree)
         self.worker = ModelThread(source, self._tell)
