@@ -11,10 +11,10 @@ from genctl.terminal.widgets import visible
 _ERROR = ("\x1b[1;31m", "\x1b[0m")
 
 
-def print_message(line: str, *, color: str = "auto") -> None:
+def print_message(line: str, *, color: str = "auto", whole: str = "") -> None:
     """Print one line without secrets, control characters made visible.
 
-    Words and numbers stay whole; `error:` has its colour.
+    Words and numbers stay whole, and so does the text `whole` in it; `error:` has its colour.
     """
     shown, columns = visible(without_secrets(line)), _columns()
     first, rest = ("error:", shown[6:]) if shown.startswith("error:") and _coloured(color, columns) else ("", shown)
@@ -23,9 +23,13 @@ def print_message(line: str, *, color: str = "auto") -> None:
         return
     from genctl.terminal.word_wrap import WordWrap
 
-    wrap = WordWrap(sys.stderr.write, lambda: columns, erases=False, dim=_ERROR)
+    def send(text: str) -> None:
+        sys.stderr.write(text.replace("\0", " "))  # no other NUL is left in what is visible
+
+    wrap = WordWrap(send, lambda: columns, erases=False, dim=_ERROR)
     wrap.write(first, dim=True)
-    wrap.write(f"{rest}\n")
+    kept = visible(without_secrets(whole))
+    wrap.write(f"{rest.replace(kept, kept.replace(' ', chr(0))) if kept else rest}\n")
     sys.stderr.flush()
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from genctl.events import Failed, Row, Stepped, Token, Trace
 from genctl.history import LaneHistory
-from genctl.terminal import theme, widgets
+from genctl.terminal import message, theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary, no_room
 from genctl.terminal.message import print_message
 from genctl.terminal.run_history import RunHistory
@@ -219,6 +219,22 @@ def test_an_error_has_its_colour_only_where_colours_are_wanted(
         shown.append(capsys.readouterr().err)
     assert all(text.startswith("\x1b[1;31merror:\x1b[0m no") for text in shown[:2])
     assert not any("\x1b" in text for text in shown[2:])
+
+
+def test_a_command_in_a_message_is_broken_by_the_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message, "_columns", lambda: 30)
+    command = "genctl explore --open '/a folder of mine/and one more/tree.jsonl'"
+    print_message(f"saved: {command} continues this tree", whole=command)
+    print_message("one word after another, up to the right edge")
+    assert capsys.readouterr().err.splitlines() == [
+        "saved:",
+        command,
+        "continues this tree",
+        "one word after another, up to",
+        "the right edge",
+    ]
 
 
 def test_a_probability_that_is_shown_as_unchanged_has_no_colour() -> None:

@@ -54,7 +54,8 @@ def run_screen(
     status = app.run()
     app.worker.close()
     if saved:
-        print_message(f"saved: genctl explore --open {shlex.quote(saved)} continues this tree")
+        command = f"genctl explore --open {shlex.quote(saved)}"
+        print_message(f"saved: {command} continues this tree", whole=command)
     if app.return_code:
         told = errors.getvalue()
         last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", told, re.MULTILINE)), "no message")
