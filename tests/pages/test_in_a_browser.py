@@ -26,6 +26,9 @@ CONTRAST = 4.5  # WCAG 2.2 AA, normal text
 NUMBERS = ("-m", "builtin:numbers", "--color", "never")
 
 
+pytestmark = pytest.mark.night
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:

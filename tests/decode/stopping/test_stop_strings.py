@@ -94,10 +94,11 @@ def test_a_stop_string_is_found_late_in_a_long_row_at_every_distance(kind: str) 
             tokens = (encode(filler, add_special_tokens=False).ids * 60)[: 150 + shift]
             tokens += encode(" HERE stop here ", add_special_tokens=False).ids + encode("mat").ids
             text = reader(kind)(tokens)
-            stop = text[-14:-4]
-            expected = plain_search(kind, tokens, [stop])
-            found = first_stop(criterion(kind, [stop]), tokens)
-            assert (found and found[0]) == expected
+            long = text[-100:-4].rpartition(BROKEN)[2]  # more than is decoded for a short one
+            for stop in (text[-14:-4], long):
+                expected = plain_search(kind, tokens, [stop])
+                found = first_stop(criterion(kind, [stop]), tokens)
+                assert (found and found[0]) == expected
 
 
 @pytest.mark.parametrize("kind", ["bytelevel", "bytefallback", "metaspace"])
