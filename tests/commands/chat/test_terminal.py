@@ -337,17 +337,6 @@ def test_arguments_are_said_first(own_state: Path) -> None:
         assert "cut at max_new_tokens" in talk.lines
 
 
-def test_the_transcript_of_the_documents_is_what_a_terminal_shows(own_state: Path) -> None:
-    page = (ROOT / "docs" / "chat.md").read_text(encoding="utf-8")
-    command, *shown = re.findall(r"^```\n% genctl chat (.*?)^```", page, re.MULTILINE | re.DOTALL)[0].splitlines()
-    with Talk(own_state, *command.split()) as talk:
-        talk.at_prompt()
-        for line in shown:
-            if line.startswith("> "):
-                talk.say(line.removeprefix("> "))
-        assert talk.lines[:-1] == shown
-
-
 def test_a_terminal_that_ends_the_process_gets_its_settings_back(own_state: Path) -> None:
     with Talk(own_state, *QUIET) as talk:
         talk.at_prompt()
