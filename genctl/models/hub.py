@@ -133,7 +133,7 @@ def load(
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
         prepare.check_device(runtime, device)
         if native is not None and device is not None:
-            reason = runtime_choice.device_reason(native.spec, runtime, device)
+            reason = runtime_choice.device_reason(runtime, device)
             if not reason:
                 return _native(native, runtime, place, checkpoint, device, on_event)
         from genctl.models import with_transformers

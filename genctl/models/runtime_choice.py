@@ -80,7 +80,7 @@ def spec_of_run(
         except NotNative as reason:
             _fallback(runtime, reason)
             return None
-    return None if spec is None or device_reason(spec, runtime, device) else spec
+    return None if spec is None or device_reason(runtime, device) else spec
 
 
 def _options(runtime: Runtime, trust_remote_code: bool) -> None:
@@ -160,22 +160,17 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return dtype.removeprefix("torch.") if isinstance(dtype, str) else checkpoint.weights.dtype
 
 
-def device_reason(spec: Spec, runtime: Runtime, device: torch.device) -> str:
-    """Why the native runtime does not run on a device; "" on the CPU, and for a decoder with --runtime native on CUDA.
+def device_reason(runtime: Runtime, device: torch.device) -> str:
+    """Why the native runtime does not run on a device; "" on the CPU and on CUDA devices.
 
     Raises UsageError if --runtime native is impossible there.
     """
-    if device.type == "cpu":
+    if device.type in ("cpu", "cuda"):
         return ""
-    if runtime.runtime != "native":
-        return f"the device is {device}"
-    if device.type != "cuda":
+    if runtime.runtime == "native":
         hint = "add --device cpu"
         raise UsageError(f"--runtime native runs on the CPU and on CUDA devices, not on {device}", hint=hint)
-    if spec.encoder is not None:
-        hint = "leave out --runtime native, or add --device cpu"
-        raise UsageError(f"--runtime native: on {device} encoder-decoders run on transformers' classes", hint=hint)
-    return ""
+    return f"the device is {device}"
 
 
 def load(
@@ -209,6 +204,8 @@ def load(
     stored = chosen = dtype_of(runtime, checkpoint)
     if device.type == "cuda" and runtime.dtype == "auto":
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
+        if plan_.spec.encoder is not None and chosen == "float16":  # see `_check_dtype`
+            chosen = stored
     products = Products(runtime.quantize, pack=runtime.pack)
     settings = checkpoint.generation.values
     special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)

@@ -6,6 +6,7 @@ queries share one), D features of a head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,19 +67,20 @@ class Mask:
 
 
 class SlotMask(Mask):
-    """A mask over the slots of a buffer: bool [N, 1, 1, C], the fed token's slot included."""
+    """Masks over the slots of buffers, by the window of a layer: bool [N, 1, 1, C], the fed token's slot included."""
 
-    def __init__(self, slots: Tensor) -> None:
-        super().__init__(slots.shape[-1] - 1, 1, None, slots.device)
+    def __init__(self, slots: Mapping[int | None, Tensor]) -> None:
+        some = next(iter(slots.values()))
+        super().__init__(some.shape[-1] - 1, 1, None, some.device)
         self.slots = slots
 
     def of(self, columns: int, window: int | None) -> Tensor | None:
-        """The mask, for any number of columns: layers with slots have no window."""
-        return self.slots
+        """The mask of layers with this window, for all of their columns."""
+        return self.slots[window]
 
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
         """As `Mask.columns`. The fed token's column may be anywhere among the others."""
-        return {"mask": self.slots[:, 0, 0], "causal": False}
+        return {"mask": self.slots[window][:, 0, 0], "causal": False}
 
 
 def attention(

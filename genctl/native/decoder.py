@@ -17,9 +17,9 @@ D features of a head, V vocabulary; S tokens of a source, P sources (N / P rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -263,7 +263,7 @@ class Decoder(Stack):
         past: int = 0,
         keep: int = 0,
         states: list[Tensor] | None = None,
-        visible: Mask | None = None,
+        visible: Sequence[Mask] | None = None,
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
         cross: Sequence[GrowingLayer] | None = None,
@@ -272,7 +272,7 @@ class Decoder(Stack):
 
         `layers` is a cache with `past` columns, to which keys and values are added. mask [N, past + F] is 0 where a row
         has padding. `states` receives the input of each layer and then that of the head, each [N, F, E].
-        `visible` takes the place of `mask`.
+        `visible`, of all layers or of each, takes the place of what follows from `mask`.
 
         With an encoder: `cross` holds keys and values of the source; where it is empty it is filled from `source`
         [N or P, S, E], which is not read otherwise. source_mask [N, S] is 0 where a source has padding.
@@ -308,22 +308,49 @@ class Decoder(Stack):
         return logits
 
     def step(
-        self, tokens: Tensor, positions: Tensor, place: Tensor, slots: Tensor, buffers: list[tuple[Tensor, Tensor]]
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        places: Mapping[int | None, Tensor],
+        slots: Mapping[int | None, Tensor],
+        buffers: Sequence[tuple[Tensor, Tensor]],
+        *,
+        cross: Sequence[GrowingLayer] | None = None,
+        source_mask: Tensor | None = None,
     ) -> Tensor:
         """One token of each row, on tensors whose shapes and addresses may stay from step to step (see `graphs`).
 
-        tokens and positions int64 [N, 1]; of each layer keys and values [N, K, C, D], to which column `place` int64 [1]
-        is written; slots bool [N, 1, 1, C] says which columns count, the new one included -> logits [N, 1, V].
+        tokens and positions int64 [N, 1]; of each layer keys and values [N, K, C, D]. For each kind of window: `places`
+        int64 [1], the column to which a layer writes; `slots` bool [N, 1, 1, C], which columns count, the new one
+        included. `cross` and `source_mask` as in `__call__` -> logits [N, 1, V].
         """
         from genctl.decode.cache.static import Slots
 
-        layers = [Slots(keys, values, place) for keys, values in buffers]
-        return self(tokens, positions, layers, past=slots.shape[-1] - 1, visible=SlotMask(slots))
+        windows = self.spec.windows
+        layers = [Slots(*pair, places[window]) for pair, window in zip(buffers, windows, strict=True)]
+        visible: list[Mask] = [SlotMask(slots)]
+        if self.distances:
+            from genctl.native.positions import RelativeSlotMask
 
-    def shared(self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Mask | None = None) -> Pass:
+            visible = [RelativeSlotMask(slots, places, distances) for distances in self.distances]
+        any_slots = next(iter(slots.values()))
+        mask = any_slots[:, 0, 0].long() if self.spec.alibi else None
+        past = any_slots.shape[-1] - 1
+        given: dict[str, Any] = {"visible": visible, "cross": cross, "source_mask": source_mask}
+        return self(tokens, positions, layers, mask=mask, past=past, **given)
+
+    def shared(
+        self,
+        fed: int,
+        positions: Tensor,
+        mask: Tensor | None,
+        past: int,
+        visible: Sequence[Mask] | None = None,
+    ) -> Pass:
         """What all layers of a pass over F tokens share (see `__call__`)."""
-        masks = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
-        shared = Pass(masks or [visible or Mask(past, fed, mask, self.device)])
+        if visible is None:
+            visible = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
+        shared = Pass(visible or [Mask(past, fed, mask, self.device)])
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
             shared.local_angles = shared.angles

@@ -6,12 +6,13 @@ N rows, F tokens fed to each, T tokens that they may see, H heads.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from genctl.native.attention import Mask
+from genctl.native.attention import Mask, SlotMask
 from genctl.native.spec import Relative
 
 
@@ -84,7 +85,10 @@ class Distances:
     def bias(self, past: int, fed: int) -> Tensor:
         """Of `fed` queries, which come after `past` keys and are keys too: [1, H, F, past + F]."""
         keys = torch.arange(past + fed, device=self.values.device)
-        distances = keys - keys[past:, None]  # [F, past + F]
+        return self.at(keys - keys[past:, None])
+
+    def at(self, distances: Tensor) -> Tensor:
+        """Of distances key - query int64 [F, T]: [1, H, F, T]."""
         return self.values[:, distances.clamp(-self.farthest, self.farthest) + self.farthest][None]
 
 
@@ -125,3 +129,25 @@ class RelativeMask(Mask):
         if seen is None and self.fed > 1:
             seen = torch.ones(self.fed, columns, dtype=torch.bool, device=self.device).tril(self.past)
         return bias if seen is None else bias.masked_fill(~seen, -math.inf)
+
+
+class RelativeSlotMask(SlotMask):
+    """As `RelativeMask`, over the slots of buffers; `places` int64 [1] are the columns of the fed token."""
+
+    def __init__(
+        self, slots: Mapping[int | None, Tensor], places: Mapping[int | None, Tensor], distances: Distances
+    ) -> None:
+        super().__init__(slots)
+        columns = {window: torch.arange(each.shape[-1], device=each.device) for window, each in slots.items()}
+        self.biases = {window: distances.at((columns[window] - places[window])[None]) for window in slots}
+
+    def of(self, columns: int, window: int | None) -> Tensor | None:
+        """[N, H, 1, C]."""
+        key = columns, window
+        if key not in self._made:
+            self._made[key] = self.biases[window].masked_fill(~self.slots[window], -math.inf)
+        return self._made[key]
+
+    def columns(self, count: int, window: int | None) -> dict[str, Any]:
+        """With the bias of each column."""
+        return {**super().columns(count, window), "bias": self.biases[window]}

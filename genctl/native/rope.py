@@ -25,6 +25,13 @@ class Rotary:
         self.rope = rope
         self.device = device
         self.fixed = None if rope.depends_on_length else _frequencies(rope).to(device)
+        # numbers for each pair of features, on the device: [r/2]
+        self.powers = _powers(rope.size).to(device)
+        self.stretched: tuple[Tensor, Tensor] | None = None  # frequencies of short and of long texts
+        if rope.kind == "longrope":  # LongRoPE (Ding et al. 2024, arXiv:2402.13753): two sets of searched factors
+            plain = rope.theta**self.powers
+            short, long = (plain.new_tensor(factors) for factors in (rope.short_factor, rope.long_factor))
+            self.stretched = 1.0 / (short * plain), 1.0 / (long * plain)
 
     def angles(self, positions: Tensor, *, first: bool) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines f32 [N, 1, F, r] for positions int64 [N, F].
@@ -37,7 +44,7 @@ class Rotary:
             frequencies = self.fixed
         else:
             lengths = positions.amax(-1, keepdim=True).expand_as(positions) + 1 if first else positions + 1
-            frequencies = _frequencies_of_length(self.rope, lengths)
+            frequencies = self._frequencies_of_length(lengths)
         angles = positions[..., None].float() * frequencies  # [N, F, r/2]
         library = ops.compiled(angles)
         cos, sin = (angles.cos(), angles.sin()) if library is None else ops.turns(library, angles)
@@ -47,6 +54,17 @@ class Rotary:
         else:  # a in the first half of the head, b at the same place of the second
             cos, sin = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
         return cos[:, None], sin[:, None]
+
+    def _frequencies_of_length(self, lengths: Tensor) -> Tensor:
+        """Radians for each position in texts of these lengths: int64 [N, F] -> f32 [N, F, r/2]."""
+        rope = self.rope
+        if self.stretched is not None:
+            short, long = self.stretched
+            return torch.where((lengths > rope.original)[..., None], long, short)
+        # dynamic NTK scaling (emozilla 2023): the base grows with the length beyond the context
+        beyond = (rope.factor * lengths.clamp(min=rope.context).float() / rope.context) - (rope.factor - 1)
+        base = rope.theta * beyond ** (rope.size / (rope.size - 2))
+        return 1.0 / (base[..., None] ** self.powers)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x [N, H, F, D] -> the same with its first r features turned; cos and sin as `angles` gives them."""
@@ -104,16 +122,3 @@ def _yarn(rope: Rope) -> Tensor:
     kept = 1 - ramp.clamp(0, 1)
     powers = rope.theta ** _powers(rope.size)
     return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
-
-
-def _frequencies_of_length(rope: Rope, lengths: Tensor) -> Tensor:
-    """Radians for each position in texts of these lengths: int64 [N, F] -> f32 [N, F, r/2]."""
-    powers = _powers(rope.size).to(lengths.device)
-    if rope.kind == "longrope":  # LongRoPE (Ding et al. 2024, arXiv:2402.13753): two sets of searched factors
-        short = 1.0 / (powers.new_tensor(rope.short_factor) * rope.theta**powers)
-        long = 1.0 / (powers.new_tensor(rope.long_factor) * rope.theta**powers)
-        return torch.where((lengths > rope.original)[..., None], long, short)
-    # dynamic NTK scaling (emozilla 2023): the base grows with the length beyond the context
-    beyond = (rope.factor * lengths.clamp(min=rope.context).float() / rope.context) - (rope.factor - 1)
-    base = rope.theta * beyond ** (rope.size / (rope.size - 2))
-    return 1.0 / (base[..., None] ** powers)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class NativeRuntime(Reader):
     """A native model. `forwards` counts the passes of its decoder.
 
-    With `graphs` steps of one token go through `graphs.Graphs`, on a cache of fixed size: on a GPU unless it is False,
-    on a CPU if it is True.
+    With `graphs` steps of one token go through `graphs.Graphs`, on buffers that stay in place: on a GPU unless it is
+    False, on a CPU if it is True.
     """
 
     model: NativeModel
@@ -56,9 +56,12 @@ class NativeRuntime(Reader):
         self.graphs: Graphs | None = None
         self.steps: Steps | None = Steps(self.decoder)
         if self.device.type == "cuda" if graphs is None else graphs:
-            from genctl.native.graphs import Graphs, fits
+            from genctl.native.graphs import Graphs, obstacle
 
-            self.graphs = Graphs(self.decoder) if fits(model.spec) else None
+            reason = obstacle(model.spec)
+            self.graphs = None if reason else Graphs(self.decoder)
+            if reason:
+                self.findings.append(f"steps run without a CUDA graph: {reason}")
         by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
         self.abilities = Abilities(
             # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
@@ -107,7 +110,7 @@ class NativeRuntime(Reader):
     def prepare(self, cache: Cache | None) -> None:
         """Convert a cache in place to the form that steps need."""
         if self.graphs is not None and cache is not None:
-            cache.use_slots()
+            cache.use_slots(windows=True)
 
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
@@ -143,7 +146,10 @@ class NativeRuntime(Reader):
         states: list[Tensor] | None = [] if hidden else None
         logits: Tensor | None = None
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
-            logits = self.graphs.step(feed, cache, mask, positions)
+            source_mask = None if sources is None else sources.mask
+            logits = self.graphs.step(feed, cache, mask, positions, source_mask)
+            if self.graphs.failed and len(self.findings) == 0:
+                self.findings.append(f"steps run without a CUDA graph: capturing one failed ({self.graphs.failed})")
         elif self.steps is not None and cache is not None and not hidden:
             source_mask = None if sources is None else sources.mask
             logits = self.steps.step(feed, cache, mask, positions, keep=keep, source_mask=source_mask)

@@ -16,13 +16,11 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.cache.growing import STEP, GrowingLayer
 from genctl.decode.cache.quantized import QuantizedLayer
-from genctl.decode.cache.sliding import SlidingLayer
-from genctl.decode.cache.static import SlottedLayer
+from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.errors import UsageError
 from genctl.models import hub
-from genctl.native.graphs import fits
+from genctl.native.graphs import obstacle
 from genctl.native.model import NativeModel
 from genctl.native.runtime import NativeRuntime
 from genctl.params import Runtime
@@ -32,6 +30,7 @@ from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
 from tests import runtimes
+from tests.native import test_seq2seq_generate as seq2seq
 from tests.native.test_generate import PROMPTS, generated
 from tests.native.variations import model
 from tests.tiny import EOS, checkpoint
@@ -44,6 +43,11 @@ ROWS: dict[str, Sequence[tuple[int, ...]]] = {
     "left-padded": PROMPTS,
 }
 FULL = ("llama", "gpt2", "gpt_neox")  # grouped heads; learned positions; one matrix of q, k and v for each head
+OTHERS = (
+    *("mistral", "gemma2", "gemma3_text, two ropes", "cohere2", "qwen2, upper windows"),  # windows, of some layers
+    *("bloom", "falcon, alibi", "mpt, three heads"),  # biases
+    *("llama, dynamic rope", "llama, longrope", "phi3, longrope"),  # angles that depend on the length
+)
 
 
 def graphed(name: str) -> NativeRuntime:
@@ -64,7 +68,7 @@ def read(runtime: NativeRuntime, prompts: Sequence[tuple[int, ...]]) -> tuple[An
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [*FULL, *OTHERS])
 def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> None:
     plain, fixed = runtimes.native(model(name)), graphed(name)
     caches_of = {}
@@ -72,7 +76,8 @@ def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> No
         caches_of[runtime], mask, logits = read(runtime, ROWS[rows])
     padded = not bool(mask.all())
     widths = set()
-    for step in range(STEP + 3):  # past the end of the first buffers
+    steps = STEP + 3  # past the end of the first buffers
+    for step in range(steps):
         feed = logits.argmax(-1, keepdim=True) if step % 2 else (logits.argmax(-1, keepdim=True) + 7) % 300
         mask = torch.nn.functional.pad(mask, (0, 1), value=1)
         given: dict[str, Any] = {"positions": mask.sum(-1, keepdim=True) - 1}
@@ -85,10 +90,11 @@ def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> No
         logits = wanted[:, -1]
         widths.add(caches_of[fixed].layers[0].buffers[0].shape[2])
     assert fixed.graphs is not None
-    assert fixed.graphs.steps == STEP + 3
-    assert widths == {STEP, 2 * STEP}
+    assert fixed.graphs.steps == steps
+    if caches_of[fixed].layers[0].kind == "static":
+        assert widths == {STEP, 2 * STEP}
     for left, right in zip(caches_of[plain].layers, caches_of[fixed].layers, strict=True):
-        assert type(right) is SlottedLayer
+        assert type(right) in (SlottedLayer, SlottedWindow)
         for old, new in zip(left.content(), right.content(), strict=True):
             torch.testing.assert_close(old, new, rtol=CLOSE, atol=CLOSE)
 
@@ -116,15 +122,15 @@ def test_what_a_graph_would_read_is_made_anew_when_buffers_change_and_only_then(
     seen = []
     for _ in range(STEP):  # 6 tokens: the buffers grow on the way
         runtime(torch.tensor([[9]]), cache)
-        seen.append(id(graphs._fixed[1]))
+        seen.append(graphs._fixed[1])
     assert seen[0] == seen[STEP - len(PROMPTS[0]) - 1] != seen[-1]
-    assert len(set(seen)) == 2
+    assert len(set(map(id, seen))) == 2
     rows = cache.select(torch.tensor([0, 0, 0]))
     runtime(torch.tensor([[9]] * 3), rows)
     assert set(graphs._fixed) == {1, 3}
     other = cache.select(torch.tensor([0]))  # as many rows, other buffers
     runtime(torch.tensor([[9]]), other)
-    assert id(graphs._fixed[1]) != seen[-1]
+    assert graphs._fixed[1] is not seen[-1]
 
 
 def lanes(**fields: Any) -> list[Lane]:
@@ -137,7 +143,7 @@ def written(runtime: NativeRuntime, these: list[Lane], width: int = 1) -> dict[s
     return {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
 
 
-@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("name", [*FULL, "mistral", "gemma2", "bloom"])
 def test_the_loop_writes_what_generate_writes(name: str) -> None:
     wanted = {str(n): generated(name, prompt) for n, prompt in enumerate(PROMPTS)}
     for width in (1, 3):
@@ -177,29 +183,56 @@ def test_other_forms_of_cache_are_what_was_asked_for() -> None:
     assert {type(layer) for layer in cache.layers} == {QuantizedLayer}
 
 
-def test_what_looks_elsewhere_than_at_slots_is_computed_as_ever() -> None:
-    """Windows, ALiBi, soft caps, and angles that are made of numbers on the host."""
-    for name, kind in (
-        ("mistral", SlidingLayer),
-        ("gemma2", SlidingLayer),
-        ("bloom", GrowingLayer),
-        ("llama, dynamic rope", GrowingLayer),
-        ("llama, longrope", GrowingLayer),
-    ):
-        runtime = graphed(name)
-        assert not fits(runtime.model.spec)
-        assert runtime.graphs is None
-        cache, _, _ = read(runtime, [PROMPTS[0]])
-        assert type(cache.layers[0]) is kind
+def test_an_encoder_decoder_reads_its_source_once_and_then_takes_steps_of_one_shape() -> None:
+    """Relative positions of all layers and of each, learned ones, sines; sources alone and padded together."""
+    for name in ("t5", "umt5", "bart", "m2m_100", "marian"):
+        made = seq2seq.model(name)
+        wanted = {str(n): seq2seq.generated(name, source) for n, source in enumerate(seq2seq.SOURCES)}
+        for width in (1, 3):
+            runtime = NativeRuntime(runtimes.native(made).model, graphs=True)
+            assert written(runtime, seq2seq.lanes(name), width) == wanted, (name, width)
+            assert runtime.graphs is not None
+            assert runtime.graphs.steps == runtime.forwards - len(wanted)
+            assert runtime.graphs.steps > 5 or name != "t5"
+        runtime = NativeRuntime(runtimes.native(made).model, graphs=True)
+        beams = seq2seq.lanes(name, lambda: Beam(3), returned=3)
+        found = written(runtime, beams, 2)
+        for number, source in enumerate(seq2seq.SOURCES):
+            assert found[str(number)] == seq2seq.generated(name, source, num_beams=3, num_return_sequences=3), name
+
+
+def test_a_window_moves_to_the_front_of_buffers_that_stay_where_they_are() -> None:
+    runtime = graphed("mistral")
+    cache, _, _ = read(runtime, [PROMPTS[1]])
+    row = cache.select(torch.tensor([0]), room=500)
+    addresses = set()
+    for token in range(200):
+        runtime(torch.tensor([[token]]), row)
+        addresses |= {buffer.data_ptr() for layer in row.layers for buffer in layer.buffers}
+    assert len(addresses) == 2 * len(row.layers)
+    assert row.length == len(PROMPTS[1]) + 200
+    assert row.layers[0].capacity < 2 * STEP
+
+
+def test_a_mixture_of_experts_is_computed_as_ever_and_that_is_said() -> None:
+    runtime = graphed("mixtral")
+    assert runtime.graphs is None
+    assert runtime.findings == [f"steps run without a CUDA graph: {obstacle(runtime.model.spec)}"]
+    cache, _, _ = read(runtime, [PROMPTS[0]])
+    assert type(cache.layers[0]) is GrowingLayer
     assert runtimes.native(model("llama")).graphs is None  # a CPU gains nothing
 
 
-def test_an_offloaded_cache_on_a_gpu_is_refused() -> None:
-    cache, _, _ = read(runtimes.native(model("llama")), [PROMPTS[0]])
-    for layer in cache.layers:
-        layer.device = torch.device("cuda")
-    with pytest.raises(UsageError, match="offloaded runs on transformers' classes"):
-        cache.convert("offloaded")
+def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
+    runtime = graphed("llama")
+    cache, _, _ = read(runtime, [PROMPTS[0]])
+    graphs = runtime.graphs
+    assert graphs is not None
+    for rows in range(1, 9):
+        runtime(torch.full((rows, 1), 9), cache.select(torch.zeros(rows, dtype=torch.long)))
+    assert [*graphs._fixed] == [5, 6, 7, 8]
+    graphs.free()
+    assert not graphs._fixed
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

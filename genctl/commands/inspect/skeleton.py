@@ -36,7 +36,7 @@ from genctl.models import (
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
-from genctl.native.graphs import fits
+from genctl.native.graphs import obstacle
 from genctl.native.quantized import GROUP, int4_bytes
 from genctl.native.spec import Spec
 from genctl.params import Runtime
@@ -122,8 +122,8 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
     """
     if skeleton.native is not None and form != "off":
         native = _native_cache(skeleton.native, skeleton.model.dtype)
-        if skeleton.device.startswith("cuda") and fits(skeleton.native):
-            native.use_slots()
+        if skeleton.device.startswith("cuda") and not obstacle(skeleton.native):
+            native.use_slots(windows=True)
         native.convert(form)
         return native.describe()
     forward = TransformersRuntime(skeleton.model)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
-from genctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from genctl.decode.cache.static import SlottedLayer
+    from genctl.decode.cache.static import Place, SlottedLayer, SlottedWindow
 
 Self = TypeVar("Self", bound="Cache")
 
@@ -194,7 +193,7 @@ class Cache:
 
         A static layer is allocated with `room` additional columns. Sliding windows, recurrent states and
         cross-attention do not grow and stay as they are. Offloading needs an accelerator, and has no effect without
-        one. Raises UsageError for offloading a native model's cache on a GPU.
+        one.
         """
         if form == "offloaded" and self._is_on_gpu():
             self.offload()
@@ -207,32 +206,41 @@ class Cache:
         return first is not None and first.is_initialized and first.device.type == "cuda"
 
     def offload(self) -> None:
-        """Raises UsageError: only transformers' classes can move layers to the CPU between passes."""
-        hint = "leave out --runtime native, or choose another --cache"
-        raise UsageError("cache_implementation = offloaded runs on transformers' classes", hint=hint)
+        """Move the growing layers to the CPU; each pass copies them to the GPU, one at a time."""
+        from genctl.decode.cache.offloaded import OffloadedLayer
 
-    def use_slots(self) -> None:
-        """Prepare the growing layers for steps of one shape."""
-        from genctl.decode.cache.static import SlottedLayer
+        self.layers = [layer.converted(OffloadedLayer) for layer in self.layers]
 
-        self.layers = [layer.converted(SlottedLayer) for layer in self.layers]
+    def use_slots(self, *, windows: bool = False) -> None:
+        """Prepare the growing layers for steps of one shape; with `windows` those that slide, too."""
+        from genctl.decode.cache.sliding import SlidingLayer
+        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
+
+        self.layers = [
+            SlottedWindow.of(layer) if windows and type(layer) is SlidingLayer else layer.converted(SlottedLayer)
+            for layer in self.layers
+        ]
 
     def slots(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each slotted layer, written or not, `[rows, heads, capacity, head_dim]`.
 
-        There is room for a column at `length`.
+        There is room for one more column.
         """
         return [layer.slots() for layer in self._slotted()]
 
+    def places(self) -> list[Place]:
+        """Where each slotted layer writes the next column. Call `slots` before."""
+        return [layer.place() for layer in self._slotted()]
+
     def written(self) -> None:
-        """Count a column that a compiled or captured step wrote at `length`."""
+        """Count a column that a compiled or captured step wrote."""
         for layer in self._slotted():
             layer.written()
 
-    def _slotted(self) -> list[SlottedLayer]:
-        from genctl.decode.cache.static import SlottedLayer
+    def _slotted(self) -> list[SlottedLayer | SlottedWindow]:
+        from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 
-        return [layer for layer in self.layers if isinstance(layer, SlottedLayer)]
+        return [layer for layer in self.layers if isinstance(layer, (SlottedLayer, SlottedWindow))]
 
     def refill(self, fresh: Cache) -> None:
         """Replace the rows by those of `fresh`, in the form of each layer of this cache."""

@@ -160,7 +160,7 @@ class GrowingLayer(CacheLayer):
         rows = rows.to(self.buffers[0].device)
         held = []
         for old in self._columns():
-            buffer = old.new_empty(len(rows), old.shape[1], new.length + room, old.shape[3])
+            buffer = self._allocate(old, len(rows), new.length + room)
             torch.index_select(old[:, :, drop:], 0, rows, out=buffer[:, :, : new.length])
             held.append(buffer)
         new.buffers = tuple(held)
@@ -205,7 +205,7 @@ class GrowingLayer(CacheLayer):
             new, buffers, begin = self, self._allocated, self.begin - (length - self.length)
         else:
             new, begin = copy.copy(self), 0
-            buffers = tuple(part.new_empty(rows, part.shape[1], length + room, part.shape[3]) for part in self.buffers)
+            buffers = tuple(self._allocate(part, rows, length + room) for part in self.buffers)
             new.buffers = buffers
         for number, buffer in enumerate(buffers):
             at = 0
@@ -275,13 +275,17 @@ class GrowingLayer(CacheLayer):
         count = columns[0].shape[-2]
         if not self.buffers:
             capacity = self.begin + self.length + count + self.room
-            self.buffers = tuple(column.new_empty(*column.shape[:2], capacity, column.shape[3]) for column in columns)
+            self.buffers = tuple(self._allocate(column, len(column), capacity) for column in columns)
             self.room = 0
         self._room_for(count)
         end = self.begin + self.length
         for buffer, column in zip(self.buffers, columns, strict=True):
             buffer[:, :, end : end + count] = column
         self.length += count
+
+    def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        """A buffer for so many rows and columns, with the heads, the size and the dtype of another."""
+        return like.new_empty(rows, like.shape[1], columns, like.shape[3])
 
     def _room_for(self, count: int) -> None:
         """Grow, if the buffers have no free columns for so many."""
@@ -295,7 +299,7 @@ class GrowingLayer(CacheLayer):
     def _grow(self, capacity: int) -> None:
         grown = []
         for old in self._columns():
-            buffer = old.new_empty(*old.shape[:2], capacity, old.shape[3])
+            buffer = self._allocate(old, len(old), capacity)
             buffer[:, :, : self.length] = old
             grown.append(buffer)
         self.buffers, self.begin = tuple(grown), 0

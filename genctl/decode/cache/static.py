@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from genctl.decode.cache.growing import STEP, GrowingLayer
 from genctl.decode.cache.layer import CacheLayer, attention_entry
+from genctl.decode.cache.sliding import SlidingLayer
 
 
 class StaticLayer(GrowingLayer):
@@ -43,14 +44,22 @@ class StaticLayer(GrowingLayer):
         return [{**attention_entry(number, self.kind, self.buffers), "filled": self.length}]
 
 
+class Place(NamedTuple):
+    """Where a step writes in the buffers of a layer, and what it sees there."""
+
+    column: int  # of the fed token
+    first: int  # the first column that it sees
+    before: int  # tokens before the first column of the buffers
+
+
 class SlottedLayer(StaticLayer):
-    """A static layer for compiled steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
+    """A layer for compiled and captured steps: rows always see the whole buffers, whose width is a multiple of `STEP`.
 
     Unwritten columns are zeros, because a masked column is still multiplied by the values, and 0 x NaN is NaN.
     Other code reads it like any static layer.
     """
 
-    is_plain = is_chosen = False
+    is_plain = is_chosen = is_fixed = False
     is_slotted = is_convertible = True
 
     def lend(self, room: int) -> None:
@@ -58,41 +67,92 @@ class SlottedLayer(StaticLayer):
 
     def select(self, rows: Tensor, *, room: int = 0, drop: int = 0) -> GrowingLayer:
         """A new layer with `rows` (int64 [N]) of this one, without its first `drop` columns. This one is unchanged."""
-        new = super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
-        _blank(new)
-        return new
+        return super().select(rows, room=_rounded(self.length - drop, room), drop=drop)
+
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """As `select` of `rows`: columns begin at the front of the buffers."""
+        return self.select(index, room=room, drop=drop)
 
     def merge(self, others: Sequence[GrowingLayer], room: int = 0) -> GrowingLayer:
         """A new layer with the rows of this one and of others, aligned to the right over zeros."""
         longest = max(layer.length for layer in (self, *others))
-        new = super().merge(others, _rounded(longest, room))
-        _blank(new)
-        return new
+        return super().merge(others, _rounded(longest, room))
 
     def slots(self) -> tuple[Tensor, Tensor]:
         """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for a column at `length`."""
         if self.capacity <= self.length:
-            self._grow(self.length + 1)
+            self._grow(self.length + max(1, self.length // 4))  # new buffers cost a new graph
         keys, values = self.buffers
         return keys, values
+
+    def place(self) -> Place:
+        """Where the next step writes. Call `slots` before."""
+        return Place(self.length, 0, 0)
 
     def written(self) -> None:
         """Count a column that a compiled or captured step wrote at `length`."""
         self.length += 1
 
+    def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+
     def _grow(self, capacity: int) -> None:
         super()._grow(self.length + _rounded(self.length, capacity - self.length))
-        _blank(self)
+
+
+class SlottedWindow(SlidingLayer):
+    """A sliding window for captured steps, which see the whole buffers.
+
+    When these are full the columns of the window move to the front, so that addresses stay.
+    """
+
+    is_slotted = True
+
+    @classmethod
+    def of(cls, layer: SlidingLayer) -> SlottedWindow:
+        """The columns of a layer; they are not copied."""
+        new = cls(layer.sliding_window)
+        vars(new).update(vars(layer))
+        return new
+
+    def keep(self, rows: Sequence[int], index: Tensor, *, room: int = 0, drop: int = 0) -> CacheLayer:
+        """As `select` of `rows`."""
+        return self.select(index, room=room, drop=drop)
+
+    def slots(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, written or not, with room for a column at `place`."""
+        if self.capacity <= self.begin + self.length:
+            if self.begin < STEP // 2:
+                self._grow(self._roomy(self.length + 1))
+            else:
+                for buffer in self.buffers:
+                    buffer[:, :, : self.length] = buffer[:, :, self.begin :].clone()
+                self.begin = 0
+        keys, values = self.buffers
+        return keys, values
+
+    def place(self) -> Place:
+        """Where the next step writes. Call `slots` before."""
+        column = self.begin + self.length
+        return Place(column, column - min(self.length, self.most), self.seen - column)
+
+    def written(self) -> None:
+        """Count a column that a captured step wrote."""
+        self.length += 1
+        self.seen += 1
+        if not self.record_past:
+            self._let_go()
+
+    def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
+
+    def _roomy(self, columns: int) -> int:
+        return self.most + STEP if columns > self.most else super()._roomy(columns)
 
 
 def _rounded(length: int, room: int) -> int:
     """Free columns, at least `room`, that bring a buffer with `length` columns to a multiple of `STEP`."""
     return -(-(length + room) // STEP) * STEP - length
-
-
-def _blank(layer: GrowingLayer) -> None:
-    for buffer in layer.buffers:
-        buffer[:, :, layer.length :] = 0
 
 
 class Slots:
