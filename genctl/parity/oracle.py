@@ -90,7 +90,7 @@ class Oracle:
     def _read(self, readings: Sequence[Reading]) -> Tensor:
         rows = []
         for reading in readings:
-            rows += [logits.clone() for _, logits in self.side.whole_text(reading.text, reading.indices)]
+            rows += [logits.cpu().clone() for _, logits in self.side.whole_text(reading.text, reading.indices)]
         return torch.stack(rows)
 
     def _weights(self, dtype: torch.dtype) -> Weights:

@@ -24,9 +24,10 @@ SUM_ERROR = 1e-6  # of a server's probabilities, which it adds up in float32 at 
 
 def known_top(logits: Tensor, token: int) -> KnownTop:
     """What is kept of logits f32 [V]."""
-    logprobs = logits.detach().double().log_softmax(-1)
+    logits = logits.detach().cpu()
+    logprobs = logits.double().log_softmax(-1)
     values, ids = logprobs.topk(min(TOP, logprobs.shape[-1]))
-    first = int(first_choice(logits.detach().float().cpu()[None])[0])  # of equals the first, as everywhere
+    first = int(first_choice(logits.float()[None])[0])  # of equals the first, as everywhere
     order = sorted(
         range(len(ids)), key=lambda place: (-float(values[place]), int(ids[place]) != first, int(ids[place]))
     )
@@ -51,11 +52,12 @@ def position(place: tuple[str, int, int], known: KnownTop, logits: Tensor) -> Po
 
     Regret and rank are the least possible ones where the other's first choice is not among the known tokens.
     """
-    q = logits.detach().double().log_softmax(-1)
+    logits = logits.detach().cpu()
+    q = logits.double().log_softmax(-1)
     ids = torch.tensor([id for id, _ in known.top])
     p = torch.tensor([value for _, value in known.top], dtype=torch.float64)
     mine = dict(known.top)
-    first = int(first_choice(logits.detach().float().cpu()[None])[0])
+    first = int(first_choice(logits.float()[None])[0])
     best = float(p[0])
     own = mine.get(first, float(p[-1]))
     rank = [id for id, _ in known.top].index(first) + 1 if first in mine else len(p) + 1
@@ -109,11 +111,12 @@ def position_of_server(place: tuple[str, int, int], logits: Tensor, told: ToldTo
     from above: a token that is not listed may have any probability down to 0. Regret and ranks in the reference are
     exact; a rank on the server is None where the list does not say it.
     """
-    p = logits.detach().double().log_softmax(-1)
+    logits = logits.detach().cpu()
+    p = logits.double().log_softmax(-1)
     known = told.known
     ids = torch.tensor([*known])
     q = torch.tensor([*known.values()], dtype=torch.float64)
-    mine = int(first_choice(logits.detach().float().cpu()[None])[0])
+    mine = int(first_choice(logits.float()[None])[0])
     best = max(known.values())
     # of equals the reference's own choice, else the first
     theirs = mine if known.get(mine) == best else min(id for id, value in known.items() if value == best)

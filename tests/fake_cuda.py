@@ -1,0 +1,132 @@
+"""A GPU that is none: tensors that say they lie on `cuda:0` and whose numbers lie on the CPU.
+
+Every function of torch that gets one is checked as a real GPU would: operands on two devices are an error, where they
+are not indices or single numbers on the CPU. So what makes a tensor on the wrong device fails here, without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+HERE = torch.device("cuda", 0)
+OF_TENSOR = {torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: False, torch.Tensor.device.__get__: HERE}  # type: ignore[attr-defined]
+COPIES = {torch.Tensor.copy_, torch.Tensor.__setitem__}  # between devices
+
+
+class OnGpu(Tensor):
+    """A tensor on the GPU that is none; `inner` has its numbers."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnGpu:
+        made = Tensor._make_subclass(cls, inner)
+        made.inner = inner.detach()
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in OF_TENSOR:
+            return OF_TENSOR[func]
+        if func is Tensor.numpy or func is Tensor.__array__:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
+        if func in (Tensor.cpu, Tensor.to, Tensor.cuda, Tensor.type):
+            return _moved(func, args, kwargs)
+        flat = tree_flatten((args, kwargs))[0]
+        if func is Tensor.__getitem__:
+            _same_device(func, [])
+        elif func not in COPIES:
+            _same_device(func, flat)
+        elif len(args) == 3:
+            _same_device(func, [args[0], args[2]])
+        known = {id(each.inner): each for each in flat if isinstance(each, OnGpu)}
+        result = func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+        if isinstance(result, torch.Size):
+            return result
+        return tree_map(lambda each: known.get(id(each), each) if id(each) in known else _wrapped(each), result)
+
+
+def _bare(value: Any) -> Any:
+    if _is_gpu(value):
+        return torch.device("cpu")
+    return value.inner if isinstance(value, OnGpu) else value
+
+
+def _wrapped(value: Any) -> Any:
+    return OnGpu(value) if isinstance(value, Tensor) and not isinstance(value, OnGpu) else value
+
+
+def _moved(func: Any, args: Any, kwargs: Any) -> Any:
+    """What `to` and its relatives make of a tensor on the GPU."""
+    named = [each for each in (*args[1:], kwargs.get("device")) if isinstance(each, (str, torch.device))]
+    away = func is Tensor.cpu or any(not _is_gpu(each) for each in named)
+    tensors = [each for each in args[1:] if isinstance(each, Tensor)]  # to(other)
+    away = away or any(not isinstance(each, OnGpu) for each in tensors)
+    inner = args[0].inner
+    made = func(inner, *tree_map(_bare, args[1:]), **{**tree_map(_bare, kwargs)}) if func is not Tensor.cuda else inner
+    if away:
+        return made.clone() if made is inner else made
+    return args[0] if made is inner else OnGpu(made)
+
+
+def _same_device(func: Any, operands: Any) -> None:
+    found = [each for each in operands if isinstance(each, Tensor)]
+    alien = [each for each in found if not isinstance(each, OnGpu) and each.dim() > 0]
+    if alien and len(alien) < len(found):
+        name = getattr(func, "__name__", func)
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device, but found cuda:0 and cpu")
+
+
+def _is_gpu(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.split(":")[0] == "cuda"
+    return isinstance(value, torch.device) and value.type == "cuda"
+
+
+class _Mode(TorchFunctionMode):
+    """Functions that name the GPU. Nothing is pinned: there is no driver that could."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {**(kwargs or {})}
+        kwargs.pop("pin_memory", None)
+        flat = tree_flatten((args, kwargs))[0]
+        if any(isinstance(each, OnGpu) for each in flat) or not any(map(_is_gpu, flat)):
+            return func(*args, **kwargs)
+        if func is torch.device or getattr(func, "__name__", "") == "__get__":
+            return func(*args, **kwargs)
+        return tree_map(_wrapped, _copied(func(*tree_map(_bare, args), **tree_map(_bare, kwargs)), args))
+
+
+def _copied(result: Any, args: Any) -> Any:
+    return result.clone() if args and result is args[0] else result
+
+
+@contextmanager
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int = 2**34) -> Iterator[None]:
+    """The GPU for the while, with so many free bytes."""
+
+    class Generator(torch.Generator):
+        def __new__(cls, device: Any = None) -> Any:
+            return super().__new__(cls)
+
+    monkeypatch.setattr(torch, "Generator", Generator)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (free, free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *args: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *args: 0)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *args: None)  # without one no step is captured
+    with _Mode():
+        yield
