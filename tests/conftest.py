@@ -137,3 +137,12 @@ def little_memory() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.fixture(autouse=os.environ.get("GENCTL_TEST_DEVICE") == "fake")
+def device_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """See `runtimes`."""
+    from tests.fake_cuda import fake_gpu
+
+    with fake_gpu(monkeypatch):
+        yield

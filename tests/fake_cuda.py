@@ -6,6 +6,8 @@ are not indices or single numbers on the CPU. So what makes a tensor on the wron
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,36 @@ OF_TENSOR = {torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: Fa
 COPIES = {torch.Tensor.copy_, torch.Tensor.__setitem__}  # between devices
 
 
+class Memory:
+    """The bytes of the tensors that live on it. More than `total` do not fit."""
+
+    def __init__(self, total: int = 2**34) -> None:
+        self.total, self.used, self.most = total, 0, 0
+        self._uses: dict[int, int] = {}  # tensors of each storage
+
+    def hold(self, tensor: OnGpu) -> None:
+        storage = tensor.inner.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        if not size:
+            return
+        if place not in self._uses:
+            if self.used + size > self.total:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than there is")
+            self.used += size
+            self.most = max(self.most, self.used)
+        self._uses[place] = self._uses.get(place, 0) + 1
+        weakref.finalize(tensor.inner, self._leave, place, size)
+
+    def _leave(self, place: int, size: int) -> None:
+        self._uses[place] -= 1
+        if not self._uses[place]:
+            del self._uses[place]
+            self.used -= size
+
+
+memory = Memory()  # of the device
+
+
 class OnGpu(Tensor):
     """A tensor on the GPU that is none; `inner` has its numbers."""
 
@@ -30,6 +62,7 @@ class OnGpu(Tensor):
     def __new__(cls, inner: Tensor) -> OnGpu:
         made = Tensor._make_subclass(cls, inner)
         made.inner = inner.detach()
+        memory.hold(made)
         return made
 
     @classmethod
@@ -111,8 +144,10 @@ def _copied(result: Any, args: Any) -> Any:
 
 
 @contextmanager
-def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int = 2**34) -> Iterator[None]:
-    """The GPU for the while, with so many free bytes."""
+def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Memory]:
+    """The GPU for the while, with so many bytes of memory."""
+    global memory
+    memory = own = Memory(total)
 
     class Generator(torch.Generator):
         def __new__(cls, device: Any = None) -> Any:
@@ -122,11 +157,24 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int = 2**34) -> Iterator[Non
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (free, free))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (own.total - own.used, own.total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *args: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *args: 0)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *args: None)  # without one no step is captured
     with _Mode():
-        yield
+        yield own
+
+
+def moved(model: Any) -> Any:
+    """A copy of one of transformers' models whose weights lie on the GPU. Call it within `fake_gpu`."""
+    model = copy.deepcopy(model)
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    held[name] = torch.nn.Parameter(OnGpu(tensor.detach().clone()), requires_grad=False)
+    return model

@@ -79,7 +79,7 @@ class Batch:
         The last token was never read. Call it before `arrange`; the cache is not used afterwards.
         """
         for state in self.states:
-            if state.alive:
+            if state.alive or state.is_forgotten:
                 continue
             yield state.prefix
             alone = len(self.states) == 1 and self.rows.held == [(state, 1)] and not any(self.rows.pads.values())
@@ -95,9 +95,11 @@ class Batch:
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
         self.states = self.rows.remaining(self.states)
-        if self.states:
-            with shortages():
-                self.rows.arrange(self.states)
+        if not self.states:
+            self.rows = BatchCache(self.model)  # frees the cache, whoever still holds the batch
+            return
+        with shortages():
+            self.rows.arrange(self.states)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 

@@ -120,7 +120,9 @@ class BatchCache:
         device = self.model.device
         if state.own is not None:  # its rows were read again: they differ, and none is missing
             own, state.own = state.own, None
-            return own.select(torch.arange(state.rows, device=device), room=room if alone else 0)
+            if not alone or not (own.is_fixed or own.cross):  # a merge copies it, and buffers grow
+                return own.with_layers(own.layers)
+            return own.select(torch.arange(state.rows, device=device), room=room)
         part = state.prefix.cache
         assert part is not None
         if together:

@@ -108,7 +108,7 @@ def choose(states: Sequence[LaneState]) -> list[Chosen | Over | Stuck]:
             choices += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
             group[0].torn = error.torn
-            choices.append(Stuck(error))
+            choices.append(Stuck(error.without_frames()))
             break
     return choices
 

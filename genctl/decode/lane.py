@@ -21,6 +21,7 @@ from genctl.decode.types import Choice, FinishedRow, Independent, Lane, Prefix, 
 from genctl.errors import GenctlError, ModelError
 
 if TYPE_CHECKING:
+    from genctl.decode.prefix_cache import PrefixCache
     from genctl.decode.processors.context import NamedProcessor
 
 ROOM = 1024  # new tokens that fit without a reallocation
@@ -59,6 +60,7 @@ class LaneState:
         self.front: ModelScores | None = None  # F = 1, after the newest token, if the draft held that token
         self.torn = False  # whether its search was interrupted by a shortage of memory
         self.own: Cache | None = None  # the cache of its rows from `reread`
+        self.is_forgotten = False  # whether the prefix has lost its cache
 
     @property
     def length(self) -> int:
@@ -127,17 +129,35 @@ class LaneState:
             scores = self.front.map(lambda tensor: tensor.repeat_interleave(self.branches, 0)).followed_by(scores)
         return scores
 
-    def reread(self) -> None:
+    def forget_prompt(self, *, source: bool) -> None:
+        """Drop the keys and values of the prompt, which the lane's rows have or will read again; or of the `source`."""
+        if self.prefix.cache is None or self.is_forgotten:
+            return
+        empty = self.model.new_cache()
+        empty.convert(self.lane.cache)
+        if not source:
+            empty.cross = self.prefix.cache.cross
+        self.prefix, self.is_forgotten = replace(self.prefix, cache=empty), True
+
+    def reread(self, prefixes: PrefixCache) -> None:
         """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
         self.fed_draft = 0
-        if self.prefix.cache is None or self.live.written <= (self.front is None):
-            return  # there is no cache, or it holds only the prompt
+        if self.prefix.cache is None:
+            return
+        only_prompt = self.live.written <= (self.front is None)
+        if self.is_forgotten and (only_prompt or self.prefix.source is not None):
+            self.prefix, self.is_forgotten = prefixes.take(self.lane)[0], False
+        if self.live.written == 0:  # it has not chosen yet
+            self.scores, self.place = ModelScores(self.prefix.logits[:, None], self.prefix.layers), slice(0, 1)
+        if only_prompt:
+            return
         tokens = self.live.tokens
         known = tokens if self.front is not None else tokens[:, :-1]
         cache = self.model.reread(known, self.prefix)
-        branches = torch.arange(len(known), device=known.device).repeat_interleave(self.branches)
-        self.own = cache.select(branches)
-        self.own.convert(self.lane.cache)
+        if self.branches > 1:
+            cache = cache.select(torch.arange(len(known), device=known.device).repeat_interleave(self.branches))
+        cache.convert(self.lane.cache)
+        self.own = cache
 
     # -- commit --------------------------------------------------------------------------------------------------------
 

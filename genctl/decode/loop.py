@@ -60,14 +60,17 @@ def decode(
         while scheduler.waiting(reason := interrupted()):
             yield from scheduler.admit(reason)  # Prefilled, or Failed
             for batch in scheduler.batches:
+                shortage: OutOfMemory | None = None
                 try:
                     yield from step(batch, reason, keep)
-                except OutOfMemory as shortage:
-                    yield from scheduler.preempt(batch, shortage)
+                except OutOfMemory as error:
+                    shortage = error.without_frames()
                 except ContractError:
                     raise
                 except GenctlError as error:  # the model's own code failed
                     yield from batch.fail(error)
+                if shortage is not None:  # here the frames of what failed are gone, and their tensors
+                    yield from scheduler.preempt(batch, shortage)
             scheduler.forget()
 
 

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from genctl.decode.batch_cache import ROOM
+from genctl.decode.cache.growing import STEP
+from genctl.decode.cache.layer import CROSS
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 
+if TYPE_CHECKING:
+    from genctl.decode.lane import LaneState
+
+FILLED = 0.9  # of the free memory of a GPU; the rest is for the arithmetic of a pass
+SCORES = 8  # copies of a row's scores that a step makes
 SHARE = 0.5  # of free memory; activations and growing buffers need the rest
 MOST = {"cpu": 32, "cuda": 256}  # beyond this the time of a pass grows in proportion to its rows
 
 
 def available(device: torch.device) -> int | None:
-    """Free bytes on a device; None if unknown."""
+    """Free bytes on a device, with those that torch holds and does not use; None if unknown."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -34,18 +44,70 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
     free = available(forward.device)
     if free is None:
         return min(16, most)
-    source = None if lane.source is None else forward.encode(lane.source[:1])
-    prefix = forward.prefill(lane.tokens[:1], source, use_cache=lane.use_cache)
-    parts = [] if prefix.cache is None else prefix.cache.describe()
-    bytes_of_row = sum(_grown(part, columns) for part in parts)
+    bytes_of_row = sum(_grown(part, columns) for part in _parts(forward, lane))
     if not bytes_of_row:  # without a cache every pass reads all tokens, so activations grow with the length
-        width = int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
-        bytes_of_row = columns * width * 16
+        bytes_of_row = columns * _width(forward) * 16
     fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.rows), 1)))
     return max(1, min(int(most), fits))
+
+
+def _width(forward: ModelRuntime) -> int:
+    return int(getattr(forward.config.get_text_config(decoder=True), "hidden_size", 1024))
 
 
 def _grown(part: dict[str, Any], columns: int) -> int:
     if part["kind"] == "recurrent state":
         return int(part["bytes"])
     return int(part["bytes"]) * min(columns, int(part.get("window", columns)))
+
+
+def _parts(forward: ModelRuntime, lane: Lane) -> list[dict[str, Any]]:
+    """What the cache of a row holds after one token."""
+    source = None if lane.source is None else forward.encode(lane.source[:1])
+    prefix = forward.prefill(lane.tokens[:1], source, use_cache=lane.use_cache)
+    return [] if prefix.cache is None else prefix.cache.describe()
+
+
+def estimate_of(forward: ModelRuntime) -> Estimate | None:
+    """An estimate for a device whose memory is known and has no swap."""
+    return Estimate(forward) if forward.device.type == "cuda" else None
+
+
+class Estimate:
+    """How many lanes fit into the free memory of a GPU, before they are tried."""
+
+    def __init__(self, forward: ModelRuntime) -> None:
+        self.forward = forward
+        self._known: dict[bool, list[dict[str, Any]]] = {}
+
+    def fitting(self, lanes: Sequence[Lane], live: Sequence[LaneState]) -> int:
+        """How many of some lanes fit, in order, beside the live ones, whose cache is copied when others join."""
+        free = available(self.forward.device)
+        if free is None:
+            return len(lanes)
+        passes = self.forward.forwards
+        left = free * FILLED - sum(state.rows * self._row(state.lane, state.length) for state in live)
+        count = 0
+        for lane in lanes:
+            left -= self.needs(lane)
+            if left < 0:
+                break
+            count += 1
+        self.forward.forwards = passes  # measuring is no work of a lane
+        return count
+
+    def needs(self, lane: Lane) -> float:
+        """Bytes of a lane: its prompt as it was read, its rows with room for new tokens, and the scores of a step."""
+        rows = max(int(lane.strategy.rows), 1)
+        columns = -(-(len(lane.tokens) + min(lane.max_new_tokens, ROOM)) // STEP) * STEP
+        scores = rows * self.forward.vocab_size * 4 * SCORES
+        return self._row(lane, len(lane.tokens)) + rows * self._row(lane, columns) + scores
+
+    def _row(self, lane: Lane, columns: int) -> float:
+        """Bytes of a row's cache with so many columns, and of its source."""
+        parts = self._known.get(lane.use_cache)
+        if parts is None:
+            parts = self._known[lane.use_cache] = _parts(self.forward, lane)
+        source = len(lane.source or ())
+        found = sum(_grown(part, source if part["kind"] == CROSS else columns) for part in parts)
+        return found or columns * _width(self.forward) * 16

@@ -18,6 +18,10 @@ class OutOfMemory(Exception):
         super().__init__(why)
         self.torn = torn
 
+    def without_frames(self) -> OutOfMemory:
+        """A copy without the traceback, whose frames hold tensors of what did not fit."""
+        return OutOfMemory(str(self), torn=self.torn)
+
 
 def is_shortage(error: BaseException) -> bool:
     """Whether an exception means that memory ran out, on the CPU or on an accelerator."""
@@ -38,7 +42,7 @@ class shortages:
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
-            error.__traceback__ = None  # its frames hold the tensors of the pass
+            error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
             raise OutOfMemory((str(error).splitlines() or [""])[0][:120], torn=self.torn) from None
 
 

@@ -63,6 +63,9 @@ class Reader(ABC):
     def prepare(self, cache: Cache | None) -> None:  # noqa: B027 — most runtimes take any form
         """See `runtime.ModelRuntime`."""
 
+    def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
+        """See `runtime.ModelRuntime`."""
+
     def limit_cuts(self, window: CutWindow | None) -> None:
         """Lower the bound to that of a window."""
         self.cut_window = window

@@ -90,6 +90,10 @@ class PrefixCache:
         self.prefixes[prompt, form, hidden] = prefix
         return prefix, False
 
+    def clear(self) -> None:
+        """Drop all prefixes but those of the caller: lanes keep their own."""
+        self.ready, self.prefixes, self.sources = {}, {}, {}
+
     def release(self, lanes: list[Lane]) -> None:
         """Drop prefixes that no live lane started from, so that memory does not grow with the number of prompts."""
         self.ready = {}

@@ -129,6 +129,9 @@ class ModelRuntime(Protocol):
     def prepare(self, cache: Cache | None) -> None:
         """Convert a cache in place to the form that steps need."""
 
+    def free(self) -> None:
+        """Drop what only makes steps faster, after memory ran out."""
+
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def encode(self, ids: Sequence[int]) -> Source:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
+from genctl.decode.memory import estimate_of
 from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_large
 from genctl.decode.prefix_cache import PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
@@ -41,6 +42,9 @@ class Scheduler:
         self.batches: list[Batch] = []
         self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
+        self.estimate = estimate_of(model)
+        self.told = width  # the last number of lanes that the caller knows
+        self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
 
     @property
     def live(self) -> int:
@@ -56,6 +60,8 @@ class Scheduler:
         # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
         closed = not self.model.abilities.pads and any(batch.started for batch in self.batches)
         while self.live < self.width and not closed:
+            if self.full is not None and 0 < self.full <= self.live:
+                return
             if self.preempted:
                 yield from self._readmit(self.preempted.popleft())
             elif interrupted:
@@ -65,7 +71,7 @@ class Scheduler:
                 yield from self.queue.take_failed()
                 if not lanes:
                     return
-                yield from self._admit(lanes)
+                yield from self._admit(self._fitting(lanes))
 
     def forget(self) -> None:
         """Drop empty batches, and prefixes that no live lane started from."""
@@ -82,8 +88,9 @@ class Scheduler:
         """
         states, lost = batch.clear(), None
         for state in states:
-            state.scores = None  # the next pass computes them, after its rows were read again
-        release()
+            state.scores = state.own = None  # the next pass computes them, after its rows were read again
+            state.forget_prompt(source=True)
+        self._reclaim()
         if shortage.torn:  # a search that failed within its choice cannot repeat it
             lost = states.pop(next(place for place, state in enumerate(states) if state.torn))
         elif len(states) == 1:
@@ -112,14 +119,8 @@ class Scheduler:
         places = {id(lane): place for place, lane in enumerate(lanes)}
         for group in sorted([*groups(unread), *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
             began = self.clock()
-            if len(group) > 1:
-                try:
-                    with shortages():
-                        self.prefixes.read(group)
-                except GenctlError:
-                    pass  # reading each prompt alone reports the error for the right one
-                except OutOfMemory:
-                    release()  # read them one by one instead
+            if len(group) > 1 and not self._read_together(group):
+                self._reclaim()  # read them one by one instead
             for lane in group:
                 if self.live < self.width:
                     alone = len(lanes) == 1 and not self.live and lane.strategy.rows == 1
@@ -129,7 +130,35 @@ class Scheduler:
                 else:  # memory ran out before all were admitted
                     self.queue.postponed.append(lane)
 
+    def _read_together(self, lanes: list[Lane]) -> bool:
+        """Read the prompts of several lanes in one pass. False if there is no memory for that."""
+        try:
+            with shortages():
+                self.prefixes.read(lanes)
+        except GenctlError:
+            pass  # reading each prompt alone reports the error for the right one
+        except OutOfMemory:
+            return False
+        return True
+
+    def _fitting(self, lanes: list[Lane]) -> list[Lane]:
+        """The first of some lanes that fit into the free memory beside the live ones; the others wait."""
+        self.full = None
+        if self.estimate is None or (len(lanes) < 2 and not self.live):
+            return lanes
+        states = [state for batch in self.batches for state in batch.states]
+        count = self.estimate.fitting(lanes, states)
+        count = max(count, 0 if self.live else 1)
+        if count < len(lanes):
+            self.queue.postponed.extendleft(reversed(lanes[count:]))
+            self.full = self.live + count
+            if self.full < self.told:
+                self.told = self.full
+                self.on_shortage(self.full)
+        return lanes[:count]
+
     def _begin(self, lane: Lane, began: float, room: int) -> Iterator[events.Event]:
+        shortage: OutOfMemory | None = None
         try:
             with shortages():
                 prefix, known = self.prefixes.take(lane, room)
@@ -138,7 +167,9 @@ class Scheduler:
         except GenctlError as error:
             yield events.Failed(lane.name, error.code, error.message)
             return
-        except OutOfMemory as shortage:
+        except OutOfMemory as error:
+            shortage = error.without_frames()
+        if shortage is not None:
             if self._makes_room():
                 self.queue.postponed.appendleft(lane)
             else:
@@ -152,10 +183,13 @@ class Scheduler:
         self._join(state)
 
     def _readmit(self, state: LaneState) -> Iterator[events.Event]:
+        shortage: OutOfMemory | None = None
         try:
             with shortages():
-                state.reread()
-        except OutOfMemory as shortage:
+                state.reread(self.prefixes)
+        except OutOfMemory as error:
+            shortage = error.without_frames()
+        if shortage is not None:
             if self._makes_room():
                 self.preempted.appendleft(state)
             else:
@@ -173,14 +207,23 @@ class Scheduler:
 
     def _makes_room(self) -> bool:
         """Limit the width to the live lanes, after another did not fit. False if there are none."""
-        release()
+        for batch in self.batches:
+            for state, _ in batch.rows.held:  # its rows have the columns of the prompt
+                state.forget_prompt(source=False)
+        self._reclaim()
         if self.live:
             self._narrow(self.live)
         return self.live > 0
 
+    def _reclaim(self) -> None:
+        """Free what can be made again: what no lane holds, and what a model keeps to be faster."""
+        self.prefixes.clear()
+        self.model.free()
+        release()
+
     def _narrow(self, width: int) -> None:
         if width < self.width:
-            self.width = width
+            self.width = self.told = width
             self.on_shortage(width)
 
 

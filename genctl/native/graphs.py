@@ -117,7 +117,7 @@ class Graphs:
 
     def _capture(self, fixed: _FixedStep, buffers: Buffers, source: _Source) -> None:
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call]  # torch is
+            self._pool = torch.cuda.graph_pool_handle()
         graph, device = torch.cuda.CUDAGraph(), self.decoder.device
         # other threads may use the device meanwhile
         captured = torch.cuda.graph(graph, self._pool, self._stream, "thread_local")

@@ -112,6 +112,11 @@ class NativeRuntime(Reader):
         if self.graphs is not None and cache is not None:
             cache.use_slots(windows=True)
 
+    def free(self) -> None:
+        """Drop the graphs of steps, and the memory that they hold."""
+        if self.graphs is not None:
+            self.graphs.free()
+
     def encode(self, ids: Sequence[int]) -> Source:
         """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
         if self.encoder is None:

@@ -1,0 +1,244 @@
+"""How fast steps are on a GPU (`scripts/gpu bench`), beside `generate()` with a dynamic cache.
+
+Weights are random and made on the device, in the sizes of Qwen2.5-0.5B and of a Llama of 7 billion, in bfloat16.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_parts import Parts, card, no_gpu
+
+SECONDS = 240
+NEW = 72
+SIZES = {
+    "0.5B": {
+        "kind": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 32768,
+    },
+    "7B": {
+        "kind": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 8192,
+    },
+}
+
+
+class Model:
+    """One model with random weights, as genctl and as transformers run it. They share the tensors."""
+
+    def __init__(self, size: str) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        from genctl.models.architectures import read_native
+        from genctl.native.load import build
+        from genctl.native.model import SpecialTokens
+        from genctl.native.plan import WeightPlan
+        from genctl.native.runtime import NativeRuntime
+
+        fields = dict(SIZES[size])
+        config = AutoConfig.for_model(fields.pop("kind"), **fields)
+        with torch.device("cuda"):
+            self.theirs = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        self.theirs.generation_config.eos_token_id = None
+        tensors = self.theirs.state_dict()
+        if config.tie_word_embeddings:
+            tensors.pop("lm_head.weight", None)
+        plan = WeightPlan(*read_native(config.to_dict()), {name: tuple(each.shape) for name, each in tensors.items()})
+        special = SpecialTokens({})
+        made = build(
+            plan, tensors.__getitem__, config.to_dict(), special, dtype=torch.bfloat16, device=torch.device("cuda")
+        )
+        self.ours: Any = NativeRuntime(made)
+        self.vocabulary = int(config.vocab_size)
+        self.bytes = made.bytes()
+
+
+def prompts(model: Model, rows: int, tokens: int) -> list[tuple[int, ...]]:
+    import torch
+
+    drawn = torch.randint(10, model.vocabulary, (rows, tokens), generator=torch.Generator().manual_seed(rows))
+    return [tuple(row) for row in drawn.tolist()]
+
+
+def steps(model: Model, rows: int, tokens: int, new: int, strategy: Any, **lane: Any) -> Iterator[float]:
+    """The time at which each step is known to the host; first of all that of the beginning."""
+    import torch
+
+    from genctl import events
+    from genctl.decode.loop import decode
+    from genctl.decode.types import Lane
+
+    given = [Lane(str(n), ids, strategy, new, seed=n, **lane) for n, ids in enumerate(prompts(model, rows, tokens))]
+    torch.cuda.synchronize()
+    yield time.perf_counter()
+    step = -1
+    for event in decode(model.ours, given, width=rows):
+        if isinstance(event, events.Failed):
+            raise RuntimeError(event.message)
+        if isinstance(event, events.Stepped) and event.lane == str(rows - 1):
+            step += 1
+            yield time.perf_counter()
+
+
+def measured(model: Model, rows: int, tokens: int, strategy: Any, new: int = NEW, **lane: Any) -> dict[str, Any]:
+    """Milliseconds of a step (the median of those after the graph was captured) and of the first token."""
+    times = list(steps(model, rows, tokens, new, strategy, **lane))
+    between = [1000 * (after - before) for before, after in zip(times[1:], times[2:], strict=False)]
+    step = statistics.median(between[8:])
+    return {
+        "ms_step": round(step, 2),
+        "tokens_s": round(1000 * rows / step, 1),
+        "ms_first": round(1000 * (times[1] - times[0]), 1),
+    }
+
+
+def generated(model: Model, rows: int, tokens: int, **options: Any) -> dict[str, Any]:
+    """The same of `generate()`."""
+    import torch
+
+    ids = torch.tensor(prompts(model, rows, tokens), device="cuda")
+    found = {}
+    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, **options}
+    for new in (1, 1, 25):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        model.theirs.generate(ids, max_new_tokens=new, min_new_tokens=new, **given)
+        torch.cuda.synchronize()
+        found[new] = 1000 * (time.perf_counter() - began)
+    step = (found[25] - found[1]) / 24
+    return {"ms_step": round(step, 2), "tokens_s": round(1000 * rows / step, 1), "ms_first": round(found[1], 1)}
+
+
+def profiled(model: Model, rows: int, strategy: Any) -> dict[str, Any]:
+    """Kernels, copies and waits of a step, and how long the device computes in it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    times = steps(model, rows, 32, 64, strategy)
+    for _ in range(20):
+        next(times)
+    count = 12
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        for _ in range(count):
+            next(times)
+    names = {"kernels": 0, "copies": 0, "waits": 0, "launches": 0}
+    busy = 0.0
+    for event in found.events():
+        name = event.name
+        if str(event.device_type).endswith("CUDA"):
+            busy += event.time_range.elapsed_us()
+            names["copies" if name.startswith(("Memcpy", "Memset")) else "kernels"] += 1
+        elif name.endswith("Synchronize"):
+            names["waits"] += 1
+        elif "Launch" in name:
+            names["launches"] += 1
+    return {**{name: round(each / count, 1) for name, each in names.items()}, "ms_busy": round(busy / 1000 / count, 2)}
+
+
+def shortage(model: Model) -> dict[str, Any]:
+    """256 prompts of 600 tokens at once: as many as fit go on, and no row fails."""
+    from genctl import events
+    from genctl.decode.loop import decode
+    from genctl.decode.types import Lane
+    from genctl.strategies.sample import Sample
+
+    told: list[int] = []
+    given = [Lane(str(n), ids, Sample(), 8, seed=n) for n, ids in enumerate(prompts(model, 256, 600))]
+    ended = {"done": 0, "failed": 0}
+    for event in decode(model.ours, given, width=256, on_shortage=told.append):
+        if isinstance(event, events.Finished):
+            ended["done"] += 1
+        elif isinstance(event, events.Failed):
+            ended["failed"] += 1
+    bad = ended["failed"] or ended["done"] != 256
+    return {**ended, "widths": told, **({"failed": f"{ended}, widths {told}"} if bad else {})}
+
+
+def freed() -> None:
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [f"{'':44} {'ms/step':>8} {'tokens/s':>9} {'ms first':>9}"]
+    for name, each in found.items():
+        result = each["result"]
+        if isinstance(result, dict) and "ms_step" in result:
+            lines.append(f"{name:44} {result['ms_step']:8.2f} {result['tokens_s']:9.1f} {result['ms_first']:9.1f}")
+        else:
+            lines.append(f"{name:44} {result}")
+    return "\n".join(lines) + "\n"
+
+
+def rows_of(parts: Parts, name: str, model: Model, rows: Sequence[int]) -> None:
+    from genctl.strategies.sample import Sample
+
+    for count in rows:
+        parts.run(f"{name}, {count} rows", lambda count=count: measured(model, count, 32, Sample()), least=8)
+
+
+def main(folder: Path) -> int:
+    if reason := no_gpu():
+        print(f"error: {reason}, so nothing can be measured")
+        return 2
+    from genctl.strategies.beam import Beam
+    from genctl.strategies.sample import Sample
+
+    parts = Parts(folder, SECONDS)
+    parts.run("card", card, least=0)
+    made: dict[str, Model] = {}
+
+    def make(size: str) -> dict[str, Any]:
+        made[size] = Model(size)
+        measured(made[size], 2, 16, Sample(), 16)  # libraries begin
+        return {"gb": round(made[size].bytes / 1e9, 2)}
+
+    for size, counts in (("0.5B", (1, 8, 32, 128)), ("7B", (1, 8, 32))):
+        parts.run(f"{size}, weights", lambda size=size: make(size), least=20)
+        model = made.pop(size, None)
+        if model is None:
+            continue
+        rows_of(parts, size, model, counts)
+        parts.run(f"{size}, beams of 5", lambda m=model: measured(m, 1, 32, Beam(5)), least=8)
+        parts.run(f"{size}, profile of 1 row", lambda m=model: profiled(m, 1, Sample()), least=10)
+        parts.run(f"{size}, generate(), 1 row", lambda m=model: generated(m, 1, 32), least=8)
+        parts.run(f"{size}, a prompt of 2,048", lambda m=model: measured(m, 1, 2048, Sample()), least=8)
+        parts.run(f"{size}, top-p", lambda m=model: measured(m, 8, 32, Sample(True)), least=8)
+        if size == "7B":
+            parts.run("7B, 256 prompts of 600 tokens", lambda m=model: shortage(m), least=40)
+        parts.run(f"{size}, generate(), 32 rows", lambda m=model: generated(m, 32, 32), least=8)
+        if size == "0.5B":
+            parts.run(f"{size}, generate(), 128 rows", lambda m=model: generated(m, 128, 32), least=8)
+            parts.run(f"{size}, generate(), beams of 5", lambda m=model: generated(m, 1, 32, num_beams=5), least=8)
+            parts.run(f"{size}, profile of 32 rows", lambda m=model: profiled(m, 32, Sample()), least=10)
+        model = None
+        freed()
+    shown = table(parts.found)
+    (folder / "table.txt").write_text(shown)
+    print(shown)
+    return int(parts.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

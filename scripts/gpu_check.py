@@ -1,0 +1,84 @@
+"""What must hold on a GPU (`scripts/gpu check`): tokens of `generate()` on a CPU, commands, memory, an interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from gpu_parts import Parts, card, command, no_gpu
+
+SECONDS = 180
+COMPARED = (  # with `generate()` on the CPU, token by token
+    "tests/strategies/test_goldens.py",
+    "tests/native/test_generate.py",
+    "tests/native/test_seq2seq_generate.py",
+    "tests/strategies/test_beam_parity.py",
+    "tests/strategies/assisted/test_assisted_greedy.py",
+    "tests/decode/test_parity.py",
+    "tests/decode/processors/test_processors_parity.py",
+    "tests/test_independence.py",
+)
+PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--maxfail", "20", "--tb", "short")
+
+
+def compared(log: Path, seconds: float, *, transformers: bool) -> dict[str, Any]:
+    """The tests that compare tokens, with the model on the GPU, in float32."""
+    environment = {"GENCTL_TEST_DEVICE": "cuda", "GENCTL_TEST_RUNTIME": "transformers" if transformers else ""}
+    return command(log, [*PYTEST, *parallel(), "--everyday", *COMPARED], seconds, **environment)
+
+
+def parallel() -> list[str]:
+    """Options of pytest for several processes, where pytest-xdist is installed."""
+    try:
+        import xdist  # noqa: F401
+    except ImportError:
+        return []
+    return ["-n", str(min(8, os.cpu_count() or 1))]
+
+
+def interrupted(folder: Path) -> dict[str, Any]:
+    """Ctrl-C within a run ends it with what it has, and status 130."""
+    words = ["-m", "genctl", "run", "-m", "builtin:stories", "Once", "--device", "cuda", "-n", "4000"]
+    words += ["--set", "eos_token_id=[]", "--truncate", "left"]
+    with (folder / "interrupt.log").open("w+") as log:
+        running = subprocess.Popen([sys.executable, *words], stdout=log, stderr=subprocess.STDOUT)
+        time.sleep(12)
+        running.send_signal(signal.SIGINT)
+        status = running.wait(20)
+        log.seek(0)
+        text = log.read()
+    good = status == 130 and "Traceback" not in text
+    return {"status": status, **({} if good else {"failed": f"status {status}: {text[-200:]}"})}
+
+
+def main(folder: Path) -> int:
+    if reason := no_gpu():
+        print(f"error: {reason}, so nothing can be checked")
+        return 2
+    parts = Parts(folder, SECONDS)
+    parts.run("card", card, least=0)
+    marked = ["-m", "gpu", "tests/test_gpu.py", "tests/native/test_graphs.py", "tests/decode/test_gpu_memory.py"]
+    words = [*PYTEST, *parallel(), *marked]
+    parts.run("marked gpu", lambda: command(folder / "marked.log", words, min(80, parts.left)), least=20)
+    parts.run(
+        "native against generate()",
+        lambda: compared(folder / "native.log", min(80, parts.left), transformers=False),
+        least=20,
+    )
+    parts.run("interrupt", lambda: interrupted(folder), least=35)
+    parts.run(
+        "transformers' classes against generate()",
+        lambda: compared(folder / "transformers.log", min(60, parts.left), transformers=True),
+        least=20,
+    )
+    print(f"{len(parts.found)} parts, {time.monotonic() - parts.began:.0f} s: {folder / 'result.json'}")
+    return int(parts.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
