@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpu_parts import Parts, card, no_gpu
 
 SECONDS = 240
 NEW = 72
+DEVICE = "cuda"
 SIZES = {
     "0.5B": {
         "kind": "qwen2",
@@ -57,7 +59,7 @@ class Model:
 
         fields = dict(SIZES[size])
         config = AutoConfig.for_model(fields.pop("kind"), **fields)
-        with torch.device("cuda"):
+        with torch.device(DEVICE):
             self.theirs = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         self.theirs.generation_config.eos_token_id = None
         tensors = self.theirs.state_dict()
@@ -66,7 +68,7 @@ class Model:
         plan = WeightPlan(*read_native(config.to_dict()), {name: tuple(each.shape) for name, each in tensors.items()})
         special = SpecialTokens({})
         made = build(
-            plan, tensors.__getitem__, config.to_dict(), special, dtype=torch.bfloat16, device=torch.device("cuda")
+            plan, tensors.__getitem__, config.to_dict(), special, dtype=torch.bfloat16, device=torch.device(DEVICE)
         )
         self.ours: Any = NativeRuntime(made)
         self.vocabulary = int(config.vocab_size)
@@ -103,7 +105,7 @@ def steps(model: Model, rows: int, tokens: int, new: int, strategy: Any, **lane:
 def measured(model: Model, rows: int, tokens: int, strategy: Any, new: int = NEW, **lane: Any) -> dict[str, Any]:
     """Milliseconds of a step (the median of those after the graph was captured) and of the first token."""
     times = list(steps(model, rows, tokens, new, strategy, **lane))
-    between = [1000 * (after - before) for before, after in zip(times[1:], times[2:], strict=False)]
+    between = [1000 * (after - before) for before, after in pairwise(times[1:])]
     step = statistics.median(between[8:])
     return {
         "ms_step": round(step, 2),
@@ -116,7 +118,7 @@ def generated(model: Model, rows: int, tokens: int, **options: Any) -> dict[str,
     """The same of `generate()`."""
     import torch
 
-    ids = torch.tensor(prompts(model, rows, tokens), device="cuda")
+    ids = torch.tensor(prompts(model, rows, tokens), device=DEVICE)
     found = {}
     given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0, **options}
     for new in (1, 1, 25):

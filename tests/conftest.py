@@ -139,10 +139,10 @@ def little_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@pytest.fixture(autouse=os.environ.get("GENCTL_TEST_DEVICE") == "fake")
-def device_of_the_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+@pytest.fixture(scope="session", autouse=os.environ.get("GENCTL_TEST_DEVICE") == "fake")
+def device_of_the_tests() -> Iterator[None]:
     """See `runtimes`."""
     from tests.fake_cuda import fake_gpu
 
-    with fake_gpu(monkeypatch):
+    with pytest.MonkeyPatch.context() as patch, fake_gpu(patch):
         yield

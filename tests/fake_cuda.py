@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
@@ -146,6 +147,7 @@ def _copied(result: Any, args: Any) -> Any:
 @contextmanager
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Memory]:
     """The GPU for the while, with so many bytes of memory."""
+    assert transformers.LlamaForCausalLM  # imported before torch looks as if it had a GPU
     global memory
     memory = own = Memory(total)
 
