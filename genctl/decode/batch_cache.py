@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
+from genctl.decode.cache.together import run_of
 from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transfer import to_device
@@ -97,11 +99,28 @@ class BatchCache:
             if parts and not together:
                 parts = [parts[0].unshared()]
             lengths = {state: state.read for state in joining}
-            parts += [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
+            parts += self._joining(states, joining, room, together)
             self.cache = parts[0].merge(parts[1:], room=room)
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(lengths.values())
             self.pads = {state: self.columns - length for state, length in lengths.items()}
+
+    def _joining(self, states: list[LaneState], joining: list[LaneState], room: int, together: bool) -> list[Cache]:
+        """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""
+        parts: list[Cache] = []
+        at = 0
+        while at < len(joining):
+            plain = takewhile(_is_plain, joining[at:])
+            rows = run_of([state.prefix.cache for state in plain])
+            if rows and not together:
+                index = to_device([row.row for row in rows], self.model.device)
+                own_room = room if len(rows) == len(states) else 0  # else a merge makes it
+                parts.append(rows[0].whole.select(index, room=own_room, drop=min(row.pad for row in rows)))
+                at += len(rows)
+            else:
+                parts.append(self._fork(joining[at], room, together, alone=len(states) == 1))
+                at += 1
+        return parts
 
     def _together(self, states: list[LaneState], before: list[LaneState]) -> bool:
         """Whether all rows continue one prompt, whose keys and values they may then share."""
@@ -153,3 +172,8 @@ class BatchCache:
 def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
     """Whether a lane's rows stay where they were in the last pass."""
     return state is held[0] and state.draft is None and not state.fed_draft and state.parents == [*range(held[1])]
+
+
+def _is_plain(state: LaneState) -> bool:
+    """Whether a lane that joins has one row, which goes on from its prompt without a draft."""
+    return state.rows == 1 and state.own is None and not state.lane.strategy.drafts

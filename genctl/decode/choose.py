@@ -118,7 +118,8 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
     group: list[LaneState] = []
     for state in states:
         key = state.mode.key
-        if group and (key is None or key != group[0].mode.key or state.scores is not group[0].scores):
+        apart = group and (state.scores is not group[0].scores or state.place.start != group[-1].place.stop)
+        if group and (key is None or key != group[0].mode.key or apart):
             yield group
             group = []
         group.append(state)

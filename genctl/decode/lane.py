@@ -54,6 +54,9 @@ class LaneState:
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
         self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
+        if prefix.together is not None and lane.strategy.rows == 1:  # lanes that begin together choose together
+            self.scores, row = prefix.together
+            self.place = slice(row, row + 1)
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
@@ -137,7 +140,7 @@ class LaneState:
         empty.convert(self.lane.cache)
         if not source:
             empty.cross = self.prefix.cache.cross
-        self.prefix, self.is_forgotten = replace(self.prefix, cache=empty), True
+        self.prefix, self.is_forgotten = replace(self.prefix, cache=empty, together=None), True
 
     def reread(self, prefixes: PrefixCache) -> None:
         """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
@@ -147,7 +150,7 @@ class LaneState:
         only_prompt = self.live.written <= (self.front is None)
         if self.is_forgotten and (only_prompt or self.prefix.source is not None):
             self.prefix, self.is_forgotten = prefixes.take(self.lane)[0], False
-        if self.live.written == 0:  # it has not chosen yet
+        if self.live.written == 0 and self.front is None and self.draft is None:  # it has not chosen yet
             self.scores, self.place = ModelScores(self.prefix.logits[:, None], self.prefix.layers), slice(0, 1)
         if only_prompt:
             return

@@ -11,13 +11,14 @@ import torch
 from genctl.decode.batch_cache import ROOM
 from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.layer import CROSS
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Lane
+from genctl.errors import ModelError
 
 if TYPE_CHECKING:
     from genctl.decode.lane import LaneState
 
-FILLED = 0.9  # of the free memory of a GPU; the rest is for the arithmetic of a pass
+FILLED = 0.8  # of the free memory of a GPU; the rest is for the arithmetic of a pass
 SCORES = 8  # copies of a row's scores that a step makes
 SHARE = 0.5  # of free memory; activations and growing buffers need the rest
 MOST = {"cpu": 32, "cuda": 256}  # beyond this the time of a pass grows in proportion to its rows
@@ -49,6 +50,15 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
         bytes_of_row = columns * _width(forward) * 16
     fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.rows), 1)))
     return max(1, min(int(most), fits))
+
+
+def _rows(lane: Lane) -> int:
+    return max(int(lane.strategy.rows), 1)
+
+
+def _columns(lane: Lane) -> int:
+    """Columns of a row's buffers when it has begun."""
+    return -(-(len(lane.tokens) + min(lane.max_new_tokens, ROOM)) // STEP) * STEP
 
 
 def _width(forward: ModelRuntime) -> int:
@@ -86,6 +96,12 @@ class Estimate:
         if free is None:
             return len(lanes)
         passes = self.forward.forwards
+        token = self._token()
+        if token and not self._known:  # measuring costs a pass
+            columns = sum(state.rows * state.length for state in live)
+            columns += sum((1 + _rows(lane)) * (len(lane.source or ()) + _columns(lane)) for lane in lanes)
+            if columns * token + sum(map(self._scores, lanes)) <= free * FILLED:
+                return len(lanes)
         left = free * FILLED - sum(state.rows * self._row(state.lane, state.length) for state in live)
         count = 0
         for lane in lanes:
@@ -98,10 +114,19 @@ class Estimate:
 
     def needs(self, lane: Lane) -> float:
         """Bytes of a lane: its prompt as it was read, its rows with room for new tokens, and the scores of a step."""
-        rows = max(int(lane.strategy.rows), 1)
-        columns = -(-(len(lane.tokens) + min(lane.max_new_tokens, ROOM)) // STEP) * STEP
-        scores = rows * self.forward.vocab_size * 4 * SCORES
-        return self._row(lane, len(lane.tokens)) + rows * self._row(lane, columns) + scores
+        prompt, rows = self._row(lane, len(lane.tokens)), self._row(lane, _columns(lane))
+        return prompt + _rows(lane) * rows + self._scores(lane)
+
+    def _scores(self, lane: Lane) -> int:
+        return _rows(lane) * self.forward.vocab_size * 4 * SCORES
+
+    def _token(self) -> int:
+        """More than the bytes of a token, by the sizes of the model; 0 if they are not known."""
+        try:
+            depth = depth_of(self.forward)
+        except ModelError:
+            return 0
+        return 4 * depth * _width(self.forward) * self.forward.dtype.itemsize
 
     def _row(self, lane: Lane, columns: int) -> float:
         """Bytes of a row's cache with so many columns, and of its source."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cached_property
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -129,6 +129,8 @@ class Reader(ABC):
             mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
         together = self.new_cache()
         output = self(tokens, together, mask=mask, positions=positions, keep=1, first=True)
+        if self.copies_late and type(together) is Cache:
+            return self._rows_of_pass(tokens, together, pads, output.logits[:, -1:])
         prefixes = []
         for row, pad in enumerate(pads):
             cache = together.select(torch.tensor([row], device=self.device), drop=pad)
@@ -137,6 +139,42 @@ class Reader(ABC):
                 Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None)
             )
         return prefixes
+
+    @property
+    def copies_late(self) -> bool:
+        """Whether a row of a pass is copied when it is needed: on a GPU, which waits for the launch of each copy."""
+        return self.device.type == "cuda"
+
+    def _rows_of_pass(self, tokens: Tensor, together: Cache, pads: list[int], logits: Tensor) -> list[Prefix]:
+        from genctl.decode.cache.together import RowOfPass
+        from genctl.decode.score import ModelScores
+
+        self.prepare(together)
+        scores = ModelScores(logits)
+        return [
+            Prefix(
+                tokens[row : row + 1, pad:],
+                RowOfPass(together, row, pad),
+                logits[row : row + 1, -1],
+                together=(scores, row),
+            )
+            for row, pad in enumerate(pads)
+        ]
+
+    def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
+        """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
+
+        Only for texts that may be cut anywhere (`Abilities.several_cached`, `bound`).
+        """
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        cache: Cache | None = self.new_cache(room=len(ids) - size)
+        for begin in range(0, len(ids), size):
+            output = self(tokens[:, begin : begin + size], cache, keep=1, first=begin == 0)
+            cache = output.cache
+            if begin + size < len(ids):
+                yield None
+        self.prepare(cache)
+        yield _prefix(tokens, output, None, None)
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -12,6 +12,8 @@ from genctl.decode.types import Lane, Prefix, Source
 Prompt: TypeAlias = tuple[tuple[int, ...], tuple[int, ...] | None]  # the decoder's tokens, the encoder's
 
 MOST = 512  # most tokens of a pass that reads several prompts, padding included
+MOST_ON_GPU = 8192
+PIECE = 2048  # tokens of a prompt that a GPU reads between two steps of other lanes
 _PADDING = 0.25  # the most padding, as a share of a prompt's length
 
 
@@ -45,9 +47,23 @@ class PrefixCache:
         """Read the prompts of these lanes in one pass, to be taken next."""
         prefixes = self.forward.prefill_together([lane.tokens for lane in lanes])
         for lane, prefix in zip(lanes, prefixes, strict=True):
-            if prefix.cache is not None:
-                prefix.cache.convert(lane.cache)
-            self.ready[(lane.tokens, lane.source), lane.cache] = prefix
+            self.put(lane, prefix)
+
+    def in_pieces(self, lane: Lane) -> Generator[Prefix | None, None, None] | None:
+        """The passes over a lane's prompt, if that is long and may be read in several; else None."""
+        forward, length = self.forward, len(lane.tokens)
+        if forward.device.type != "cuda" or length <= PIECE or length > forward.bound or lane.source is not None:
+            return None
+        unread, _ = self.unread([lane])
+        if not unread or not forward.abilities.several_cached or not forward.abilities.supports_cache:
+            return None
+        return forward.prefill_in_pieces(lane.tokens, PIECE)
+
+    def put(self, lane: Lane, prefix: Prefix) -> None:
+        """A prompt that was read, to be taken next."""
+        if prefix.cache is not None:
+            prefix.cache.convert(lane.cache)
+        self.ready[(lane.tokens, lane.source), lane.cache] = prefix
 
     def take(self, lane: Lane, room: int = 0) -> tuple[Prefix, bool]:
         """The lane's prefix, and whether it was read before. `room`: free columns of a static cache."""
@@ -104,8 +120,8 @@ class PrefixCache:
             self.sources = {key: source for key, source in self.sources.items() if key in sources}
 
 
-def groups(lanes: Sequence[Lane]) -> list[list[Lane]]:
-    """Group the prompts to read in one pass: short ones of about the same length, each lane in one group.
+def groups(lanes: Sequence[Lane], most: int = MOST) -> list[list[Lane]]:
+    """Group the prompts to read in one pass of `most` tokens: short ones of about the same length, each in one group.
 
     A pass over one short prompt mostly reads weights, which several prompts can share; a long prompt is bound by
     arithmetic. Groups and their lanes are in the order of `lanes`, whose prompts differ.
@@ -114,7 +130,7 @@ def groups(lanes: Sequence[Lane]) -> list[list[Lane]]:
     lengths = [len(lane.tokens) for lane in lanes]
     for place in sorted(range(len(lanes)), key=lambda place: -lengths[place]):
         longest = lengths[places[-1][0]] if places else 0
-        if places and (len(places[-1]) + 1) * longest <= MOST and longest <= lengths[place] * (1 + _PADDING):
+        if places and (len(places[-1]) + 1) * longest <= most and longest <= lengths[place] * (1 + _PADDING):
             places[-1].append(place)
         else:
             places.append([place])

@@ -5,7 +5,7 @@ N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden siz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -150,6 +150,9 @@ class ModelRuntime(Protocol):
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
         """Read prompts in one pass; each prefix holds its own row, without padding."""
+
+    def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
+        """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix."""
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False

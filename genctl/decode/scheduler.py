@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from genctl import events
@@ -11,9 +12,9 @@ from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
 from genctl.decode.memory import estimate_of
 from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_large
-from genctl.decode.prefix_cache import PrefixCache, groups
+from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Lane
+from genctl.decode.types import Lane, Prefix
 from genctl.errors import ContractError, GenctlError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Scheduler:
         self.batches: list[Batch] = []
         self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
+        self.reading: list[Reading] = []  # lanes whose prompts are read between the steps of others
         self.estimate = estimate_of(model)
         self.told = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
@@ -53,13 +55,15 @@ class Scheduler:
 
     def waiting(self, interrupted: str) -> bool:
         """Whether anything is left to do. An interrupted run begins no further lane."""
-        return bool((not interrupted and self.queue) or self.batches or self.preempted)
+        return bool((not interrupted and (self.queue or self.reading)) or self.batches or self.preempted)
 
     def admit(self, interrupted: str) -> Iterator[events.Event]:
         """Fill the free places: Prefilled for each lane that begins, Failed for each that cannot."""
         # rows that cannot be padded must have equal lengths: new lanes wait until the batch is done
         closed = not self.model.abilities.pads and any(batch.started for batch in self.batches)
-        while self.live < self.width and not closed:
+        if self.reading and not interrupted:
+            yield from self._read_on(self.reading[0])
+        while self.live + len(self.reading) < self.width and not closed:
             if self.full is not None and 0 < self.full <= self.live:
                 return
             if self.preempted:
@@ -67,7 +71,8 @@ class Scheduler:
             elif interrupted:
                 return
             else:
-                lanes = self.queue.take(self.width - self.live, wait=not self.live)
+                busy = self.live + len(self.reading)
+                lanes = self.queue.take(self.width - busy, wait=not busy)
                 yield from self.queue.take_failed()
                 if not lanes:
                     return
@@ -106,6 +111,8 @@ class Scheduler:
         """End every search."""
         for state in [*self.preempted, *(state for batch in self.batches for state in batch.states)]:
             state.close()
+        for reading in self.reading:
+            reading.passes.close()
         if self.watcher is not None:
             self.watcher.close()
 
@@ -117,8 +124,16 @@ class Scheduler:
         if self.watcher is not None:  # a watcher needs the cache of each prompt
             unread, others = [], lanes
         places = {id(lane): place for place, lane in enumerate(lanes)}
-        for group in sorted([*groups(unread), *([lane] for lane in others)], key=lambda group: places[id(group[0])]):
+        most = MOST_ON_GPU if self.model.device.type == "cuda" else MOST
+        for group in sorted(
+            [*groups(unread, most), *([lane] for lane in others)], key=lambda group: places[id(group[0])]
+        ):
             began = self.clock()
+            if len(group) == 1 and self.live and self.watcher is None:  # others would wait for a long prompt
+                passes = self.prefixes.in_pieces(group[0])
+                if passes is not None:
+                    self.reading.append(Reading(group[0], began, passes))
+                    continue
             if len(group) > 1 and not self._read_together(group):
                 self._reclaim()  # read them one by one instead
             for lane in group:
@@ -129,6 +144,30 @@ class Scheduler:
                     yield from self._begin(lane, began, room)
                 else:  # memory ran out before all were admitted
                     self.queue.postponed.append(lane)
+
+    def _read_on(self, reading: Reading) -> Iterator[events.Event]:
+        """The next piece of a prompt; after the last one its lane begins."""
+        lane, shortage = reading.lane, False
+        try:
+            with shortages():
+                prefix = next(reading.passes)
+        except ContractError:
+            raise
+        except GenctlError as error:
+            self.reading.remove(reading)
+            yield events.Failed(lane.name, error.code, error.message)
+            return
+        except OutOfMemory:
+            shortage = True
+        if shortage:  # it is read as a whole, alone or when there is room
+            self.reading.remove(reading)
+            reading.passes.close()
+            self._makes_room()
+            self.queue.postponed.appendleft(lane)
+        elif prefix is not None:
+            self.reading.remove(reading)
+            self.prefixes.put(lane, prefix)
+            yield from self._begin(lane, reading.began, 0)
 
     def _read_together(self, lanes: list[Lane]) -> bool:
         """Read the prompts of several lanes in one pass. False if there is no memory for that."""
@@ -225,6 +264,15 @@ class Scheduler:
         if width < self.width:
             self.width = self.told = width
             self.on_shortage(width)
+
+
+@dataclass(eq=False)
+class Reading:
+    """A long prompt that is read in pieces."""
+
+    lane: Lane
+    began: float
+    passes: Generator[Prefix | None, None, None]
 
 
 class LaneQueue:

@@ -58,6 +58,7 @@ class Prefix:
     layers: tuple[Tensor, ...] | None = None  # hidden states per layer at the last position, each [1, 1, H]
     source: Source | None = None
     reused: int = 0  # tokens of the prompt that came from a saved prompt
+    together: tuple[Any, int] | None = None  # the scores of all prompts of its pass (`score.ModelScores`), and its row
 
 
 @dataclass

@@ -77,7 +77,7 @@ def test_every_lane_ends_well_that_fits_alone(
         alone = device.most - before
         assert alone > 0
         reread = search != "greedy" and not estimated  # rows that are read again do not share a prompt
-        for share in (1.8, 2.5) if reread else (1.3, 2):
+        for share in (2.5, 4) if reread else (1.3, 2):
             device.total, device.most = int(before + share * alone), device.used
             found, told = results(forward, given, len(given))
             assert found == wanted
