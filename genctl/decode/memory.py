@@ -78,12 +78,12 @@ def _parts(forward: ModelRuntime, lane: Lane) -> list[dict[str, Any]]:
     return [] if prefix.cache is None else prefix.cache.describe()
 
 
-def estimate_of(forward: ModelRuntime) -> Estimate | None:
+def estimate_of(forward: ModelRuntime) -> MemoryEstimate | None:
     """An estimate for a device whose memory is known and has no swap."""
-    return Estimate(forward) if forward.device.type == "cuda" else None
+    return MemoryEstimate(forward) if forward.device.type == "cuda" else None
 
 
-class Estimate:
+class MemoryEstimate:
     """How many lanes fit into the free memory of a GPU, before they are tried."""
 
     def __init__(self, forward: ModelRuntime) -> None:

@@ -43,7 +43,7 @@ class Scheduler:
         self.batches: list[Batch] = []
         self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
-        self.reading: list[Reading] = []  # lanes whose prompts are read between the steps of others
+        self.reading: list[PromptInPieces] = []  # lanes whose prompts are read between the steps of others
         self.estimate = estimate_of(model)
         self.told = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
@@ -132,7 +132,7 @@ class Scheduler:
             if len(group) == 1 and self.live and self.watcher is None:  # others would wait for a long prompt
                 passes = self.prefixes.in_pieces(group[0])
                 if passes is not None:
-                    self.reading.append(Reading(group[0], began, passes))
+                    self.reading.append(PromptInPieces(group[0], began, passes))
                     continue
             if len(group) > 1 and not self._read_together(group):
                 self._reclaim()  # read them one by one instead
@@ -145,7 +145,7 @@ class Scheduler:
                 else:  # memory ran out before all were admitted
                     self.queue.postponed.append(lane)
 
-    def _read_on(self, reading: Reading) -> Iterator[events.Event]:
+    def _read_on(self, reading: PromptInPieces) -> Iterator[events.Event]:
         """The next piece of a prompt; after the last one its lane begins."""
         lane, shortage = reading.lane, False
         try:
@@ -267,7 +267,7 @@ class Scheduler:
 
 
 @dataclass(eq=False)
-class Reading:
+class PromptInPieces:
     """A long prompt that is read in pieces."""
 
     lane: Lane

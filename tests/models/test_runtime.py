@@ -71,20 +71,17 @@ def on(device: str, folder: Path, runtime: Runtime) -> str:
     made = check.inspect(folder, allow_pickle=False, trust_remote_code=False, need_tokenizer=False)
     plan, _ = runtime_choice.plan(runtime, made, trust_remote_code=False)
     assert plan is not None
-    return runtime_choice.device_reason(plan.spec, runtime, torch.device(device))
+    return runtime_choice.device_reason(runtime, torch.device(device))
 
 
-def test_a_gpu_runs_natively_where_that_is_said_and_possible(llama: Path, tmp_path: Path) -> None:
-    named = Runtime(runtime="native")
-    assert on("cuda", llama, named) == on("cuda:1", llama, named) == on("cpu", llama, named) == ""
-    assert on("cuda", llama, Runtime()) == "the device is cuda"
+@pytest.mark.parametrize("arch", ["llama", "t5"])
+def test_a_gpu_runs_natively_what_a_cpu_does(arch: str, tmp_path: Path) -> None:
+    folder = checkpoint(arch, tmp_path)
+    for runtime in (Runtime(), Runtime(runtime="native")):
+        assert on("cuda", folder, runtime) == on("cuda:1", folder, runtime) == on("cpu", folder, runtime) == ""
+    assert on("mps", folder, Runtime()) == "the device is mps"
     with pytest.raises(UsageError, match="native runs on the CPU and on CUDA devices, not on mps"):
-        on("mps", llama, named)
-    sources = checkpoint("t5", tmp_path)
-    assert on("cpu", sources, named) == ""
-    assert on("cuda", sources, Runtime()) == "the device is cuda"
-    with pytest.raises(UsageError, match="on cuda encoder-decoders run on transformers' classes"):
-        on("cuda", sources, named)
+        on("mps", folder, Runtime(runtime="native"))
 
 
 @pytest.mark.parametrize(("dtype", "read"), [("auto", torch.bfloat16), ("float32", torch.float32)])

@@ -15,7 +15,7 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
 
 if TYPE_CHECKING:
-    from genctl.decode.cache.static import Place, SlottedLayer, SlottedWindow
+    from genctl.decode.cache.static import SlotPlace, SlottedLayer, SlottedWindow
 
 Self = TypeVar("Self", bound="Cache")
 
@@ -228,7 +228,7 @@ class Cache:
         """
         return [layer.slots() for layer in self._slotted()]
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[SlotPlace]:
         """Where each slotted layer writes the next column. Call `slots` before."""
         return [layer.place() for layer in self._slotted()]
 

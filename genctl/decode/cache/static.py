@@ -44,7 +44,7 @@ class StaticLayer(GrowingLayer):
         return [{**attention_entry(number, self.kind, self.buffers), "filled": self.length}]
 
 
-class Place(NamedTuple):
+class SlotPlace(NamedTuple):
     """Where a step writes in the buffers of a layer, and what it sees there."""
 
     column: int  # of the fed token
@@ -85,9 +85,9 @@ class SlottedLayer(StaticLayer):
         keys, values = self.buffers
         return keys, values
 
-    def place(self) -> Place:
+    def place(self) -> SlotPlace:
         """Where the next step writes. Call `slots` before."""
-        return Place(self.length, 0, 0)
+        return SlotPlace(self.length, 0, 0)
 
     def written(self) -> None:
         """Count a column that a compiled or captured step wrote at `length`."""
@@ -131,10 +131,10 @@ class SlottedWindow(SlidingLayer):
         keys, values = self.buffers
         return keys, values
 
-    def place(self) -> Place:
+    def place(self) -> SlotPlace:
         """Where the next step writes. Call `slots` before."""
         column = self.begin + self.length
-        return Place(column, column - min(self.length, self.most), self.seen - column)
+        return SlotPlace(column, column - min(self.length, self.most), self.seen - column)
 
     def written(self) -> None:
         """Count a column that a captured step wrote."""
