@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.cache.together import run_of
 from genctl.decode.lane import LaneState
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.transfer import to_device
@@ -107,6 +106,10 @@ class BatchCache:
 
     def _joining(self, states: list[LaneState], joining: list[LaneState], room: int, together: bool) -> list[Cache]:
         """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""
+        if self.model.device.type != "cuda":  # prompts of one pass lie apart (see `Reader.copies_late`)
+            return [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
+        from genctl.decode.cache.together import run_of
+
         parts: list[Cache] = []
         at = 0
         while at < len(joining):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import estimate_of
 from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_large
 from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
@@ -19,6 +18,7 @@ from genctl.errors import ContractError, GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.cache_observer import CacheObserver
+    from genctl.decode.memory import MemoryEstimate
 
 # What stands for a prompt: its lane, why it has none, or None where the next prompt has to be waited for.
 Waiting: TypeAlias = Lane | events.Failed | None
@@ -44,7 +44,11 @@ class Scheduler:
         self.known_states: list[LaneState] = []  # lanes whose prefixes are kept
         self.preempted: deque[LaneState] = deque()  # lanes that have begun and wait for room
         self.reading: list[PromptInPieces] = []  # lanes whose prompts are read between the steps of others
-        self.estimate = estimate_of(model)
+        self.estimate: MemoryEstimate | None = None
+        if model.device.type == "cuda":
+            from genctl.decode import memory
+
+            self.estimate = memory.estimate_of(model)
         self.told = width  # the last number of lanes that the caller knows
         self.full: int | None = None  # so many lanes were all that fit: one has to end before another begins
 
