@@ -68,7 +68,7 @@ def main(folder: Path) -> int:
     parts.run("marked gpu", lambda: command(folder / "marked.log", words, min(80, parts.left)), least=20)
     parts.run(
         "native against generate()",
-        lambda: compared(folder / "native.log", min(80, parts.left), transformers=False),
+        lambda: compared(folder / "native.log", min(100, parts.left), transformers=False),
         least=20,
     )
     parts.run("interrupt", lambda: interrupted(folder), least=35)

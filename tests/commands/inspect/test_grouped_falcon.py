@@ -64,9 +64,9 @@ def test_a_plan_without_weights_follows_config_json(folder: Path, tmp_path: Path
     for kind, held in (*HELD.items(), ("auto", 2)):
         runtime = Runtime(model=str(tmp_path), runtime=kind, device="cpu")  # type: ignore[arg-type]
         assert plan(runtime, Generation(), batch=1)["layers"][0]["shape"][1] == held
-    elsewhere = Runtime(model=str(tmp_path), device="cuda")
+    elsewhere = Runtime(model=str(tmp_path), device="cuda", runtime="transformers")
     assert plan(elsewhere, Generation(), batch=1)["layers"][0]["shape"][1] == HEADS
-    named = Runtime(model=str(tmp_path), device="cuda", runtime="native")
+    named = Runtime(model=str(tmp_path), device="cuda")
     layer = plan(named, Generation(), batch=1)["layers"][0]
     assert (layer["shape"][1], layer["kind"]) == (HELD["native"], "static")  # steps of one shape, for CUDA graphs
     quantized = plan(named, Generation(cache_implementation="quantized"), batch=1)["layers"][0]
