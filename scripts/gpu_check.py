@@ -23,14 +23,17 @@ COMPARED = (  # with `generate()` on the CPU, token by token
     "tests/decode/processors/test_processors_parity.py",
     "tests/test_independence.py",
 )
-NOT_DRAWN = "not seeded and not sampl"  # a GPU draws other numbers than a CPU
+# a GPU draws other numbers than a CPU; the last three tests have tensors of their own on the CPU, or look into a pass
+CHOSEN = (
+    "not seeded and not sampl and not see_log_probabilities and not resuming_and_rereading and not hold_each_source"
+)
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--maxfail", "20", "--tb", "short")
 
 
 def compared(log: Path, seconds: float, *, transformers: bool) -> dict[str, Any]:
     """The tests that compare tokens, with the model on the GPU, in float32."""
     environment = {"GENCTL_TEST_DEVICE": "cuda", "GENCTL_TEST_RUNTIME": "transformers" if transformers else ""}
-    return command(log, [*PYTEST, *parallel(), "--everyday", "-k", NOT_DRAWN, *COMPARED], seconds, **environment)
+    return command(log, [*PYTEST, *parallel(), "--everyday", "-k", CHOSEN, *COMPARED], seconds, **environment)
 
 
 def parallel() -> list[str]:
