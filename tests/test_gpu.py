@@ -136,6 +136,20 @@ def test_a_golden_file_of_a_cpu_is_checked(gpu: None, tmp_path: Path) -> None:
     assert done.status == 0, done.err
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("how", ["--merge-adapter", "--no-merge-adapter"])
+def test_an_adapter_changes_the_same_tokens(how: str, gpu: None, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    from tests.models.test_adapter import lora
+
+    base = checkpoint("llama", tmp_path / "base")
+    words = ("run", "-m", str(base), "a b c d", "-n", "9")
+    adapted = (*words, "--adapter", str(lora(base, tmp_path / "adapter")), how)
+    wanted, found = on("cpu", *adapted), on("cuda", *adapted)
+    assert (found.status, found.out) == (0, wanted.out), found.err
+    assert found.out != on("cpu", *words).out
+
+
 def test_tokens_on_two_devices_do_not_meet(fake: None) -> None:
     """What the GPU that is none is for."""
     add: Callable[[], object] = lambda: torch.zeros(2, device="cuda") + torch.ones(2)  # noqa: E731
