@@ -435,7 +435,7 @@ class Runtime:
     merge_adapter: bool | None = knob(
         None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
     )
-    pack: bool = knob(True, "on the CPU, use genctl's own matrix products; else torch's", MODEL)
+    pack: bool = knob(True, "use genctl's own matrix products (on the CPU, and in steps on a GPU); else torch's", MODEL)
     quantize: Quantized | None = knob(
         None,
         "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does",

@@ -33,7 +33,7 @@ PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--max
 def compared(log: Path, seconds: float, *, transformers: bool) -> dict[str, Any]:
     """The tests that compare tokens, with the model on the GPU, in float32."""
     environment = {"GENCTL_TEST_DEVICE": "cuda", "GENCTL_TEST_RUNTIME": "transformers" if transformers else ""}
-    return command(log, [*PYTEST, *parallel(), "--everyday", "-k", CHOSEN, *COMPARED], seconds, **environment)
+    return command(log, [*PYTEST, *parallel(), "-k", CHOSEN, *COMPARED], seconds, **environment)
 
 
 def parallel() -> list[str]:

@@ -158,6 +158,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Me
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *args: (7, 5))  # one without our kernels
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *args, **kwargs: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (own.total - own.used, own.total))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *args: 0)

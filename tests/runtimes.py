@@ -44,13 +44,16 @@ def placed(model: Any) -> Any:
     return copy.deepcopy(model).to(DEVICE) if DEVICE else model
 
 
-def native(model: Any, config: dict[str, Any] | None = None, *, device: Any = None) -> NativeRuntime:
+def native(
+    model: Any, config: dict[str, Any] | None = None, *, device: Any = None, dtype: Any = None, products: Any = None
+) -> NativeRuntime:
     """`model` on the native runtime, with another config.json. Raises NotNative for what it does not know."""
     tensors = revert_weight_conversion(model, model.state_dict())  # as `save_pretrained` writes them
     config = model.config.to_dict() if config is None else config
     plan = WeightPlan(*read_native(config), {name: tuple(tensor.shape) for name, tensor in tensors.items()})
     at = torch.device("cuda") if DEVICE else None
     special = SpecialTokens(model.generation_config.to_dict())
-    made = runtime_of(build(plan, tensors.__getitem__, config, special, device=device or at, name=type(model).__name__))
+    how = {"device": device or at, "dtype": dtype, "products": products, "name": type(model).__name__}
+    made = runtime_of(build(plan, tensors.__getitem__, config, special, **how))
     assert isinstance(made, NativeRuntime)
     return made

@@ -33,6 +33,7 @@ class Reader(ABC):
     dynamic = False  # beyond it every token is read on its own
     reads_again = False  # a text that grows beyond it is read again in one pass
     cut_window: CutWindow | None = None
+    remark = ""  # see `runtime.ModelRuntime`
 
     @property
     def eos(self) -> tuple[int, ...]:

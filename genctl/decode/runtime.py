@@ -87,6 +87,7 @@ class ModelRuntime(Protocol):
     bound: float  # the length up to which texts may be cut anywhere into passes
     cut_window: CutWindow | None  # the window that sets the bound, if it is one
     findings: list[str]  # notes about the model for the user, a sentence each
+    remark: str  # what everybody should know of how it was loaded, or ""
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any  # steps through torch.compile, or None

@@ -187,6 +187,7 @@ def load(
     """
     import torch
 
+    from genctl.native.kernel_steps import usable
     from genctl.native.linear import Products
     from genctl.native.load import read
     from genctl.native.model import SpecialTokens
@@ -206,7 +207,8 @@ def load(
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
         if plan_.spec.encoder is not None and chosen == "float16":  # see `_check_dtype`
             chosen = stored
-    products = Products(runtime.quantize, pack=runtime.pack)
+    dtype = getattr(torch, chosen)
+    products = Products(runtime.quantize, pack=runtime.pack, kernels=runtime.pack and usable(device, dtype))
     settings = checkpoint.generation.values
     special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
     family = facts_of(plan_.spec.family).native
@@ -216,7 +218,7 @@ def load(
         checkpoint.weights.files,
         checkpoint.config,
         special,
-        dtype=getattr(torch, chosen),
+        dtype=dtype,
         device=None if device.type == "cpu" else device,
         look=receive,
         products=products,

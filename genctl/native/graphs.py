@@ -1,4 +1,4 @@
-"""Steps of one token as CUDA graphs: what a step launches is recorded once, and replayed with one call.
+"""Steps as CUDA graphs: what a step launches is recorded once, and replayed with one call.
 
 Without a graph, a GPU waits for Python between two small kernels. A graph has no such gaps, but its tensors keep their
 shapes and addresses. So rows read the whole buffers of the cache, filled or not; one tensor says which columns count,
@@ -6,13 +6,18 @@ another one where the new column goes (`Decoder.step`, `static.SlottedLayer`), a
 of their own. A graph is valid as long as the buffers stay in place. There is one for each number of rows; it is
 captured again when its buffers change.
 
+Where `kernels_cuda` computes all of a decoder, a step may have several tokens of each row, `most_tokens` in all, and a
+row has the same bits alone and among others, in steps of one token and of several. Otherwise torch computes steps of
+one token.
+
 On a CPU the same steps are computed without capturing, which is how they are tested.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,8 +28,11 @@ from genctl.decode.out_of_memory import is_shortage
 from genctl.native.decoder import Decoder
 from genctl.native.spec import Spec
 
+if TYPE_CHECKING:
+    from genctl.native.kernel_steps import KernelStep
+
 Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C, D]
-MOST = 4  # graphs that are kept: rows of several batches take turns
+MOST = 8  # graphs that are kept: rows of several batches take turns, and drafts of several lengths
 
 
 def obstacle(spec: Spec) -> str:
@@ -41,42 +49,48 @@ def obstacle(spec: Spec) -> str:
 class Graphs:
     """The steps of one decoder. `steps` counts those that were computed here, `captures` the graphs made for them."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self.decoder = decoder
+    def __init__(self, decoder: Decoder, kernels: KernelStep | None = None) -> None:
+        self.decoder, self.kernels = decoder, kernels
         self.steps = self.captures = 0
         self.failed = ""  # why no step is captured any more
-        self._fixed: dict[int, _FixedStep] = {}  # by the number of rows, the last used one at the end
+        # by the numbers of rows and of tokens for each, the last used one at the end
+        self._fixed: dict[tuple[int, int], _FixedStep] = {}
         cuda = decoder.device.type == "cuda"
         self._stream = torch.cuda.Stream(decoder.device) if cuda else None  # type: ignore[no-untyped-call]  # torch is
         self._pool: Any = None  # the memory of all graphs: no two are replayed at once, and results are copied
 
     def takes(self, feed: Tensor, cache: Cache, *, hidden: bool) -> bool:
-        """Whether a pass over `feed` int64 [N, F] is a step of one token on a cache that was read into."""
-        if hidden or feed.shape[1] != 1 or not cache.is_slotted or not cache.length:
+        """Whether a pass over `feed` int64 [N, F] is a step, of one token or a draft's, on a cache with tokens."""
+        if hidden or not cache.is_slotted or not cache.length:
+            return False
+        if feed.shape[1] != 1 and not self._by_kernels(feed.numel()):
             return False
         return cache.cross is None or all(layer.is_initialized for layer in cache.cross)
+
+    def _by_kernels(self, tokens: int) -> bool:
+        return self.kernels is not None and tokens <= self.kernels.most_tokens
 
     def step(
         self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, source_mask: Tensor | None = None
     ) -> Tensor:
-        """One step, whose column is added to `cache`; returns logits f32 [N, 1, V].
+        """One step, whose columns are added to `cache`; returns logits f32 [N, F, V].
 
-        feed int64 [N, 1], mask int64 [N, T+1] or None, positions int64 [N or 1, 1], source_mask int64 [N, S] or None.
+        feed int64 [N, F], mask int64 [N, T+F] or None, positions int64 [N or 1, F], source_mask int64 [N, S] or None.
         """
-        rows = feed.shape[0]
-        buffers = cache.slots()
+        shape = feed.shape[0], feed.shape[1]
+        buffers = cache.slots(shape[1])
         source = _Source(cache.cross, source_mask)
-        where = (_where(buffers), source.where())
-        fixed = self._fixed.pop(rows, None)
-        if fixed is None or fixed.where != where:
+        fixed = self._fixed.pop(shape, None)
+        if fixed is None or not fixed.reads(buffers, source):
             fixed = None  # free the graph's memory before more is allocated
-            fixed = _FixedStep(rows, self.decoder.spec, buffers, where)
+            kernels = self.kernels if self._by_kernels(feed.numel()) else None
+            fixed = _FixedStep(shape, self.decoder.spec, buffers, source, kernels)
         while len(self._fixed) >= MOST:
             del self._fixed[next(iter(self._fixed))]
         fixed.fill(feed, mask, positions, cache)
         logits = self._run(fixed, buffers, source)
-        self._fixed[rows] = fixed
-        cache.written()
+        self._fixed[shape] = fixed
+        cache.written(shape[1])
         self.steps += 1
         return logits
 
@@ -144,11 +158,15 @@ class _Source:
 class _FixedStep:
     """The inputs of a step for N rows on buffers with C columns, and the graph that reads them, once it is captured."""
 
-    def __init__(self, rows: int, spec: Spec, buffers: Buffers, where: tuple[Any, ...]) -> None:
+    def __init__(
+        self, shape: tuple[int, int], spec: Spec, buffers: Buffers, source: _Source, kernels: KernelStep | None
+    ) -> None:
         device = buffers[0][0].device
-        self.where = where
-        self.tokens = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.positions = torch.zeros(rows, 1, dtype=torch.long, device=device)
+        self.kernels = kernels
+        self.where = (_where(buffers), source.where())
+        self.seen: list[weakref.ref[Tensor]] = []  # the buffers themselves: to ask for `_where` takes longer
+        self.tokens = torch.zeros(shape, dtype=torch.long, device=device)
+        self.positions = torch.zeros(shape, dtype=torch.long, device=device)
         # the layers with one window, or without, have their columns at the same places
         self.layers = {window: number for number, window in reversed([*enumerate(spec.windows)])}
         self.places: dict[int | None, Tensor] = {}
@@ -156,10 +174,22 @@ class _FixedStep:
         for window, number in self.layers.items():
             columns = buffers[number][0].shape[2]
             self.places[window] = torch.zeros(1, dtype=torch.long, device=device)
-            self.slots[window] = torch.zeros(rows, 1, 1, columns, dtype=torch.bool, device=device)
+            if kernels is None:
+                self.slots[window] = torch.zeros(shape[0], 1, 1, columns, dtype=torch.bool, device=device)
+        self.starts = torch.zeros(shape[0], dtype=torch.int32, device=device)  # columns of padding, for the kernels
+        self.padded = False
         self.warm = False
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.logits: Tensor | None = None  # f32 [N, 1, V], where the graph leaves them
+        self.logits: Tensor | None = None  # f32 [N, F, V], where the graph leaves them
+
+    def reads(self, buffers: Buffers, source: _Source) -> bool:
+        """Whether a graph that reads what this step was made for reads these."""
+        flat = [buffer for pair in buffers for buffer in pair]
+        same = len(self.seen) == len(flat) and all(ref() is buffer for ref, buffer in zip(self.seen, flat, strict=True))
+        if self.where != (self.where[0] if same else _where(buffers), source.where()):
+            return False
+        self.seen = self.seen if same else [weakref.ref(buffer) for buffer in flat]
+        return True
 
     def fill(self, feed: Tensor, mask: Tensor | None, positions: Tensor, cache: Cache) -> None:
         """Copy in the inputs of a step (see `Graphs.step`). The host does not wait for the device."""
@@ -167,16 +197,25 @@ class _FixedStep:
         self.positions.copy_(positions)
         places = cache.places()
         for window, number in self.layers.items():
-            place, slots = places[number], self.slots[window]
+            place = places[number]
             self.places[window].fill_(place.column)
-            end = place.column + 1
+            if self.kernels is not None:
+                continue
+            slots, end = self.slots[window], place.column + 1
             slots[..., : place.first] = False  # columns that the window has left
             slots[..., end:] = False  # rejected drafts
             seen = None if mask is None else mask[:, None, None, place.before + place.first : place.before + end]
             slots[..., place.first : end] = True if seen is None else seen.bool()
+        if self.kernels is not None and mask is not None:
+            self.starts.copy_(mask.shape[1] - mask.sum(-1))
+        elif self.padded:
+            self.starts.zero_()
+        self.padded = mask is not None
 
     def compute(self, decoder: Decoder, buffers: Buffers, source: _Source) -> Tensor:
-        """Logits f32 [N, 1, V]; writes one column of the buffers. A second call writes the same values."""
+        """Logits f32 [N, F, V]; writes F columns of the buffers. A second call writes the same values."""
+        if self.kernels is not None:  # its layers have no windows
+            return self.kernels(self.tokens, self.positions, self.places[None], self.starts, buffers)
         made = decoder.step(
             self.tokens, self.positions, self.places, self.slots, buffers, cross=source.cross, source_mask=source.mask
         )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.compiled import CompiledProduct, CompiledProducts
+from genctl.native.kernels_cuda.products import KernelProduct
 from genctl.native.products.library import TYPES, library
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Joined:
         self.parts, self.sizes = tuple(parts), list(sizes)
         self.form = " and ".join(dict.fromkeys(part.form for part in parts))
         self.is_compiled = all(part.is_compiled for part in parts)
-        self.one: Callable[[Tensor], Tensor] | None = parts[0] if len(parts) == 1 else None
+        self.one: Linear | CompiledProducts | None = parts[0] if len(parts) == 1 else None
         if self.one is None and CompiledProducts.fits(parts):
             self.one = CompiledProducts([part for part in parts if isinstance(part, CompiledProduct)])
 
@@ -114,11 +115,13 @@ class Products:
     """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False makes torch's own.
 
     With "gguf" blocks keep their form, and so do other tensors. `compiled` False also multiplies quantised weights by
-    torch, with the library's rounding.
+    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute.
     """
 
-    def __init__(self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True) -> None:
-        self.quantize, self.pack, self.compiled = quantize, pack, compiled
+    def __init__(
+        self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True, kernels: bool = False
+    ) -> None:
+        self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
         self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
@@ -128,7 +131,8 @@ class Products:
     def joined(self, *parts: tuple[Weight, Tensor | None]) -> Joined:
         """Products that read the same x."""
         sizes = [weight.shape[0] for weight, _ in parts]
-        if self.rounds is not None:  # x is quantised once
+        biases = {bias is None for _, bias in parts}
+        if self.rounds is not None or (self.kernels and len(biases) == 1):  # x is read, or quantised, once
             tensors = [(weight, bias) for weight, bias in parts if isinstance(weight, Tensor)]
             one = self.linear(*_stacked(tensors))
             for weight, _ in tensors:
@@ -152,6 +156,8 @@ class Products:
             from genctl.native.blocks import BlocksPlain
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
+        if self.kernels and quantize is None:
+            return KernelProduct(weight, bias)
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None
         product = (make or Plain)(weight, bias)

@@ -57,9 +57,15 @@ class NativeRuntime(Reader):
         self.steps: Steps | None = Steps(self.decoder)
         if self.device.type == "cuda" if graphs is None else graphs:
             from genctl.native.graphs import Graphs, obstacle
+            from genctl.native.kernel_steps import kernel_step
 
             reason = obstacle(model.spec)
-            self.graphs = None if reason else Graphs(self.decoder)
+            kernels, said = kernel_step(self.decoder)
+            self.graphs = None if reason else Graphs(self.decoder, kernels)
+            if kernels is not None:
+                self.remark = said
+            elif said:
+                self.findings.append(said)
             if reason:
                 self.findings.append(f"steps run without a CUDA graph: {reason}")
         by_hand = model.spec.softcap is not None or model.spec.alibi or model.spec.sinks  # how scores are changed
@@ -152,9 +158,10 @@ class NativeRuntime(Reader):
         logits: Tensor | None = None
         if self.graphs is not None and cache is not None and self.graphs.takes(feed, cache, hidden=hidden):
             source_mask = None if sources is None else sources.mask
-            logits = self.graphs.step(feed, cache, mask, positions, source_mask)
-            if self.graphs.failed and len(self.findings) == 0:
-                self.findings.append(f"steps run without a CUDA graph: capturing one failed ({self.graphs.failed})")
+            logits = self.graphs.step(feed, cache, mask, positions, source_mask)[:, -keep:]
+            failure = f"steps run without a CUDA graph: capturing one failed ({self.graphs.failed})"
+            if self.graphs.failed and failure not in self.findings:
+                self.findings.append(failure)
         elif self.steps is not None and cache is not None and not hidden:
             source_mask = None if sources is None else sources.mask
             logits = self.steps.step(feed, cache, mask, positions, keep=keep, source_mask=source_mask)

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from genctl import events
+from genctl.config.layers import Layer
 from genctl.decode.cache.growing import STEP, GrowingLayer
 from genctl.decode.cache.quantized import QuantizedLayer
 from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
+from genctl.engines.local.session import Session
 from genctl.models import hub
 from genctl.native.graphs import obstacle
 from genctl.native.model import NativeModel
@@ -58,8 +60,10 @@ def graphed(name: str) -> NativeRuntime:
 def read(runtime: NativeRuntime, prompts: Sequence[tuple[int, ...]]) -> tuple[Any, Tensor, Tensor]:
     """Prompts padded on the left: their cache, mask int64 [N, T] and the last logits [N, V]."""
     longest = max(map(len, prompts))
-    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts], device=runtime.device)
+    mask = torch.tensor(
+        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=runtime.device
+    )
     cache = runtime.new_cache()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     output = runtime(tokens, cache, mask=mask, positions=positions, first=True, keep=1)
@@ -122,15 +126,15 @@ def test_what_a_graph_would_read_is_made_anew_when_buffers_change_and_only_then(
     seen = []
     for _ in range(STEP):  # 6 tokens: the buffers grow on the way
         runtime(torch.tensor([[9]]), cache)
-        seen.append(graphs._fixed[1])
+        seen.append(graphs._fixed[1, 1])
     assert seen[0] == seen[STEP - len(PROMPTS[0]) - 1] != seen[-1]
     assert len(set(map(id, seen))) == 2
     rows = cache.select(torch.tensor([0, 0, 0]))
     runtime(torch.tensor([[9]] * 3), rows)
-    assert set(graphs._fixed) == {1, 3}
+    assert set(graphs._fixed) == {(1, 1), (3, 1)}
     other = cache.select(torch.tensor([0]))  # as many rows, other buffers
     runtime(torch.tensor([[9]]), other)
-    assert graphs._fixed[1] is not seen[-1]
+    assert graphs._fixed[1, 1] is not seen[-1]
 
 
 def lanes(**fields: Any) -> list[Lane]:
@@ -228,11 +232,19 @@ def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
     cache, _, _ = read(runtime, [PROMPTS[0]])
     graphs = runtime.graphs
     assert graphs is not None
-    for rows in range(1, 9):
+    for rows in range(1, 13):
         runtime(torch.full((rows, 1), 9), cache.select(torch.zeros(rows, dtype=torch.long)))
-    assert [*graphs._fixed] == [5, 6, 7, 8]
+    assert [*graphs._fixed] == [(rows, 1) for rows in range(5, 13)]
     graphs.free()
     assert not graphs._fixed
+
+
+def test_what_a_runtime_says_of_its_loading_is_shown() -> None:
+    session = Session.load(Runtime(model="builtin:numbers"))
+    resolved = session.resolve([Layer("flag", {"max_new_tokens": 1})])
+    before = session.remarks(resolved)
+    session.forward.remark = "compiled for a while"
+    assert session.remarks(resolved) == [*before, "compiled for a while"]
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -281,4 +293,4 @@ def test_a_gpu_holds_the_weights_in_half_of_the_bits(tmp_path: Path) -> None:
     folder = checkpoint("gpt2", tmp_path)
     found = on_gpu(folder)
     assert {(tensor.device.type, tensor.dtype) for _, tensor in found.named_tensors()} == {("cuda", torch.bfloat16)}
-    assert {product.form for product in found.products()} == {"plain"}
+    assert {product.form for product in found.products()} <= {"plain", "bfloat16 by kernels"}

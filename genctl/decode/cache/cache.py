@@ -221,21 +221,21 @@ class Cache:
             for layer in self.layers
         ]
 
-    def slots(self) -> list[tuple[Tensor, Tensor]]:
+    def slots(self, count: int = 1) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each slotted layer, written or not, `[rows, heads, capacity, head_dim]`.
 
-        There is room for one more column.
+        There is room for `count` more columns.
         """
-        return [layer.slots() for layer in self._slotted()]
+        return [layer.slots(count) for layer in self._slotted()]
 
     def places(self) -> list[SlotPlace]:
         """Where each slotted layer writes the next column. Call `slots` before."""
         return [layer.place() for layer in self._slotted()]
 
-    def written(self) -> None:
-        """Count a column that a compiled or captured step wrote."""
+    def written(self, count: int = 1) -> None:
+        """Count columns that a compiled or captured step wrote."""
         for layer in self._slotted():
-            layer.written()
+            layer.written(count)
 
     def _slotted(self) -> list[SlottedLayer | SlottedWindow]:
         from genctl.decode.cache.static import SlottedLayer, SlottedWindow

@@ -78,10 +78,10 @@ class SlottedLayer(StaticLayer):
         longest = max(layer.length for layer in (self, *others))
         return super().merge(others, _rounded(longest, room))
 
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for a column at `length`."""
-        if self.capacity <= self.length:
-            self._grow(self.length + max(1, self.length // 4))  # new buffers cost a new graph
+    def slots(self, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys and values, written or not, `[rows, heads, capacity, head_dim]`, with room for `count` more columns."""
+        if self.capacity < self.length + count:
+            self._grow(self.length + max(count, self.length // 4))  # new buffers cost a new graph
         keys, values = self.buffers
         return keys, values
 
@@ -89,9 +89,9 @@ class SlottedLayer(StaticLayer):
         """Where the next step writes. Call `slots` before."""
         return SlotPlace(self.length, 0, 0)
 
-    def written(self) -> None:
-        """Count a column that a compiled or captured step wrote at `length`."""
-        self.length += 1
+    def written(self, count: int = 1) -> None:
+        """Count columns that a compiled or captured step wrote from `length` on."""
+        self.length += count
 
     def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
         return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
@@ -119,11 +119,11 @@ class SlottedWindow(SlidingLayer):
         """As `select` of `rows`."""
         return self.select(index, room=room, drop=drop)
 
-    def slots(self) -> tuple[Tensor, Tensor]:
-        """Keys and values, written or not, with room for a column at `place`."""
-        if self.capacity <= self.begin + self.length:
-            if self.begin < STEP // 2:
-                self._grow(self._roomy(self.length + 1))
+    def slots(self, count: int = 1) -> tuple[Tensor, Tensor]:
+        """Keys and values, written or not, with room for `count` columns at `place`."""
+        if self.capacity < self.begin + self.length + count:
+            if self.begin < max(STEP // 2, count):
+                self._grow(self._roomy(self.length + count))
             else:
                 for buffer in self.buffers:
                     buffer[:, :, : self.length] = buffer[:, :, self.begin :].clone()
@@ -136,10 +136,10 @@ class SlottedWindow(SlidingLayer):
         column = self.begin + self.length
         return SlotPlace(column, column - min(self.length, self.most), self.seen - column)
 
-    def written(self) -> None:
-        """Count a column that a captured step wrote."""
-        self.length += 1
-        self.seen += 1
+    def written(self, count: int = 1) -> None:
+        """Count columns that a captured step wrote."""
+        self.length += count
+        self.seen += count
         if not self.record_past:
             self._let_go()
 

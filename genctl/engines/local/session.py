@@ -157,6 +157,7 @@ class Session:
             *grammar_notes(resolved.generation),
             *self._template_notes(resolved.runtime),
             *self.loaded.remarks,
+            *filter(None, [self.forward.remark]),
         ]
 
     def _template_notes(self, runtime: Runtime) -> list[str]:

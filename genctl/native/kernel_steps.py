@@ -1,0 +1,382 @@
+"""A decoding step by the kernels of `kernels`: what `decoder.Decoder.step` computes, in five launches for each layer.
+
+Where a part of a decoder is not one of theirs, `KernelStep` is not made, and torch's operations compute the step.
+
+N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
+values, D features of a head, C columns of a cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from genctl.native.decoder import Decoder, LayerWeights
+from genctl.native.kernels_cuda.products import KernelProduct
+from genctl.native.linear import Joined
+from genctl.native.mlp import MLP, Activation
+from genctl.native.norms import RMSNorm, same
+
+TOKENS, OUTPUTS = 16, 64  # of a tile of a product: wider tiles have other bits
+MOST_TOKENS = 64  # of a step: beyond, weights are read too often
+# Chosen by measuring on an H100. Sums are cut where there are too few tiles of outputs for the processors of a GPU.
+PROGRAMS, LEAST_PIECE = 128, 512
+INPUTS, STAGES = 256, 3  # of a tile, at most, and tiles that are loaded at once
+GATED_INPUTS, GATED_STAGES = 128, 5  # with two weights
+AHEAD = 256  # weights of each output that are asked for while the kernel before still runs
+PIECE, COLUMNS = 128, 128  # of attention, and of its tile
+AT_ONCE = 8  # pieces that are read at once
+SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
+# GPUs (compute capabilities) on which the kernels were compared with torch, with their shared memory: others use torch
+TRIED = {(9, 0): 227 * 1024}
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels run on a device, if a decoder has what they compute."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) in TRIED
+
+
+class NotForKernels(Exception):
+    """A part of a decoder that the kernels do not compute."""
+
+
+class Tile(NamedTuple):
+    """How a product is cut: outputs and inputs of a tile, pieces of its sum, and tiles that are loaded at once."""
+
+    outputs: int
+    inputs: int
+    splits: int
+    piece: int  # inputs of a piece
+    stages: int
+
+
+class _Layer(NamedTuple):
+    """What the launches of a layer read."""
+
+    qkv: KernelProduct
+    o: KernelProduct
+    up: KernelProduct
+    down: KernelProduct
+    act: str
+    gains: tuple[Tensor, Tensor]  # before attention and before the MLP, f32 [E]
+    after: tuple[Tensor | None, Tensor | None]  # of what each adds
+    head_gains: Tensor | None  # of queries and keys, f32 [2, D]
+    rope: Tensor | None  # radians for each position, f32 [r / 2]; None: nothing turns
+    turn_scale: float
+
+
+class KernelStep:
+    """The steps of one decoder. `launches` counts the kernels that were launched."""
+
+    most_tokens = MOST_TOKENS
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Raises NotForKernels."""
+        spec, weights = decoder.spec, decoder.weights
+        for wrong in (
+            spec.norm != "rms", spec.parallel, not spec.gated, spec.experts, spec.encoder, spec.clip_qkv, spec.alibi,
+            spec.relative, spec.sinks, spec.scaling_by_layer, spec.head_scale != 1.0, spec.embed_size, not spec.causal,
+            spec.qkv not in ("split", "joined"), spec.qk_norm not in ("", "head"), any(spec.windows), spec.softcap,
+            decoder.rotary is not None and decoder.rotary.fixed is None,
+        ):  # fmt: skip
+            if wrong:
+                raise NotForKernels
+        from genctl.native.kernels_cuda import kernels
+
+        self.decoder, self.launches, self.kernels = decoder, 0, kernels
+        self.layers = [self._layer(number, layer) for number, layer in enumerate(weights.layers)]
+        self.final = _gain(weights.final_norm)
+        self.head = _product(decoder.output)
+        capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
+        self.shared = TRIED.get(capability, SHARED)
+        self.pdl = capability >= (9, 0)  # programmatic dependent launch: a kernel begins before the one before ends
+
+    def tile(self, tiles: int, width: int, *, outputs: int = OUTPUTS, gated: bool = False) -> Tile:
+        """By the shape of a weight alone, so that its sums have one order for any number of rows."""
+        most, stages = (GATED_INPUTS, GATED_STAGES) if gated else (INPUTS * OUTPUTS // outputs, STAGES)
+        most = 2 * most // self.decoder.dtype.itemsize
+        inputs = next(size for size in (256, 128, 64, 32) if size <= max(32, most) and (not width % size or size == 32))
+        splits = max(1, min(PROGRAMS // tiles, width // LEAST_PIECE))
+        piece = -(-width // (splits * inputs)) * inputs
+        size = ((2 if gated else 1) * outputs + TOKENS) * inputs * self.decoder.dtype.itemsize
+        return Tile(outputs, inputs, -(-width // piece), piece, max(1, min(stages, self.shared // size)))
+
+    def _layer(self, number: int, w: LayerWeights) -> _Layer:
+        spec, decoder = self.decoder.spec, self.decoder
+        if type(w.mlp) is not MLP or w.mlp_norm is None or w.attn_sum_norm is not same or w.mlp_sum_norm is not same:
+            raise NotForKernels
+        if not isinstance(w.mlp.activation, Activation) or w.mlp.activation.name not in ACTIVATIONS:
+            raise NotForKernels
+        after = tuple(None if norm is same else _gain(norm) for norm in (w.attn_out_norm, w.mlp_out_norm))
+        head_gains = None
+        if spec.qk_norm:
+            head_gains = torch.stack([_gain(w.q_norm), _gain(w.k_norm)])
+        rotary = decoder.rotary if number not in spec.still else None
+        assert len(after) == 2
+        return _Layer(
+            _product(w.qkv),
+            _product(w.o),
+            _product(w.mlp.up),
+            _product(w.mlp.down),
+            w.mlp.activation.name,
+            (_gain(w.attn_norm), _gain(w.mlp_norm)),
+            after,
+            head_gains,
+            None if rotary is None else rotary.fixed,
+            1.0 if rotary is None else rotary.rope.attention_factor,
+        )
+
+    @torch.no_grad()
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, place: Tensor, starts: Tensor, buffers: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Tokens and positions int64 [N, F] -> logits f32 [N, F, V].
+
+        Keys and values of each layer [N, K, C, D] get the columns from `place` int64 [1] on; a row sees those from its
+        `starts` int32 [N] to a token's own.
+        """
+        step = _Pass(self, tokens, positions, place, starts, buffers)
+        for launch in step.launches:
+            launch.run()
+        self.launches += len(step.launches)
+        return self.decoder.scaled(step.logits).view(*tokens.shape, -1)
+
+    @torch.no_grad()
+    def compile(self) -> float:
+        """Compile all kernels, or find them in Triton's cache, and run each; returns the seconds that this took.
+
+        They are the same for any number of rows, tokens and columns. Most of the time is spent outside Python.
+        """
+        spec, device, began = self.decoder.spec, self.decoder.device, time.perf_counter()
+        number = torch.zeros(1, 1, dtype=torch.long, device=device)
+        cache = torch.zeros(1, spec.kv_heads, 64, spec.head_dim, dtype=self.decoder.dtype, device=device)
+        start = torch.zeros(1, dtype=torch.int32, device=device)
+        step = _Pass(self, number, number, number[0], start, [(cache, cache)] * spec.layers)
+        different = {launch.variant: launch for launch in step.launches}.values()
+        with ThreadPoolExecutor(len(different)) as pool:
+            list(pool.map(lambda launch: launch.compile(device), different))
+        with torch.cuda.device(device):
+            for launch in step.launches:
+                launch.run()
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+
+def kernel_step(decoder: Decoder) -> tuple[KernelStep | None, str]:
+    """The steps of a decoder by the kernels, if its products are for them; and what is to be said of them, if anything.
+
+    Without a C compiler, or in an environment without Triton's tools, torch's operations compute the steps.
+    """
+    if not isinstance(decoder.output, KernelProduct):
+        return None, ""
+    try:
+        step = KernelStep(decoder)
+        seconds = step.compile() if decoder.device.type == "cuda" else 0.0
+    except NotForKernels:
+        return None, ""
+    except Exception as error:  # whatever a compiler, a driver or the file system says
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        return None, f"torch's operations compute the steps: the kernels cannot be compiled ({reason})"
+    slow = seconds > 1
+    return step, f"compiled the kernels of a step in {seconds:.1f} s, which Triton keeps for later runs" if slow else ""
+
+
+def _gain(norm: Any) -> Tensor:
+    if type(norm) is not RMSNorm:
+        raise NotForKernels
+    return norm.weight.float().contiguous()
+
+
+def _product(product: Any) -> KernelProduct:
+    if type(product) is Joined:
+        product = product.one
+    if type(product) is not KernelProduct:
+        raise NotForKernels
+    return product
+
+
+class _Normed(NamedTuple):
+    """What a norm makes of x: x · gain [T, E], and sums of squares of x f32 [parts, T]."""
+
+    x: Tensor
+    sums: Tensor
+
+
+class _Launch(NamedTuple):
+    """One kernel and what it is given."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.options)
+
+    def compile(self, device: torch.device) -> None:
+        with torch.cuda.device(device):  # each thread has its own
+            self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Launches with equal ones share machine code, or differ in little."""
+        return self.kernel, *sorted(self.options.items())
+
+
+class _Pass:
+    """The launches of one step, in order, and their buffers."""
+
+    def __init__(
+        self, step: KernelStep, tokens: Tensor, positions: Tensor, place: Tensor, starts: Tensor, buffers: Any
+    ) -> None:
+        self.step, self.decoder, self.spec = step, step.decoder, step.decoder.spec
+        self.positions, self.place, self.starts = positions, place, starts
+        self.count, self.fed = tokens.numel(), tokens.shape[1]
+        self.tiles = -(-self.count // TOKENS)
+        self.columns = buffers[0][0].shape[2]
+        self.launches: list[_Launch] = []
+        self.held: dict[tuple[Any, ...], Tensor] = {}
+        sizes = [-(-product.size // 16) for product in (step.layers[0].qkv, step.layers[0].up, step.layers[0].down)]
+        counts = max(self.tiles * max(sizes), self.count * self.spec.kv_heads)
+        self.counts = torch.zeros(counts, dtype=torch.int32, device=self.decoder.device)
+        x = self.decoder.embed(tokens, positions).reshape(self.count, -1).contiguous()
+        gains = [gain for layer in step.layers for gain in layer.gains] + [step.final]
+        normed = self._enter(x, gains[0])
+        for number, layer in enumerate(step.layers):
+            mixed = self._attention(layer, normed, *buffers[number])
+            normed = self._add(layer.o, mixed, x, gains[2 * number + 1], layer.after[0])
+            inner = self._gated(layer, normed)
+            normed = self._add(layer.down, inner, x, gains[2 * number + 2], layer.after[1])
+        self.logits = torch.empty(self.count, self.spec.vocab, dtype=torch.float32, device=self.decoder.device)
+        self._product(step.head, normed.x, self.logits, normed=normed)
+
+    def _space(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+        """A buffer that all layers use in turn."""
+        key = name, shape
+        if key not in self.held:
+            kind = torch.float32 if wide else self.decoder.dtype
+            self.held[key] = torch.empty(shape, dtype=kind, device=self.decoder.device)
+        return self.held[key]
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, stages: int = 2, **flags: Any) -> None:
+        options = {**flags, "PDL": self.step.pdl, "num_warps": 4, "num_stages": stages}
+        if self.step.pdl:
+            options["launch_pdl"] = True
+        self.launches.append(_Launch(kernel, grid, args, options))
+
+    def _enter(self, x: Tensor, gain: Tensor, added: _Normed | None = None, after: Tensor | None = None) -> _Normed:
+        """The norm of x; first of x + the norm of what is `added`, which is written to x."""
+        size = x.shape[1]
+        made = _Normed(self._space("normed", self.count, size), self._space("sums", 1, self.count, wide=True))
+        added_x, sums = made if added is None else added
+        self._launch(
+            self.step.kernels.enter, (self.count,), x, added_x, sums, gain if after is None else after, gain, made.x,
+            made.sums, size, len(sums), self.spec.eps, self.spec.residual_scale,
+            ADD=added is not None, P=_power(len(sums)), E=_power(size),
+        )  # fmt: skip
+        return made
+
+    def _attention(self, layer: _Layer, normed: _Normed, keys: Tensor, values: Tensor) -> Tensor:
+        spec, product = self.spec, layer.qkv
+        heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
+        q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
+        # a tile has whole heads where these are normed
+        pairs = _power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
+        pairs = max(pairs, 8)
+        each = -(-(size // 2) // pairs)
+        tile = self.step.tile((heads + 2 * kv) * each, product.width, outputs=2 * pairs)
+        part = self._parts(tile, product.size)
+        some = normed.sums  # in the place of what is not read
+        self._launch(
+            self.step.kernels.heads, (self.tiles, (heads + 2 * kv) * each, tile.splits), normed.x, product.weight,
+            some if product.wide_bias is None else product.wide_bias, normed.sums, q, keys, values,
+            some if layer.head_gains is None else layer.head_gains, some if layer.rope is None else layer.rope,
+            self.positions, self.place, part, self.counts, self.count, self.fed, product.width, tile.piece,
+            len(normed.sums), spec.eps, row_stride, self.columns, int(layer.rope is not None), layer.turn_scale,
+            HEADS=heads, KV=kv, D=size, R=2 if rope is None else rope.size, PAIRS=rope is not None and rope.interleaved,
+            TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
+        )  # fmt: skip
+        mixed, group, pieces = self._space("mixed", self.count, heads * size), heads // kv, -(-self.columns // PIECE)
+        parts = self._space("attention parts", self.count, kv, pieces, group, size, wide=True)
+        most, mass = (self._space(name, self.count, kv, pieces, group, wide=True) for name in ("most", "mass"))
+        self._launch(
+            self.step.kernels.attend, (pieces, kv, self.count), q, keys, values, self.starts, self.place, mixed, parts,
+            most, mass, self.counts, self.fed, row_stride, self.columns, pieces, spec.scaling,
+            KV=kv, GROUP=group, G=max(16, _power(group)), D=size, W=max(16, _power(size)), PIECE=PIECE,
+            C=COLUMNS if size <= 128 else COLUMNS // 2, AT_ONCE=AT_ONCE,
+        )  # fmt: skip
+        return mixed
+
+    def _add(self, product: KernelProduct, y: Tensor, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
+        """x += product(y), or the norm of it; returns the norm of x."""
+        tiles = -(-product.size // OUTPUTS)
+        made = _Normed(
+            self._space("normed", self.count, product.size), self._space("tile sums", tiles, self.count, wide=True)
+        )
+        if after is None:
+            self._product(product, y, x, rest=x, made=made, gain=gain)
+            return made
+        added = self._space("added", self.count, product.size)
+        self._product(product, y, added, made=made, gain=gain)
+        return self._enter(x, gain, _Normed(added, made.sums), after)
+
+    def _product(
+        self,
+        product: KernelProduct,
+        y: Tensor,
+        out: Tensor,
+        *,
+        normed: _Normed | None = None,
+        rest: Tensor | None = None,
+        made: _Normed | None = None,
+        gain: Tensor | None = None,
+    ) -> None:
+        tiles = -(-product.size // OUTPUTS)
+        tile = self.step.tile(tiles, product.width)
+        self._launch(
+            self.step.kernels.product, (self.tiles, tiles, tile.splits), y, product.weight,
+            out if product.wide_bias is None else product.wide_bias, out if rest is None else rest,
+            out if gain is None else gain, out if normed is None else normed.sums, out, *(made or (out, out)),
+            self._parts(tile, product.size), self.counts, self.count, product.size, product.width, tile.piece,
+            1 if normed is None else len(normed.sums), self.spec.eps, 1.0 if rest is None else self.spec.residual_scale,
+            NORM=normed is not None, REST=rest is not None, NEXT=made is not None, **self._flags(tile, product, normed),
+        )  # fmt: skip
+
+    def _gated(self, layer: _Layer, normed: _Normed) -> Tensor:
+        product, size = layer.up, layer.up.size // 2
+        tiles = -(-size // OUTPUTS)
+        tile, out = (
+            self.step.tile(tiles, product.width, gated=True),
+            self._space("inner", self.count, size),
+        )
+        self._launch(
+            self.step.kernels.gated, (self.tiles, tiles, tile.splits), normed.x, product.weight,
+            out if product.wide_bias is None else product.wide_bias, normed.sums, out, self._parts(tile, product.size),
+            self.counts, self.count, size, product.width, tile.piece, len(normed.sums), self.spec.eps,
+            ACT=layer.act, **self._flags(tile, product, normed),
+        )  # fmt: skip
+        return out
+
+    def _parts(self, tile: Tile, size: int) -> Tensor:
+        return self.counts if tile.splits == 1 else self._space("parts", tile.splits, self.count, size, wide=True)
+
+    def _flags(self, tile: Tile, product: KernelProduct, normed: _Normed | None) -> dict[str, Any]:
+        return {
+            "BIAS": product.wide_bias is not None, "P": 1 if normed is None else _power(len(normed.sums)),
+            "S": tile.splits, "N": tile.outputs, "M": TOKENS, "K": tile.inputs,
+            "EVEN": product.width % tile.inputs == 0,
+            "AHEAD": AHEAD if self.step.pdl else 0, "stages": tile.stages,
+        }  # fmt: skip
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()

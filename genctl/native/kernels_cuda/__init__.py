@@ -1,0 +1,1 @@
+"""A decoding step on a GPU, in Triton."""

@@ -1,0 +1,388 @@
+"""The kernels of a decoding step, in Triton: five for each layer.
+
+A row's bits are its own. Tokens are multiplied in whole tiles of M, a product's sum is cut in pieces whose size depends
+on the weight alone, attention in pieces that are counted from a row's first token. The program that comes last adds the
+pieces up, always from the first to the last.
+
+T tokens (rows in turn, F tokens of each), I features in, O features out, E features of the residual stream, H heads of
+queries, K heads of keys and values, D features of a head, C columns of a cache.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+# fmt: off
+NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
+
+
+@triton.jit
+def _prefetch(pointers):
+    """Ask for lines of 128 bytes."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _ahead(w_ptr, n, inputs, begin, end, AHEAD: tl.constexpr):
+    """Ask for the first AHEAD weights of each output, which no kernel before writes."""
+    if AHEAD > 0:
+        at = begin + tl.arange(0, AHEAD // 64) * 64
+        _prefetch(w_ptr + n[:, None] * inputs + tl.minimum(at, end - 1)[None, :])
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    """Let the next kernel begin, and wait for the one before."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+
+@triton.jit
+def _loaded(x_ptr, w_ptr, m, n, at, tokens, inputs, end, EVEN: tl.constexpr):
+    """x [K, M] and w [N, K]."""
+    here = (m < tokens)[None, :]
+    if EVEN:
+        w = tl.load(w_ptr + n[:, None] * inputs + at[None, :])
+    else:
+        w = tl.load(w_ptr + n[:, None] * inputs + at[None, :], mask=(at < end)[None, :], other=0.0)
+        here = here & (at < end)[:, None]
+    return tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=here, other=0.0), w
+
+
+@triton.jit
+def _dots(
+    x_ptr, w_ptr, m, n, tokens, inputs, begin, end,
+    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+):
+    """w x over the columns from `begin` to `end`: f32 [N, M]."""
+    acc = tl.zeros((N, M), tl.float32)
+    for start in range(begin, end, K):
+        x, w = _loaded(x_ptr, w_ptr, m, n, start + tl.arange(0, K), tokens, inputs, end, EVEN)
+        acc = tl.dot(w, x, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _comes_last(count_ptr, pieces):
+    """Whether all other programs that share a counter have stored their pieces. It is 0 again afterwards."""
+    tl.debug_barrier()
+    last = tl.atomic_add(count_ptr, 1, sem="acq_rel") == pieces - 1
+    if last:
+        tl.store(count_ptr, 0)
+    return last
+
+
+@triton.jit
+def _read(pointers, mask, other):
+    """What another processor may have written a moment ago."""
+    return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def _sum(part_ptr, step, inside, S: tl.constexpr):
+    """S pieces, from the first to the last."""
+    acc = _read(part_ptr, inside, 0.0)
+    for split in tl.static_range(1, S):
+        acc += _read(part_ptr + split * step, inside, 0.0)
+    return acc
+
+
+@triton.jit
+def _scale(sums_ptr, parts, tokens, inputs, eps, m, P: tl.constexpr):
+    """1 / sqrt(mean(x²) + eps) of each token [M], from `parts` sums of squares."""
+    p = tl.arange(0, P)
+    inside = (p < parts)[:, None] & (m < tokens)[None, :]
+    squares = tl.load(sums_ptr + p[:, None] * tokens + m[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, 0) / inputs + eps)
+
+
+@triton.jit
+def _activated(x, ACT: tl.constexpr):
+    if ACT == "silu":
+        x = x * tl.sigmoid(x)
+    elif ACT == "relu":
+        x = tl.maximum(x, 0.0)
+    elif ACT == "gelu":
+        x = 0.5 * x * (1.0 + tl.math.erf(x * 0.7071067811865476))
+    elif ACT == "gelu_tanh":  # 0.5 · (1 + tanh(z)) is the sigmoid of 2 z
+        x = x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+    elif ACT == "quick_gelu":
+        x = x * tl.sigmoid(1.702 * x)
+    return x
+
+
+@triton.jit(do_not_specialize=["tokens", "parts", "scale_by"])
+def product(
+    x_ptr, w_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, out_ptr, next_ptr, next_sums_ptr, part_ptr, count_ptr,
+    tokens, outputs, inputs, piece, parts, eps, scale_by,
+    NORM: tl.constexpr, BIAS: tl.constexpr, REST: tl.constexpr, NEXT: tl.constexpr, S: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest.
+
+    NORM: x has its gain, and `sums` the squares of what the norm reads. NEXT: next = out · gain, and the squares of
+    out, for the next norm.
+    """
+    tile = tl.program_id(1)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    begin = tl.program_id(2) * piece
+    end = tl.minimum(begin + piece, inputs)
+    first = tile * N
+    rows = tl.minimum(tl.arange(0, N), outputs - 1 - first)
+    w_ptr += first.to(tl.int64) * inputs
+    _ahead(w_ptr, rows, inputs, begin, end, AHEAD)
+    _wait(PDL)
+    acc = _dots(x_ptr, w_ptr, m, rows, tokens, inputs, begin, end, N, M, K, EVEN)
+    n = first + tl.arange(0, N)
+    place = m[None, :] * outputs + n[:, None]
+    inside = (m < tokens)[None, :] & (n < outputs)[:, None]
+    last = True
+    if S > 1:
+        tl.store(part_ptr + tl.program_id(2) * tokens * outputs + place, acc, mask=inside)
+        last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
+    if last:
+        if S > 1:
+            acc = _sum(part_ptr + place, tokens * outputs, inside, S)
+        if NORM:
+            acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
+        acc *= scale_by
+        if REST:
+            acc += tl.load(rest_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        short = acc.to(x_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, short.to(out_ptr.dtype.element_ty), mask=inside)
+        if NEXT:
+            wide = tl.where(inside, short.to(tl.float32), 0.0)
+            gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
+            tl.store(next_ptr + place, (wide * gain).to(next_ptr.dtype.element_ty), mask=inside)
+            tl.store(next_sums_ptr + tile * tokens + m, tl.sum(wide * wide, 0), mask=m < tokens)
+
+
+@triton.jit(do_not_specialize=["tokens", "parts"])
+def gated(
+    x_ptr, w_ptr, bias_ptr, sums_ptr, out_ptr, part_ptr, count_ptr, tokens, outputs, inputs, piece, parts, eps,
+    ACT: tl.constexpr, BIAS: tl.constexpr, S: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """out [T, O] = act(gate) · up of a normed x; w [2 O, I] has the gates first."""
+    tile = tl.program_id(1)
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    begin = tl.program_id(2) * piece
+    end = tl.minimum(begin + piece, inputs)
+    first = tile * N
+    rows = tl.minimum(tl.arange(0, N), outputs - 1 - first)
+    gate_ptr = w_ptr + first.to(tl.int64) * inputs
+    up_ptr = gate_ptr + outputs.to(tl.int64) * inputs
+    _ahead(gate_ptr, rows, inputs, begin, end, AHEAD)
+    _ahead(up_ptr, rows, inputs, begin, end, AHEAD)
+    _wait(PDL)
+    gate, up = tl.zeros((N, M), tl.float32), tl.zeros((N, M), tl.float32)
+    for start in range(begin, end, K):
+        at = start + tl.arange(0, K)
+        x, w = _loaded(x_ptr, gate_ptr, m, rows, at, tokens, inputs, end, EVEN)
+        gate = tl.dot(w, x, gate, input_precision="ieee")
+        if EVEN:
+            w = tl.load(up_ptr + rows[:, None] * inputs + at[None, :])
+        else:
+            w = tl.load(up_ptr + rows[:, None] * inputs + at[None, :], mask=(at < end)[None, :], other=0.0)
+        up = tl.dot(w, x, up, input_precision="ieee")
+    n = first + tl.arange(0, N)
+    place = m[None, :] * outputs + n[:, None]
+    inside = (m < tokens)[None, :] & (n < outputs)[:, None]
+    last = True
+    if S > 1:
+        part = part_ptr + tl.program_id(2) * 2 * tokens * outputs + place
+        tl.store(part, gate, mask=inside)
+        tl.store(part + tokens * outputs, up, mask=inside)
+        last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
+    if last:
+        if S > 1:
+            part = part_ptr + place
+            gate = _sum(part, 2 * tokens * outputs, inside, S)
+            up = _sum(part + tokens * outputs, 2 * tokens * outputs, inside, S)
+        scale = _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
+        gate, up = gate * scale, up * scale
+        if BIAS:
+            gate += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
+            up += tl.load(bias_ptr + outputs + n, mask=n < outputs, other=0.0)[:, None]
+        tl.store(out_ptr + place, (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["tokens", "fed", "parts", "row_stride", "columns", "turns", "turn_scale"])
+def heads(
+    x_ptr, w_ptr, bias_ptr, sums_ptr, q_ptr, keys_ptr, values_ptr, gain_ptr, rope_ptr, position_ptr, place_ptr,
+    part_ptr, count_ptr,
+    tokens, fed, inputs, piece, parts, eps, row_stride, columns, turns, turn_scale,
+    HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
+    BIAS: tl.constexpr, QK_NORM: tl.constexpr, S: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Queries, keys and values of normed tokens, turned; keys and values go to their columns of the cache.
+
+    w [(H + 2 K) D, I], TILES of N / 2 pairs of features for each head, which turn together; rope f32 [R / 2], radians
+    for each position; q [T, H, D]; keys and values [N, K, C, D], rows `row_stride` apart; `place` is the column of each
+    row's first token.
+    """
+    head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
+    m = tl.program_id(0) * M + tl.arange(0, M)
+    begin = tl.program_id(2) * piece
+    end = tl.minimum(begin + piece, inputs)
+    H: tl.constexpr = N // 2
+    r = tl.arange(0, N)
+    rows = tl.minimum(_feature(tile * H + r % H, r // H, R, PAIRS), D - 1)
+    w_ptr += (head * D).to(tl.int64) * inputs
+    _ahead(w_ptr, rows, inputs, begin, end, AHEAD)
+    _wait(PDL)
+    acc = _dots(x_ptr, w_ptr, m, rows, tokens, inputs, begin, end, N, M, K, EVEN)
+    last = True
+    if S > 1:
+        outputs = (HEADS + 2 * KV) * D
+        own = m[None, :] * outputs + head * D + rows[:, None]
+        paired = (m < tokens)[None, :] & (tile * H + r % H < D // 2)[:, None]
+        tl.store(part_ptr + tl.program_id(2) * tokens * outputs + own, acc, mask=paired)
+        last = _comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
+    if last:
+        if S > 1:
+            acc = _sum(part_ptr + own, tokens * outputs, paired, S)
+        acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
+        if BIAS:
+            acc += tl.load(bias_ptr + head * D + rows)[:, None]
+        low, high = tl.split(tl.permute(tl.reshape(acc, (2, H, M)), (1, 2, 0)))
+        pair = tile * H + tl.arange(0, H)
+        first, second = _feature(pair, 0, R, PAIRS), _feature(pair, 1, R, PAIRS)
+        there = (pair < D // 2)[:, None]
+        if head < HEADS + KV:
+            if QK_NORM:
+                squares = tl.sum(tl.where(there, low * low + high * high, 0.0), 0)
+                scale = tl.rsqrt(squares / D + eps)[None, :]
+                gain_ptr += tl.where(head < HEADS, 0, D)
+                low *= scale * tl.load(gain_ptr + first, mask=pair < D // 2, other=0.0)[:, None]
+                high *= scale * tl.load(gain_ptr + second, mask=pair < D // 2, other=0.0)[:, None]
+            if turns != 0:
+                kind = q_ptr.dtype.element_ty  # angles are rounded to it
+                turning = pair < R // 2
+                position = tl.load(position_ptr + m, mask=m < tokens, other=0).to(tl.float32)
+                angle = tl.load(rope_ptr + pair, mask=turning, other=0.0)[:, None] * position[None, :]
+                cos = tl.where(turning[:, None], (tl.cos(angle) * turn_scale).to(kind).to(tl.float32), 1.0)
+                sin = tl.where(turning[:, None], (tl.sin(angle) * turn_scale).to(kind).to(tl.float32), 0.0)
+                low, high = low * cos - high * sin, high * cos + low * sin
+        inside = (m < tokens)[None, :] & there
+        if head < HEADS:
+            target = q_ptr + (m[None, :] * HEADS + head) * D
+            tl.store(target + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+            tl.store(target + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+        else:
+            column = tl.load(place_ptr) + m % fed
+            at = ((m // fed).to(tl.int64) * row_stride + (((head - HEADS) % KV) * columns + column) * D)[None, :]
+            if head < HEADS + KV:
+                tl.store(keys_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+                tl.store(keys_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+            else:
+                tl.store(values_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+                tl.store(values_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _feature(pair, second, R: tl.constexpr, PAIRS: tl.constexpr):
+    """The first or second feature of a pair: the first R turn, halves of them or neighbours together."""
+    return 2 * pair + second if PAIRS else tl.where(pair < R // 2, pair + second * (R // 2), 2 * pair + second)
+
+
+@triton.jit(do_not_specialize=["fed", "row_stride", "columns", "pieces"])
+def attend(
+    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
+    fed, row_stride, columns, pieces, scaling,
+    KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+):
+    """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
+
+    A row's columns begin with `start` int32 [N]; a token sees those up to its own. out [T, H, D].
+    """
+    token, kv, number = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    row = token // fed
+    start = tl.load(start_ptr + row)
+    seen = (tl.load(place_ptr) + token % fed + 1 - start).to(tl.int32)  # columns
+    count = (seen - 1) // PIECE + 1
+    base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
+    if PDL and W >= 64:  # noqa: SIM102 - this is known when it is compiled
+        if number < count:  # earlier steps wrote all but a few columns
+            ahead = tl.minimum(number * PIECE + tl.arange(0, C), seen - 1)[:, None] * D
+            lines = base + ahead + tl.minimum(tl.arange(0, W // 64) * 64, D - 1)[None, :]
+            _prefetch(keys_ptr + lines)
+            _prefetch(values_ptr + lines)
+    _wait(PDL)
+    if number < count:
+        g, d = tl.arange(0, G), tl.arange(0, W)
+        grouped, wide = (g < GROUP)[:, None], (d < D)[None, :]
+        q_at = ((token * KV + kv) * GROUP + g)[:, None] * D + d[None, :]
+        q = tl.load(q_ptr + q_at, mask=grouped & wide, other=0.0)
+        most, mass, acc = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32), tl.zeros((G, W), tl.float32)
+        for at in range(number * PIECE, number * PIECE + PIECE, C):
+            c = at + tl.arange(0, C)
+            inside = c < seen
+            place = c[:, None] * D + d[None, :]
+            keys = tl.load(keys_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
+            values = tl.load(values_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scaling
+            scores = tl.where(inside[None, :], scores, NEVER)
+            new = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.where(inside[None, :], tl.exp(scores - new[:, None]), 0.0)
+            shrink = tl.exp(most - new)
+            acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            mass, most = mass * shrink + tl.sum(weights, 1), new
+        last = count > 0
+        if count > 1:
+            own = ((token * KV + kv) * pieces + number).to(tl.int64) * GROUP + g
+            tl.store(part_ptr + own[:, None] * D + d[None, :], acc, mask=grouped & wide)
+            tl.store(most_ptr + own, most, mask=g < GROUP)
+            tl.store(mass_ptr + own, mass, mask=g < GROUP)
+            last = _comes_last(count_ptr + token * KV + kv, count)
+        if last:
+            if count > 1:
+                most, mass = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32)
+                acc = tl.zeros((G, W), tl.float32)
+                for chunk in range(0, count, AT_ONCE):
+                    for i in tl.static_range(AT_ONCE):  # loads that do not wait for each other
+                        piece = tl.full((G,), i, tl.int32) + chunk
+                        there = (piece < count) & (g < GROUP)
+                        each = ((token * KV + kv) * pieces + piece).to(tl.int64) * GROUP + g
+                        part = _read(part_ptr + each[:, None] * D + d[None, :], there[:, None] & wide, 0.0)
+                        top, added = _read(most_ptr + each, there, NEVER), _read(mass_ptr + each, there, 0.0)
+                        new = tl.maximum(most, top)
+                        old, fresh = tl.exp(most - new), tl.exp(top - new)
+                        acc = acc * old[:, None] + part * fresh[:, None]
+                        mass, most = mass * old + added * fresh, new
+            mass = tl.where(g < GROUP, mass, 1.0)
+            tl.store(out_ptr + q_at, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=grouped & wide)
+
+
+@triton.jit
+def enter(
+    x_ptr, added_ptr, added_sums_ptr, added_gain_ptr, gain_ptr, next_ptr, sums_ptr, size, parts, eps, scale_by,
+    ADD: tl.constexpr, P: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
+):
+    """next [T, E] = x · gain and the squares of x [T], which a norm needs. ADD: first x += norm(added) · scale_by."""
+    token, tokens = tl.program_id(0), tl.num_programs(0)
+    e = tl.arange(0, E)
+    inside, place = e < size, token * size + e
+    _wait(PDL)
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        p = tl.arange(0, P)
+        squares = tl.load(added_sums_ptr + p * tokens + token, mask=p < parts, other=0.0)
+        scale = tl.rsqrt(tl.sum(squares, 0) / size + eps) * scale_by
+        added = tl.load(added_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        x += added * scale * tl.load(added_gain_ptr + e, mask=inside, other=0.0)
+        short = x.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + place, short, mask=inside)
+        x = short.to(tl.float32)
+    gained = x * tl.load(gain_ptr + e, mask=inside, other=0.0)
+    tl.store(next_ptr + place, gained.to(next_ptr.dtype.element_ty), mask=inside)
+    tl.store(sums_ptr + token, tl.sum(x * x, 0))
