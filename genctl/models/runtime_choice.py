@@ -187,7 +187,6 @@ def load(
     """
     import torch
 
-    from genctl.native.kernel_steps import usable
     from genctl.native.linear import Products
     from genctl.native.load import read
     from genctl.native.model import SpecialTokens
@@ -208,7 +207,12 @@ def load(
         if plan_.spec.encoder is not None and chosen == "float16":  # see `_check_dtype`
             chosen = stored
     dtype = getattr(torch, chosen)
-    products = Products(runtime.quantize, pack=runtime.pack, kernels=runtime.pack and usable(device, dtype))
+    kernels = False
+    if device.type == "cuda" and runtime.pack:
+        from genctl.native.kernel_steps import usable
+
+        kernels = usable(device, dtype)
+    products = Products(runtime.quantize, pack=runtime.pack, kernels=kernels)
     settings = checkpoint.generation.values
     special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
     family = facts_of(plan_.spec.family).native

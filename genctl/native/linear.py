@@ -19,7 +19,6 @@ from torch import Tensor
 
 from genctl.native import pages
 from genctl.native.compiled import CompiledProduct, CompiledProducts
-from genctl.native.kernels_cuda.products import KernelProduct
 from genctl.native.products.library import TYPES, library
 
 if TYPE_CHECKING:
@@ -157,6 +156,8 @@ class Products:
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
         if self.kernels and quantize is None:
+            from genctl.native.kernels_cuda.products import KernelProduct
+
             return KernelProduct(weight, bias)
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None

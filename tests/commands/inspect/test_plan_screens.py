@@ -39,11 +39,12 @@ def gemma() -> Any:
 
 LLAMA_80 = """\
 ── llama · plan · 4 prompts · 4,096 tokens ─────────────────────────────────────
-layer  kind  shape              dtype     device          bytes
-0-31   full  [4, 8, 4096, 128]  bfloat16  cuda    2,147,483,648  32 × 67,108,864
+layer  kind    shape              dtype     device          bytes
+0-31   static  [4, 8, 4096, 128]  bfloat16  cuda    2,147,483,648
+        32 × 67,108,864, 4096 of 4096 filled
 cache     2,147,483,648 bytes (2.0 GiB) · 536,870,912 bytes for each of 4 rows
           131,072 bytes for each new token of each row
-weights   16,060,523,008 bytes (15.0 GiB) · bfloat16
+weights   16,060,522,496 bytes (15.0 GiB) · bfloat16
           the cache is 13.4% of them
 memory    25,769,803,776 bytes (24.0 GiB) · fits, 7.0 GiB left
 longest   8,192 tokens in 4 rows · the model's context
@@ -63,7 +64,7 @@ layer  kind            shape              dtype     device       bytes
 cache     303,759,360 bytes (289.7 MiB) · 37,969,920 bytes for each of 8 rows
           4,160 bytes for each new token of each row
           sliding window 159.7 MiB (55.1%) · quantised 130.0 MiB (44.9%)
-weights   3,077,057,026 bytes (2.9 GiB) · bfloat16 · the cache is 9.9% of them
+weights   3,077,293,056 bytes (2.9 GiB) · bfloat16 · the cache is 9.9% of them
 memory    1,000,000,000 bytes (953.7 MiB)
           does not fit: the weights alone need 1.9 GiB more
 longest   not even one token
