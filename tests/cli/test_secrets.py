@@ -122,3 +122,9 @@ def test_a_recording_of_another_shows_no_password(place: Path) -> None:
     page = (place / "page.html").read_text()
     assert leaked(page) == []
     assert "openai:http://(secret)@host/v1" in page
+
+
+@pytest.mark.parametrize("token", ["hf_" + "aB3" * 8, "api_org_" + "x" * 20])
+def test_a_token_of_the_hub_is_hidden_wherever_it_comes_from(token: str) -> None:
+    """In an answer or a file name, too: it need not be that of the environment."""
+    assert without_secrets(f"401 for {token}, see the log") == "401 for (token), see the log"

@@ -72,7 +72,7 @@ class PromptLine(Input):
         self.cursor_position = len(self.value)
 
     def action_complete(self) -> None:
-        """Take the first suggestion that goes on with what is typed."""
+        """Take the first suggestion that begins with what is typed."""
         if self.value and self.cursor_at_end:
             self.value = next((each for each in self.suggestions if each.startswith(self.value)), self.value)
             self.cursor_position = len(self.value)
