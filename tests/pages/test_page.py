@@ -10,7 +10,7 @@ import math
 import pytest
 
 from genctl.events import Failed, Finished
-from genctl.pages.page import LARGEST, script_json
+from genctl.pages.page import LARGEST, filled, script_json
 from genctl.pages.page_data import PageData
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, parts_of, search, sentence
@@ -205,3 +205,8 @@ def test_lanes_of_a_comparison_stand_side_by_side() -> None:
     metrics = {one["label"]: one["runs"] for one in shown["metrics"]}
     assert metrics["tokens"]["greedy"][0] == 3.0
     assert metrics["tokens"]["a/b"][0] == 4.0
+
+
+def test_values_in_a_template_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genctl.pages.page.file_text", lambda name: "<p>{{ text }}</p>")
+    assert filled("any", text="<b>&") == "<p>&lt;b&gt;&amp;</p>"
