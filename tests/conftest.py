@@ -44,8 +44,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     gone = set(left_out)
-    kept = [item for item in items if item not in gone]
-    items[:] = sorted(kept, key=lambda item: tiers.rank(item.path))  # stable: a file stays together
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_collection_finish() -> None:

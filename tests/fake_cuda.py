@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 import transformers
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 HERE = torch.device("cuda", 0)
 OF_TENSOR = {torch.Tensor.is_cuda.__get__: True, torch.Tensor.is_cpu.__get__: False, torch.Tensor.device.__get__: HERE}  # type: ignore[attr-defined]
@@ -75,7 +74,7 @@ class OnGpu(Tensor):
             raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy it first.")
         if func in (Tensor.cpu, Tensor.to, Tensor.cuda, Tensor.type):
             return _moved(func, args, kwargs)
-        flat = tree_flatten((args, kwargs))[0]
+        flat = _leaves((args, kwargs))
         if func is Tensor.__getitem__:
             _same_device(func, [])
         elif func not in COPIES:
@@ -83,10 +82,27 @@ class OnGpu(Tensor):
         elif len(args) == 3:
             _same_device(func, [args[0], args[2]])
         known = {id(each.inner): each for each in flat if isinstance(each, OnGpu)}
-        result = func(*tree_map(_bare, args), **tree_map(_bare, kwargs))
+        result = func(*_mapped(_bare, args), **_mapped(_bare, kwargs))
         if isinstance(result, torch.Size):
             return result
-        return tree_map(lambda each: known.get(id(each), each) if id(each) in known else _wrapped(each), result)
+        return _mapped(lambda each: known.get(id(each), each) if id(each) in known else _wrapped(each), result)
+
+
+def _leaves(value: Any) -> list[Any]:
+    """What lies in tuples, lists and the values of dicts: torch's own functions for trees take most of the time."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for each in value for leaf in _leaves(each)]
+    return [leaf for each in value.values() for leaf in _leaves(each)] if isinstance(value, dict) else [value]
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """The same tree with changed leaves."""
+    if isinstance(value, dict):
+        return {key: _mapped(change, each) for key, each in value.items()}
+    if not isinstance(value, (tuple, list)):
+        return change(value)
+    found = [_mapped(change, each) for each in value]
+    return type(value)(*found) if hasattr(value, "_fields") else type(value)(found)
 
 
 def _bare(value: Any) -> Any:
@@ -106,7 +122,7 @@ def _moved(func: Any, args: Any, kwargs: Any) -> Any:
     tensors = [each for each in args[1:] if isinstance(each, Tensor)]  # to(other)
     away = away or any(not isinstance(each, OnGpu) for each in tensors)
     inner = args[0].inner
-    made = func(inner, *tree_map(_bare, args[1:]), **{**tree_map(_bare, kwargs)}) if func is not Tensor.cuda else inner
+    made = func(inner, *_mapped(_bare, args[1:]), **{**_mapped(_bare, kwargs)}) if func is not Tensor.cuda else inner
     if away:
         return made.clone() if made is inner else made
     return args[0] if made is inner else OnGpu(made)
@@ -132,12 +148,12 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {**(kwargs or {})}
         kwargs.pop("pin_memory", None)
-        flat = tree_flatten((args, kwargs))[0]
+        flat = _leaves((args, kwargs))
         if any(isinstance(each, OnGpu) for each in flat) or not any(map(_is_gpu, flat)):
             return func(*args, **kwargs)
         if func is torch.device or getattr(func, "__name__", "") == "__get__":
             return func(*args, **kwargs)
-        return tree_map(_wrapped, _copied(func(*tree_map(_bare, args), **tree_map(_bare, kwargs)), args))
+        return _mapped(_wrapped, _copied(func(*_mapped(_bare, args), **_mapped(_bare, kwargs)), args))
 
 
 def _copied(result: Any, args: Any) -> Any:

@@ -56,10 +56,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "parity": ("parity", STORIES, f"{STORIES}@batch_size=1", TEXT, "-n", "6"),
 }
 PAIRS = {
-    "native on both": (f"{STORIES}@device=cuda", f"{STORIES}@device=cpu"),
-    "the other way": (f"{STORIES}@device=cpu", f"{STORIES}@device=cuda"),
-    "transformers on the CPU": (f"{STORIES}@device=cuda", f"{STORIES}@device=cpu,runtime=transformers"),
-    "bfloat16": (f"{STORIES}@device=cuda,dtype=float32", f"{STORIES}@device=cuda,dtype=bfloat16"),
+    "native on both": ("device=cuda", "device=cpu"),
+    "the other way": ("device=cpu", "device=cuda"),
+    "transformers on the CPU": ("device=cuda", "device=cpu,runtime=transformers"),
+    "bfloat16": ("device=cuda,dtype=float32", "device=cuda,dtype=bfloat16"),
 }
 KINDS = ("llama", "gpt2", "mistral", "gemma2", "bloom", "mixtral", "t5", "bart", "mamba")
 
@@ -99,8 +99,9 @@ def test_commands_end_well(name: str, gpu: None) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_two_devices_are_compared(name: str, gpu: None) -> None:
-    done = genctl("parity", *PAIRS[name], TEXT, "The dog ran", "-n", "6", "--layers", "--format", "jsonl")
+def test_two_devices_are_compared(name: str, gpu: None, llama: Path) -> None:
+    sides = [f"{llama}@{settings}" for settings in PAIRS[name]]
+    done = genctl("parity", *sides, "a b c d", "e f", "-n", "3", "--layers", "--format", "jsonl")
     assert done.status == 0, done.err
     assert done.records[0]["verdict"] in ("tie", "drift")
 
@@ -128,11 +129,11 @@ def test_a_saved_prompt_is_used(saved: str, used: str, gpu: None, tmp_path: Path
     assert (found.status, found.out) == (0, on("cpu", *RUN).out), found.err
 
 
-def test_a_golden_file_of_a_cpu_is_checked(gpu: None, tmp_path: Path) -> None:
+def test_a_golden_file_of_a_cpu_is_checked(gpu: None, tmp_path: Path, llama: Path) -> None:
     path = str(tmp_path / "golden.jsonl")
-    done = on("cpu", "parity", STORIES, TEXT, "-n", "6", "--save", path)
+    done = on("cpu", "parity", str(llama), "a b c d", "-n", "6", "--save", path)
     assert done.status == 0, done.err
-    done = on("cuda", "parity", STORIES, "--expect", path)
+    done = on("cuda", "parity", str(llama), "--expect", path)
     assert done.status == 0, done.err
 
 

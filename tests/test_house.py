@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tokenize
 from collections.abc import Callable
+from functools import cache
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from genctl.io.writers import FORMATS, Format, Unclosed, open_writer
 from genctl.params import Generation, knobs
 from scripts import mutants
 from tests import tiers
+from tests.source import nodes_of, tree_of
 
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
@@ -179,10 +181,11 @@ HEAVY = {
 }
 
 
+@cache
 def imports(path: Path) -> list[str]:
     """Every module that a file imports, wherever in it."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
@@ -235,7 +238,7 @@ def test_no_import_leads_back(place_of: Callable[[Path], str]) -> None:
     paths = {".".join(("genctl", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     leads: dict[str, set[str]] = {}
     for path in FILES:
-        tree = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        tree = nodes_of(path)
         for node in (node for node in tree if isinstance(node, ast.ImportFrom)):
             for alias in node.names:
                 found = paths.get(f"{node.module}.{alias.name}") or paths.get(f"{node.module}")
@@ -273,7 +276,7 @@ def test_a_command_has_one_job_class() -> None:
     """Where tokens are computed is an engine (`engines.protocol`), not a subclass of a job."""
     bases = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = {ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases}
     jobs = {name for name, above in bases.items() if "Job" in above}
@@ -314,8 +317,7 @@ def test_importing_the_package_costs_nothing() -> None:
 
 def test_the_tiers_name_tests_that_are_there() -> None:
     tests = Path(__file__).parent
-    assert [name for name in (*tiers.WIDE, *tiers.SLOWEST) if not (tests / name).is_file()] == []
-    assert len(tiers.SLOWEST) == len(set(tiers.SLOWEST))
+    assert [name for name in tiers.WIDE if not (tests / name).is_file()] == []
     functions = {name: functions_of(tests / name) for name in tiers.WIDE}
     assert [f"{name}::{one}" for name, found in tiers.WIDE.items() for one in found if one not in functions[name]] == []
 
@@ -334,7 +336,7 @@ def test_no_folder_is_without_an_everyday_test() -> None:
 def functions_of(path: Path) -> set[str]:
     """The names of the tests of a file that are not marked for the night as a whole."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             found |= set() if "pytest.mark.night" in map(ast.unparse, node.decorator_list) else {node.name}
     return found
@@ -348,11 +350,10 @@ def test_every_fault_that_is_planted_has_its_place() -> None:
     assert [test for test in tests if not (PACKAGE.parent / test).exists()] == []
 
 
+@cache
 def attributes(path: Path) -> set[str]:
     """The names of all attributes that a file reads."""
-    return {
-        node.attr for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)
-    }
+    return {node.attr for node in nodes_of(path) if isinstance(node, ast.Attribute)}
 
 
 def idle_knobs(files: list[Path]) -> set[str]:
@@ -384,7 +385,7 @@ def missing_parts(row: listed_knobs.ProcessorRow) -> list[str]:
         if knob not in knobs(Generation)
     ]
     file, _, function = row.maker.partition(".")
-    tree = ast.parse((PACKAGE / f"decode/processors/{file}.py").read_text(encoding="utf-8"))
+    tree = tree_of(PACKAGE / f"decode/processors/{file}.py")
     made = {node.name: len(node.args.args) for node in tree.body if isinstance(node, ast.FunctionDef)}
     if made.get(function) != 2:
         missing.append(f"{place}: write {function}(context, value) in decode/processors/{file}.py")

@@ -8,6 +8,8 @@ from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
+from tests.source import tree_of
+
 ROOT = Path(__file__).resolve().parent.parent
 COMPAT = Path("genctl/compat.py")
 STILL_TWICE = {"_Candidates", "_Enough"}  # of beam search, with constraints and without
@@ -18,7 +20,7 @@ LISTED = {"_exit"}  # private by its look alone: os documents it
 def files() -> dict[Path, ast.Module]:
     """Every file of the package and of the scripts, parsed when a test asks: every worker imports this module."""
     return {
-        path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8"))
+        path.relative_to(ROOT): tree_of(path)
         for folder in ("genctl", "scripts")
         for path in sorted((ROOT / folder).rglob("*.py"))
     }
@@ -44,14 +46,14 @@ def private_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             yield node.lineno, node.attr
-            if ast.unparse(node) in ("torch.ops", "torch.jit"):
+            if node.attr in ("ops", "jit") and ast.unparse(node) in ("torch.ops", "torch.jit"):
                 yield node.lineno, f"_{ast.unparse(node)}"
         elif isinstance(node, ast.Import):
             yield from ((node.lineno, part) for alias in node.names for part in alias.name.split("."))
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield from ((node.lineno, part) for part in node.module.split("."))
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr", "setattr"):
             name = node.args[1]
             if isinstance(name, ast.Constant):
                 yield node.lineno, str(name.value)

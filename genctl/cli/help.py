@@ -43,7 +43,8 @@ class TableCommand(TyperCommand):
         rest: list[str]
         found, rest, order = self.make_parser(ctx).parse_args(list(args))
         ctx.meta[ORDER] = tuple(str(parameter.name) for parameter in order)
-        if rest or ctx.resilient_parsing or any(parameter.is_eager for parameter in order):
+        # without defaults of ours Typer reads them all: it keeps the values of one call for the next
+        if rest or ctx.resilient_parsing or not self.defaults or any(parameter.is_eager for parameter in order):
             return list(super().parse_args(ctx, args))
         ctx.params.update(self.defaults)
         for parameter in dict.fromkeys([*order, *(one for one in self.params if one.required)]):

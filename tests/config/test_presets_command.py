@@ -15,6 +15,7 @@ from genctl.commands.presets import app
 from genctl.config import presets
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError, PresetError
+from tests.cli.tool import genctl
 
 try:
     import genctl.terminal.console as _console  # noqa: F401
@@ -148,3 +149,9 @@ def test_a_terminal_is_shown_escapes_and_not_sent_them(project: Path, monkeypatc
     Path("job.toml").write_text('about = "a\u009b2Jb"\n', encoding="utf-8")
     typer.main.get_command(app)(["show", "--raw", "job.toml"], standalone_mode=False)
     assert screen.getvalue() == 'about = "a\\x9b2Jb"\n'
+
+
+def test_a_flag_of_one_call_is_not_that_of_the_next() -> None:
+    shown = genctl("presets", "show", "nucleus")
+    assert genctl("presets", "show", "--raw", "nucleus").out != shown.out
+    assert genctl("presets", "show", "nucleus") == shown

@@ -270,8 +270,8 @@ REFUSED: dict[str, tuple[Damage, str]] = {
         "its normalizer makes texts 1,000,000 times as long",
     ),
     "a post-processor that repeats the text": (
-        edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 300_000)),
-        "its post_processor repeats texts 300,000 times",
+        edit(TOKENIZER, post_processor=template([{"Sequence": {"id": "A", "type_id": 0}}] * 30_000)),
+        "its post_processor repeats texts 30,000 times",
     ),
     "post-processors that repeat each other's text": (
         edit(

@@ -19,6 +19,7 @@ from genctl.strategies.constrained import ConstrainedBeam
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.factory import choose
 from tests.decode.driver import PROMPTS
+from tests.source import nodes_of
 from tests.strategies.oracle import case_of
 from tests.tiny import tokenizer
 
@@ -138,9 +139,9 @@ def test_tokens_are_written_in_one_place_only() -> None:
     homes = {"commit": "genctl.decode.commit", "LaneState": "genctl.decode.lane", "Batch": "genctl.decode.batch"}
     places = []
     for path in package.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        for node in ast.walk(tree):
+        nodes = nodes_of(path)
+        modules = {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+        for node in nodes:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
