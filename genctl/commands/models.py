@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+from rich.text import Text
 
 from genctl.cli.table import Color, Command, CommandOptions, option, switch
 from genctl.commands.options import COLOR
 from genctl.errors import Exit, size
+
+# A list of things with a few facts each: a table where it fits, else each name with its facts beneath.
+
+
+NUMBERS = ("size", "context")  # columns to the right
+
+
+def fact_lines(
+    heads: Mapping[str, str], rows: Sequence[Sequence[str]], beneath: Sequence[Sequence[str]], console: Console
+) -> Iterator[Text]:
+    """The lines of `rows`, each with those `beneath` it. `heads` gives the unit of a fact where there is no table."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    fits = sum(widths) + 2 * (len(widths) - 1) <= console.width
+
+    def line(cells: Sequence[str]) -> str:
+        pairs = zip(cells, widths, heads, strict=True)
+        padded = [f"{cell:{'>' if head in NUMBERS else '<'}{width}}" for cell, width, head in pairs]
+        return "  ".join(padded).rstrip()
+
+    def folded(text: str, style: str = "", indent: int = 0) -> Iterator[Text]:
+        for part in Text(text, style).wrap(console, console.width - indent, overflow="fold"):
+            yield Text(" " * indent) + part
+
+    if fits:
+        yield from folded(line(list(heads)), "dim")
+    for cells, details in zip(rows, beneath, strict=True):
+        yield from folded(line(cells) if fits else cells[0], "" if fits else "bold")
+        facts = [
+            f"{cell} {unit}".rstrip()
+            for cell, unit in zip(cells[1:], list(heads.values())[1:], strict=True)
+            if cell != "-"
+        ]
+        if not fits and facts:
+            yield from folded(" · ".join(facts), indent=2)
+        for detail in details:
+            yield from folded(detail, "dim", indent=2)
+
 
 COLUMNS = ("name", "architecture", "bytes", "dtype", "runtime", "context", "why_not_native", "path", "error")
 HEADS = {"model": "", "architecture": "", "size": "", "dtype": "", "runtime": "", "context": "tokens"}  # name: unit
@@ -58,8 +99,6 @@ def perform(options: ModelsOptions) -> int:
         lines = [COLUMNS, *([tsv_cell(record[name]) for name in COLUMNS] for record in records)]
         out.file.write("".join("\t".join(line) + "\n" for line in lines))
     elif out.is_terminal:
-        from genctl.terminal.fact_list import fact_lines
-
         facts = [[printable(cell) for cell in _cells(model)] for model in models]
         beneath = [[printable(line) for line in _details(model, verbose=options.verbose)] for model in models]
         for line in fact_lines(HEADS, facts, beneath, out):

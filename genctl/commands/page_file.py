@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.commands.file_at_end import FileAtEnd
-from genctl.commands.watcher import Watcher
+from genctl.commands.watcher import FileAtEnd, Watcher
 from genctl.comparing.side_by_side import SideBySide
 from genctl.errors import without_secrets
 from genctl.identity import versions

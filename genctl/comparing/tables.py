@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from genctl.comparing import references
-from genctl.comparing.formats import number, signed
+from genctl.comparing.outputs import number, signed
 from genctl.comparing.statistics import Interval, RunStatistics
 
 # key -> heading, digits, whether the column is left out where no run has a value

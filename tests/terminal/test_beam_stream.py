@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from genctl.commands.run.stream_view import StreamView
+from genctl.commands.run.search_output import StreamView
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from tests.terminal.beams import STEPS, random_searches, search
 from tests.terminal.streams import lane, woven

@@ -15,7 +15,7 @@ from genctl.commands.event_log import read_recording
 from genctl.commands.run.beam_view import BeamView
 from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
-from genctl.commands.run.stream_view import StreamView
+from genctl.commands.run.search_output import StreamView
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
 from genctl.history import LaneHistory
 from genctl.history import Path as Way

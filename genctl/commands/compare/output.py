@@ -10,7 +10,7 @@ from rich.text import Text
 
 from genctl.commands.compare import report as shown
 from genctl.commands.compare.expectations import Outcome
-from genctl.comparing import formats
+from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import RunStatistics
 from genctl.comparing.tables import Table, tables
@@ -70,7 +70,7 @@ class ComparisonOutput:
         if options.format in ("json", "jsonl"):
             self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
         elif options.format == "tsv":
-            self.writer = writers.TsvWriter(sink, formats.COLUMNS)
+            self.writer = writers.TsvWriter(sink, outputs.COLUMNS)
         self.markdown = options.format == "md"
         self.silent = options.expect is not None and options.format == "text"
         self._latest: tuple[ComparedPrompt, ByRun] | None = None
@@ -124,17 +124,17 @@ class ComparisonOutput:
         row = prompt.row
         if self.markdown:
             if not self.job.lone:
-                yield [Text(f"## Prompt {formats.markdown_text(row.name)}")]
+                yield [Text(f"## Prompt {outputs.markdown_text(row.name)}")]
             if isinstance(row, BadRow):
-                yield [Text(formats.markdown_text(f"failed: {row.message}"))]
+                yield [Text(outputs.markdown_text(f"failed: {row.message}"))]
                 return
             texts = (one.result.prompt for name in self.names for one in by_run[name])
-            yield [Text(formats.markdown_block(row.shown or next(texts, "")))]
+            yield [Text(outputs.markdown_block(row.shown or next(texts, "")))]
         blocks, partings = self._shown(prompt, by_run)
         if self.markdown:
             yield from _markdown(blocks)
             sentences = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
-            lines = [Text(f"- {formats.markdown_text(sentence)}") for sentence in sentences]
+            lines = [Text(f"- {outputs.markdown_text(sentence)}") for sentence in sentences]
         else:
             title = [heading(row, self.width or 80)] if len(self.comparison.prompts) > 1 else []
             if not title and self.sink is None and isinstance(row, InputRow) and row.shown:
@@ -174,7 +174,7 @@ class ComparisonOutput:
                 for step, token in enumerate(tokens, 1):
                     rows.append([str(step), widgets.token_text(token.id, token.text)])
                     for _, _, value, rank in token.watched:
-                        rows[-1] += [formats.number(value, 3), str(rank)]
+                        rows[-1] += [outputs.number(value, 3), str(rank)]
                 yield Table(title, headings, rows)
 
     def _label(self, one: Measured) -> str:
@@ -204,7 +204,7 @@ class ComparisonOutput:
                 parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)
         if wanted and done and (note := self._penalties()):
-            text = Text(formats.markdown_text(note) if self.markdown else note, style="dim")
+            text = Text(outputs.markdown_text(note) if self.markdown else note, style="dim")
             self._put([shown.wrapped(text, self.out, self.width or shown.UNBROKEN)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.decode_s:
@@ -271,8 +271,8 @@ class ComparisonOutput:
         """A table and its title, in one part or two."""
         if self.markdown:
             if table.title:
-                yield [Text(formats.markdown_text(table.title[:1].upper() + table.title[1:]))]
-            yield [Text(formats.markdown_table(table.headings, table.rows))]
+                yield [Text(outputs.markdown_text(table.title[:1].upper() + table.title[1:]))]
+            yield [Text(outputs.markdown_table(table.headings, table.rows))]
         else:
             room = self.width or shown.UNBROKEN
             title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
@@ -282,12 +282,12 @@ class ComparisonOutput:
 def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:
     """The texts of one prompt as Markdown."""
     for block in blocks:
-        name = f"**{formats.markdown_text(block.run)}**"
+        name = f"**{outputs.markdown_text(block.run)}**"
         for passage in block.passages:
             yield [Text(DOT.join(word for word in (name, passage.label, passage.state) if word))]
-            yield [Text(formats.markdown_block(passage.text))]
+            yield [Text(outputs.markdown_block(passage.text))]
         if block.failure:
-            yield [Text(f"{name} failed: {formats.markdown_text(block.failure)}")]
+            yield [Text(f"{name} failed: {outputs.markdown_text(block.failure)}")]
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,12 @@ from genctl.commands.explore.options import (
     told_apart,
     two_models,
 )
-from genctl.commands.explore.output import TreeOutput
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.config.layers import Layer, Resolved, row_layer, values_of
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.io import writers
 from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow
@@ -35,11 +36,78 @@ from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
 from genctl.tree.language import Call, parse_script, preset_values
+from genctl.tree.results import Continuation, Covered
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
+    from genctl.events import Event
     from genctl.tree.explorer import Explorer
     from genctl.tree.results import Result
+
+
+# -- where the results of a tree's commands go: records, lines for people, or the tree itself at the end ---------------
+
+
+class TreeOutput:
+    """Writes results as they come, to a sink in a format, or with `show` on a terminal, a line at a time.
+
+    `expanding`: the results are those of --expand, whose continuations are rows.
+    """
+
+    def __init__(
+        self, format: str, sink: writers.Sink | None, show: Callable[[str], object], *, expanding: bool
+    ) -> None:
+        self.format, self.expanding = format, expanding
+        self.covered: Covered | None = None  # what the newest expansion came to
+        self._sink, self._show = sink, show
+        self._rows = 0
+        self._writer: writers.Writer | None = None
+        if sink is not None and format == "tsv":
+            self._writer = writers.TsvWriter(sink, formats.COLUMNS)
+        elif sink is not None and format in ("json", "jsonl"):
+            self._writer = writers.open_writer(format, sink, on_error=lambda record: None)
+
+    def put(self, result: Result) -> None:
+        """Write or show one result. Raises OutputError."""
+        if isinstance(result, Covered):
+            self.covered = result
+        if self.format == "dot" or (self.expanding and not isinstance(result, Continuation)):
+            return
+        if self._writer is not None:
+            self._writer.write(self._record(result))
+        elif isinstance(result, Continuation) and self.expanding:
+            self._lines([formats.continuation_line(result, tabs=self._sink is not None)])
+        else:
+            self._lines(list(formats.lines_of(result)))
+
+    def close(self, events: Sequence[Event]) -> None:
+        """Complete the output; `events` are those of the tree."""
+        if self.format == "dot":
+            from genctl.commands.run.tree_formats import tree_dot
+            from genctl.pages.search_tree import SearchTrees
+
+            trees = SearchTrees()
+            for event in events:
+                trees.feed(event)
+            self._lines([tree_dot(tree) for tree in trees.take_all()])
+        if self._writer is not None:
+            self._writer.close()
+        elif self._sink is not None:
+            self._sink.close()
+
+    def _record(self, result: Result) -> dict[str, object]:
+        if self.expanding and isinstance(result, Continuation):
+            self._rows += 1
+            return formats.continuation_record(self._rows - 1, result)
+        return formats.result_record(result)
+
+    def _lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            if self._sink is None:
+                self._show(line)
+            else:
+                self._sink.write(f"{line}\n".encode("utf-8", "backslashreplace"))
+
 
 LONGEST_SCRIPT = 1 << 20  # bytes
 

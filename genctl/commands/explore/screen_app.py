@@ -16,9 +16,8 @@ from genctl.commands.explore import marks
 from genctl.commands.explore.alternatives import Alternatives, matching
 from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
 from genctl.commands.explore.flow import TextPiece
-from genctl.commands.explore.ordered_keys import OrderedKeys
 from genctl.commands.explore.prompt_line import PromptLine
-from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, help_sections
+from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
 from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane

@@ -1,16 +1,103 @@
-"""A heat map of the norms of keys and values by layer and position: numbers, coloured by share."""
+"""The norms of keys and values in a cache, position by position, and their heat map: they show attention sinks.
+
+The norm of one position is the L2 norm over head_dim, averaged over heads and rows. The first token, which receives
+surplus attention (Xiao et al. 2023, arXiv:2309.17453), has much shorter keys and values than all others (Gu et al.
+2024, arXiv:2410.10781, section 3).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 from rich.style import Style
 from rich.text import Text
+from torch import Tensor
 
 from genctl.commands.inspect.cache_report import PIPE
+from genctl.decode.cache.cache import Cache
+from genctl.decode.cache_observer import CacheObserver
+from genctl.decode.runtime import ModelRuntime
+from genctl.engines.local.session import Session
+from genctl.engines.requests import Report, Request
+from genctl.errors import ModelError
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging
+
+
+def observed_cache(forward: ModelRuntime) -> Cache | None:
+    """The cache after the newest pass of an observed run; else None. It is not a copy."""
+    observer = forward.watch
+    return observer.passed.cache if isinstance(observer, CacheObserver) and observer.passed is not None else None
+
+
+def norms(cache: Cache, *, cross: bool = False) -> tuple[int, list[dict[str, Any]]]:
+    """The number of positions, and for each layer `{"layer", "keys", "values"}`, a number for each position.
+
+    None marks positions that a window dropped. Layers with a state instead of positions are left out. `cross` reads an
+    encoder-decoder's cross-attention, whose positions are the source's.
+    """
+    entries = []
+    total = 0
+    for number, layer in enumerate((cache.cross or ()) if cross else cache.layers):
+        if not layer.is_initialized:
+            continue
+        keys, values = layer.content()
+        seen = max(layer.get_seq_length(), int(keys.shape[-2]))
+        total = max(total, seen)
+        gone = [None] * (seen - int(keys.shape[-2]))
+        entries.append({"layer": number, "keys": [*gone, *_lengths(keys)], "values": [*gone, *_lengths(values)]})
+    return total, entries
+
+
+def _lengths(states: Tensor) -> list[float]:
+    """states [rows, heads, length, head_dim] -> `length` numbers."""
+    lengths: list[float] = states.float().norm(dim=-1).mean((0, 1)).tolist()
+    return lengths
+
+
+# positions, self-attention, cross-attention
+CacheNorms: TypeAlias = tuple[int, list[dict[str, Any]], list[dict[str, Any]]]
+
+
+def check(session: Session) -> None:
+    """Raises ModelError if no layer of this model keeps keys and values."""
+    name, forward = session.loaded.name, session.forward
+    if not forward.abilities.supports_cache:
+        raise ModelError(f"{name} keeps no cache, so --heatmap has nothing to look into")
+    if not any(layer.has_columns for layer in forward.new_cache().layers):
+        raise ModelError(f"--heatmap shows keys and values, and {name} keeps none: its layers have recurrent states")
+
+
+def current_norms(session: Session) -> CacheNorms | None:
+    """The norms at this moment of an observed run."""
+    cache = observed_cache(session.forward)
+    if cache is None:
+        return None
+    total, layers = norms(cache)
+    return total, layers, norms(cache, cross=True)[1]
+
+
+def heatmap(session: Session, request: Request, norms: CacheNorms, tokens: Sequence[int]) -> dict[str, Any]:
+    """The report of the norms. `tokens` are those of the first row; a reused prompt is put before them."""
+    total, layers, cross = norms
+    lane = session.planner.plan(request, Report()).lane
+    ids = [*lane.tokens, *tokens[len(lane.tokens) :]][:total]
+    report = {**_positions(session, ids, total), "layers": layers}
+    if cross:
+        source = list(lane.source or ())
+        report["cross"] = {**_positions(session, source, len(source)), "layers": cross}
+    return report
+
+
+def _positions(session: Session, ids: Sequence[int], total: int) -> dict[str, Any]:
+    from genctl.models.text import Detokenizer
+
+    tokenizer = session.loaded.tokenizer
+    words = None if tokenizer is None else Detokenizer(tokenizer, skip_special_tokens=False)
+    texts = [f"#{id}" if words is None else words.piece(id) for id in ids]
+    return {"positions": list(range(total)), "tokens": texts}
+
 
 LABEL = 8  # cells before the first position
 CELL = 6  # cells of a position

@@ -28,6 +28,21 @@ if TYPE_CHECKING:
     from genctl.commands.inspect.measurement import Measurement
     from genctl.engines.requests import Request
 
+
+# -- the size of a model in memory -------------------------------------------------------------------------------------
+
+
+def weights_bytes(model: Any) -> int:
+    """Bytes of a model's weights, tied ones counted once."""
+    from genctl.native.model import NativeModel
+
+    if isinstance(model, NativeModel):
+        return model.bytes()
+    from genctl.models import packed_layers
+
+    return packed_layers.weights_bytes(model)
+
+
 COLUMNS = ("step", "rows", "layer", "kind", "shape", "dtype", "device", "bytes", "new")
 
 
@@ -77,7 +92,6 @@ class InspectJob(Job[InspectOptions]):
 
     def load(self) -> None:
         """Load the checkpoint and check the settings on it."""
-        from genctl.commands.inspect.weights import weights_bytes
         from genctl.engines.local.session import Session
 
         session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed, live=self.live)
@@ -126,7 +140,7 @@ class InspectJob(Job[InspectOptions]):
             name = "cache_implementation" if self.base.generation.use_cache else "use_cache"
             raise UsageError(f"{wanted[0]} looks into the cache, and there is none ({self.base.origins[name]})")
         if options.heatmap:
-            from genctl.commands.inspect.heatmap import check
+            from genctl.commands.inspect.cache_norms import check
 
             check(self.session)
 
@@ -157,7 +171,7 @@ class InspectJob(Job[InspectOptions]):
         def look(event: events.Event) -> None:
             finished = measured.feed(event)
             if options.heatmap and finished is not None and isinstance(event, events.CacheRead):
-                from genctl.commands.inspect.heatmap import current_norms
+                from genctl.commands.inspect.cache_norms import current_norms
 
                 self.heat = current_norms(session)
 
@@ -178,7 +192,7 @@ class InspectJob(Job[InspectOptions]):
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=uncached)
         if self.heat is not None:
-            from genctl.commands.inspect.heatmap import heatmap
+            from genctl.commands.inspect.cache_norms import heatmap
 
             report["heatmap"] = heatmap(session, requests[0], self.heat, measured.tokens[0])
         if options.diff is not None and not self.interrupt.status:
@@ -243,10 +257,10 @@ class InspectJob(Job[InspectOptions]):
         return cache_part(report, planned)
 
     def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
-        from genctl.commands.inspect.cache_diff import diff_lines
         from genctl.commands.inspect.cache_inputs import given_lines
         from genctl.commands.inspect.cache_norms import heatmap_lines
         from genctl.commands.inspect.cache_report import report_lines
+        from genctl.commands.inspect.prompt_diff import diff_lines
 
         lines = report_lines(report, width)
         if self.options.inputs:

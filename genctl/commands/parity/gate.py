@@ -59,7 +59,7 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
 
 
 def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    from genctl.commands.parity.vocabularies import check_same
+    from genctl.commands.parity.loading import check_same
     from genctl.parity.measure import measure
 
     theirs = _load(loaded, sides[1], prompts)

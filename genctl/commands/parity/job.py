@@ -25,8 +25,8 @@ from genctl.terminal.interrupt import Interrupt
 if TYPE_CHECKING:
     from genctl.commands.parity.distributions import Tops
     from genctl.commands.parity.loading import LoadedSides
-    from genctl.commands.parity.naming import Naming
     from genctl.commands.parity.report import ParityPage
+    from genctl.commands.parity.view import Naming
     from genctl.engines.protocol import Engine, EngineSetup
     from genctl.engines.requests import Request
     from genctl.engines.scored_text import TextToScore
@@ -158,7 +158,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         from genctl.commands.parity.distributions import tops_of
-        from genctl.commands.parity.vocabularies import check_same
+        from genctl.commands.parity.loading import check_same
         from genctl.parity.measure import ParityOptions, measure
         from genctl.parity.read_once import ReadOnce
 
@@ -350,7 +350,7 @@ class ParityJob(Job[ParityCommandOptions]):
         if self.options.texts is None:
             seed = reference.resolved.runtime.seed or 0
             return [self._request(row, reference.resolved, seed) for row in self.rows], []
-        from genctl.commands.parity.given_texts import GivenTexts
+        from genctl.commands.parity.rows import GivenTexts
 
         texts = [text for _, text in self.usable(iter(self.rows), GivenTexts(reference).encode)]
         if not texts:
@@ -393,7 +393,7 @@ def _recorded_row(number: int, text: Text) -> InputRow:
 
 
 def _naming(side: LocalSide, rows: Sequence[InputRow], golden: str) -> Naming:
-    from genctl.commands.parity.naming import Naming
+    from genctl.commands.parity.view import Naming
     from genctl.models.text import detokenizer
 
     return Naming(detokenizer(side.session.loaded.tokenizer).piece, {row.id: row.name for row in rows}, golden)

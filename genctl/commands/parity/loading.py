@@ -2,20 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor
 
 from genctl import params
 from genctl.commands.engine_choice import LOCAL, SERVERS
+from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
-from genctl.commands.parity.resumed import ResumedSide
 from genctl.commands.parity.sides import Side
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Engine, EngineSetup
+from genctl.engines.protocol import Engine, EngineSetup, never
+from genctl.engines.requests import Request
+from genctl.errors import GenctlError, ModelError, quote
+from genctl.models.text import encode
 from genctl.params import Runtime
-from genctl.parity.sides import LocalSide, greedy
+from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
+from genctl.parity.values import Text
+
+if TYPE_CHECKING:
+    from genctl.models.hub import LoadedModel
+
+
+# -- whether two sides read and write the same tokens ------------------------------------------------------------------
+
+
+HINT = "--by-text compares bits per byte of the texts alone"
+
+
+def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple[str, str]]) -> None:
+    """Raises ModelError, which names the first difference, for tokenizers that are not the same on `texts`.
+
+    A text comes with its name.
+    """
+    names = f"{reference.name} and {other.name}"
+    if reference.is_encoder_decoder != other.is_encoder_decoder:
+        kinds = ["a causal model", "an encoder-decoder"]
+        raise ModelError(
+            f"{reference.name} is {kinds[reference.is_encoder_decoder]}, and {other.name} is "
+            f"{kinds[other.is_encoder_decoder]}: they have no tokens in common",
+        )
+    if reference.tokenizer is None or other.tokenizer is None:
+        return  # token ids are compared; the sizes of both vocabularies are checked with the first logits
+    mine, theirs = (
+        {id: token for token, id in tokenizer.get_vocab().items()}
+        for tokenizer in (reference.tokenizer, other.tokenizer)
+    )
+    for id in sorted(mine.keys() | theirs.keys()):
+        if mine.get(id) != theirs.get(id):
+            shown = [_token(tokens.get(id)) for tokens in (mine, theirs)]
+            raise ModelError(f"{names} have different vocabularies: id {id} is {' and '.join(shown)}", hint=HINT)
+    for name, text in texts:
+        try:
+            ids = [encode(one.tokenizer, text, add_special_tokens=True) for one in (reference, other)]
+        except GenctlError:
+            continue  # whoever reads this text says so
+        if ids[0] != ids[1]:
+            at = next((at for at, pair in enumerate(zip(*ids, strict=False)) if pair[0] != pair[1]), min(map(len, ids)))
+            shown = [
+                _token(tokens.get(row[at]) if at < len(row) else None)
+                for tokens, row in zip((mine, theirs), ids, strict=True)
+            ]
+            raise ModelError(
+                f"{names} have different tokenizers: token {at + 1} of text {name} is {' and '.join(shown)}",
+                hint=HINT,
+            )
+
+
+def _token(token: str | None) -> str:
+    return "missing" if token is None else quote(token)
+
+
+# -- A side whose rows were decoded by two runs: one that was interrupted, and one that continues it with `--resume` ---
+
+
+Interrupted: TypeAlias = Callable[[], str]
+
+
+class ResumedSide(LocalSide):
+    """The first `done` rows are those of an earlier run, the others those of a later one.
+
+    Rows are computed in groups. The later run begins with the group of the first row that is missing, and computes
+    those of its rows again that are there.
+    """
+
+    def __init__(
+        self, name: str, session: Session, resolved: Resolved, *, width: int, ids: Sequence[str], done: int
+    ) -> None:
+        super().__init__(name, session, resolved, width=width)
+        span = SPAN * width
+        self._done = frozenset(ids[:done])
+        self._earlier = frozenset(ids[: -(-done // span) * span])  # whole groups
+        self._later = frozenset(ids[done - done % span :])
+
+    def read(
+        self, texts: Sequence[Text], receive: ReceiveLogits, *, interrupted: Interrupted = never
+    ) -> dict[str, str]:
+        """As the two runs read them."""
+        failed: dict[str, str] = {}
+        for run, is_earlier in ((self._earlier, True), (self._later, False)):
+            places = [place for place, text in enumerate(texts) if text.id in run]
+            kept = {place for place in places if (texts[place].id in self._done) is is_earlier}
+
+            def keep(
+                number: int, index: int, logits: Tensor, places: list[int] = places, kept: set[int] = kept
+            ) -> None:
+                if places[number] in kept:
+                    receive(places[number], index, logits)
+
+            failed |= super().read([texts[place] for place in places], keep, interrupted=interrupted)
+        return failed
+
+    def write(
+        self, requests: Sequence[Request], *, interrupted: Interrupted = never
+    ) -> tuple[list[Text], dict[str, str]]:
+        """As the two runs write them."""
+        earlier, lost = super().write([one for one in requests if one.id in self._earlier], interrupted=interrupted)
+        later, more = super().write([one for one in requests if one.id in self._later], interrupted=interrupted)
+        written = {text.id: text for text in later} | {text.id: text for text in earlier if text.id in self._done}
+        return [written[one.id] for one in requests if one.id in written], {**more, **lost}
+
 
 WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a pipe
 LOADING = tuple(

@@ -2,19 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
-from genctl.commands.parity import by_text, records, view
+from genctl.commands.parity import by_text, view
 from genctl.commands.parity.by_text import TextParity
-from genctl.commands.parity.naming import Naming
+from genctl.commands.parity.view import Naming
 from genctl.io import writers
-from genctl.parity.values import Parity
+from genctl.io.records import SCHEMA, finite
+from genctl.parity.values import Parity, Position, TextParting
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# -- the records of `genctl parity`: a pair of sides, where their texts part, positions, layers; and their TSV form ----
+
+
+COLUMNS = (
+    "kind", "reference", "other", "verdict", "positions", "kl_mean", "kl_median", "kl_q99", "kl_max", "regret_mean",
+    "regret_max", "agreement", "perplexity_reference", "perplexity_other", "ratio", "id", "index", "token_reference",
+    "token_other", "margin", "bpb_reference", "bpb_other",
+    "bpb_difference", "bpb_low", "bpb_high", "reason", "kl_bounded",
+)  # fmt: skip
+
+
+def records(comparison: Parity, naming: Naming, *, positions: bool, failed: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The pair with all figures, then a record for each parting, and each position if `positions`.
+
+    `failed` are the sentences of the checks that failed.
+    """
+    names = {"reference": comparison.reference, "other": comparison.other}
+    yield _record("pair", names, _pair(comparison, failed))
+    for parting in comparison.partings:
+        yield _record("parting", names, _parting(parting, naming))
+    for position in comparison.positions if positions else ():
+        yield _record("position", names, _position(position))
+    for layer in comparison.curve:
+        yield _record("layer", names, asdict(layer))
+
+
+def _record(kind: str, names: Mapping[str, str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **names, **fields})
+    return plain
+
+
+def _pair(comparison: Parity, failed: Sequence[str]) -> dict[str, Any]:
+    fault = comparison.fault
+    return {
+        "verdict": comparison.verdict,
+        "reason": comparison.reason,
+        "texts": len(comparison.texts),
+        "parted": len(comparison.partings),
+        **asdict(comparison.summary),
+        "noise": asdict(comparison.noise),
+        "fault": None if fault is None else {key: value for key, value in asdict(fault).items() if key != "curve"},
+        "failed_checks": list(failed),
+        "failed_texts": dict(comparison.failed),
+        "notes": list(comparison.notes),
+    }
+
+
+def _parting(parting: TextParting, naming: Naming) -> dict[str, Any]:
+    fields = asdict(parting)
+    fields["id"] = fields.pop("text")
+    for name in ("reference", "other"):
+        token = fields[f"token_{name}"]
+        fields[f"text_{name}"] = None if token is None else naming.text_of(token)
+    return fields
+
+
+def _position(position: Position) -> dict[str, Any]:
+    fields = asdict(position)
+    return {"id": fields.pop("text"), **fields}
+
+
+def tsv_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a record that the TSV form has, nested figures flat."""
+    flat = dict(record)
+    if record["kind"] == "pair":
+        flat["kl_bounded"] = str(record["kl_high"] is not None).lower()  # then the figures of KL are lower bounds
+    for name in ("kl", "regret"):
+        if isinstance(values := record.get(name), Mapping):
+            flat |= {f"{name}_{key}": value for key, value in values.items()}
+    for name in ("agreement", "perplexity_reference", "perplexity_other", "ratio"):
+        if isinstance(value := record.get(name), Mapping):
+            flat[name] = value["value"]
+    if isinstance(change := record.get("difference"), Mapping) and record["kind"] == "texts":
+        flat |= {"bpb_difference": change["mean"], "bpb_low": change["low"], "bpb_high": change["high"]}
+    return flat
+
+
+class ParityTsvWriter(writers.TsvWriter):
+    """One line for each pair and each parting."""
+
+    def write(self, record: writers.Record) -> None:
+        if record["kind"] in ("pair", "parting", "texts"):
+            super().write(tsv_fields(record))
+
+
+FORMATS = {
+    **{name: writers.FORMATS[name] for name in ("text", "json", "jsonl")},
+    "tsv": writers.OutputFormat(lambda sink, setup: ParityTsvWriter(sink, COLUMNS), (".tsv",)),
+}
 
 
 class ParityOutput:
@@ -27,13 +120,13 @@ class ParityOutput:
         self.naming = Naming()
         self._writer: writers.Writer | None = None
         if format != "text" and sink is not None:
-            self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=records.FORMATS)
+            self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=FORMATS)
 
     def pair(self, one: Parity, failed: Sequence[str]) -> None:
         """A pair is compared. `failed` are the sentences of checks that it fails."""
         self._pairs.append(one)
         if self._writer is not None:
-            for record in records.records(one, self.naming, positions=self._positions, failed=failed):
+            for record in records(one, self.naming, positions=self._positions, failed=failed):
                 self._writer.write(record)
 
     def texts(self, one: TextParity) -> None:

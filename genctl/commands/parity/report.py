@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genctl.commands.file_at_end import FileAtEnd
 from genctl.commands.page_file import repeating
 from genctl.commands.parity import view
 from genctl.commands.parity.distributions import Top, WorstPosition
-from genctl.commands.parity.naming import Naming
+from genctl.commands.parity.view import Naming
+from genctl.commands.watcher import FileAtEnd
 from genctl.errors import count, without_secrets
 from genctl.identity import versions
+from genctl.pages.page import digest, file_text, filled
 from genctl.parity.values import LayerDifference, Parity
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
+
+# The page of a comparison of sides: charts, texts and tables, without a script.
+
+
+def parity_page(
+    title: str, command: str, facts: Sequence[tuple[str, str]], pairs: Sequence[Mapping[str, Any]]
+) -> bytes:
+    """The page in UTF-8. `pairs` have the fields that the template names; every text in them is escaped there."""
+    style = file_text("page.css") + file_text("parity.css")
+    text = filled(
+        "parity.html.jinja",
+        title=title,
+        command=command,
+        facts=facts,
+        pairs=pairs,
+        style=style,
+        style_digest=digest(style),
+    )
+    return text.encode("utf-8", "backslashreplace")
+
 
 FLOOR = 1e-12  # nats: smaller KL is drawn there
 EDGES = tuple(10.0**power for power in range(-10, 1))  # of the histogram, in nats
@@ -39,7 +60,6 @@ class ParityPage(FileAtEnd):
 
     def content(self) -> bytes:
         """The page."""
-        from genctl.pages.parity_page import parity_page
 
         reference = self.naming.reference(self._pairs[0][0].reference)
         found = versions("torch", "transformers")

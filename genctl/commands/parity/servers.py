@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from genctl.commands.parity.loading import HINT
 from genctl.commands.parity.options import ParityCommandOptions
 from genctl.commands.parity.sides import Side
-from genctl.commands.parity.vocabularies import HINT
 from genctl.config.layers import Resolved
 from genctl.errors import ModelError, UsageError
 

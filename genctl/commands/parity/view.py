@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
 from genctl import errors
-from genctl.commands.parity.naming import Naming
-from genctl.errors import count
+from genctl.errors import count, printable
 from genctl.parity.values import (
     ENCODER,
     SEVERITY,
@@ -29,6 +29,31 @@ from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
 from genctl.terminal.number_table import first_column, table_lines
 from genctl.terminal.text_width import hanging, last_cells
+from genctl.terminal.widgets import token_text
+
+# -- what tokens and rows are called -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Naming:
+    """`text_of` gives the text of a token; `rows` what a row is called: its own id, else its place in the input."""
+
+    text_of: Callable[[int], str] = lambda token: ""
+    rows: Mapping[str, str] = field(default_factory=dict)
+    golden: str = ""  # the file that has the reference
+
+    def token(self, token: int | None) -> str:
+        """A token in quotes; None is the end of a text."""
+        return "the end" if token is None else f"“{token_text(token, self.text_of(token))}”"
+
+    def reference(self, name: str) -> str:
+        """The reference, which may have the name of the side that is compared with it."""
+        return f"{printable(self.golden)} ({name})" if self.golden else name
+
+    def row(self, id: str) -> str:
+        """A row."""
+        return printable(self.rows.get(id, id))
+
 
 PARTINGS = 5  # shown of each pair
 CURVE = 40  # parts of the model shown one by one on a terminal

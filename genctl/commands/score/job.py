@@ -15,6 +15,7 @@ from genctl.commands.options import shown_top
 from genctl.commands.score.options import ScoreOptions, check_encoding
 from genctl.config.layers import Resolved
 from genctl.errors import GenctlError, InputError, UsageError, count
+from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
 
     from genctl.commands.score.token_heat import Figures
     from genctl.engines.scored_text import Options, Scored, TextToScore
+
+
+# -- A scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
+
+
+def scored_events(lane: str, before: str, model: str, one: Scored) -> Iterator[Event]:
+    """The events of a text that was scored after `before`."""
+    ids = tuple(token.id for token in one.tokens)
+    text = "".join(token.text for token in one.tokens)
+    hypothesis = Hypothesis(ids, -one.nll, -one.nll, "scored", score=one.mean, text=text)
+    yield Began(lane, before, "score", model)
+    yield Stepped(lane, 0, (), (Ended(lane, 0, one.tokens, hypothesis),))
+    yield Finished(lane, (hypothesis,))
+
 
 SORTED = 4  # batches that are sorted by length together
 BY = {"mean": "mean log-probability", "total": "total log-probability", "bits-per-byte": "bits per byte"}
@@ -212,7 +227,6 @@ class ScoreJob(Job[ScoreOptions]):
     def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Tell the watchers of a row: its figures, and events as if its text had been generated."""
         from genctl.commands.score.token_heat import figures
-        from genctl.engines.scored_events import scored_events
 
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.cache_norms import norms, observed_cache
+from genctl.commands.inspect.cache_norms import norms, observed_cache
 from genctl.decode.cache_observer import CacheObserver
 from tests import runtimes
 from tests.tiny import SEQ2SEQ, WINDOW, tiny

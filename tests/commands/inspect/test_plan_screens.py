@@ -10,7 +10,7 @@ import transformers
 from rich.cells import cell_len
 
 from genctl.commands.inspect.cache_estimate import plan
-from genctl.commands.inspect.plan_view import plan_lines
+from genctl.commands.inspect.plan import plan_lines
 from genctl.commands.memory_size import memory_bytes
 from genctl.params import Generation, Runtime
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.commands.inspect import cache_diff, cache_inputs, cache_norms, cache_report
+from genctl.commands.inspect import cache_inputs, cache_norms, cache_report, prompt_diff
 from genctl.commands.inspect.cache_view import CacheView, picture
 from genctl.commands.inspect.measurement import Measurement
 from genctl.errors import percent, size
@@ -143,7 +143,7 @@ def test_the_heatmap_and_the_diff(width: int) -> None:
         "spared_bytes": 123456, "tokens_agree": True, "reason": "a recurrent state cannot be cut back " * 3,
         "with_reuse": {"prompt_tokens_read": 4, "passes": 1}, "without_reuse": {"prompt_tokens_read": 9, "passes": 2},
     }  # fmt: skip
-    check_screen(f"norms_{width}", text + "\n" + show(cache_diff.diff_lines(diff, width), width))
+    check_screen(f"norms_{width}", text + "\n" + show(prompt_diff.diff_lines(diff, width), width))
 
 
 def test_colour_and_number_say_the_same() -> None:

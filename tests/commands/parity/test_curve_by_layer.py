@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from genctl.commands.parity import view
-from genctl.commands.parity.naming import Naming
 from genctl.commands.parity.report import ParityPage
+from genctl.commands.parity.view import Naming
 from genctl.parity.measure import measure
 from genctl.parity.values import Fault, LayerDifference, Parity, TextParting
 from tests.parity.sides import requests, side
