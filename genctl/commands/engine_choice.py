@@ -90,12 +90,12 @@ class EngineChoice:
     def meet(self, stack: ExitStack) -> None:
         """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
         if self.ranks:
-            from genctl.engines.ranks import launch, launcher
+            from genctl.engines.ranks import launch
             from genctl.models import rank_group as group
 
             here = launch.launch_of()
             assert here is not None
-            launcher.watch(here.rank)
+            launch.watch(here.rank)
             group.start()
             stack.callback(group.stop)
             if self.follows:

@@ -11,7 +11,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.lane import LaneState
-from genctl.decode.out_of_memory import shortages
+from genctl.decode.memory import shortages
 from genctl.decode.runtime import ModelRuntime, Output
 from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device

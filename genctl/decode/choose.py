@@ -16,10 +16,9 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.commit import Facts
-from genctl.decode.finite import damaged
 from genctl.decode.lane import LaneState
-from genctl.decode.out_of_memory import OutOfMemory, shortages
-from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, score
+from genctl.decode.memory import OutOfMemory, shortages
+from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import ContractError, GenctlError, ModelError

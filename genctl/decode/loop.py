@@ -15,7 +15,7 @@ from contextlib import closing
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.choose import choose
-from genctl.decode.out_of_memory import OutOfMemory
+from genctl.decode.memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.lane import LaneState
-from genctl.decode.out_of_memory import OutOfMemory, release, shortages, too_large
+from genctl.decode.memory import OutOfMemory, release, shortages, too_large
 from genctl.decode.prefix_cache import MOST, MOST_ON_GPU, PrefixCache, groups
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix

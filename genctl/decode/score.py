@@ -12,12 +12,33 @@ from torch import Tensor
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
+from genctl.errors import ModelError
 from genctl.native.products.ops import log_softmax
 
 if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.processors.trace import Stage
+
+
+# -- logits that are no numbers: one check and one error, for all that reads logits ------------------------------------
+
+
+def is_finite(logits: Tensor) -> bool:
+    """Whether logits f32 [..., V] are a distribution in every row. Some tokens may be forbidden (-inf), not all."""
+    return bool(torch.isfinite(logits.amax(-1)).all())  # NaN, if a logit of the row is
+
+
+def check_finite(logits: Tensor, where: str) -> None:
+    """Raises ModelError, which says `where`, unless logits are a distribution."""
+    if not is_finite(logits):
+        raise damaged(where)
+
+
+def damaged(where: str) -> ModelError:
+    """The error of logits that are no numbers."""
+    return ModelError(f"the model's logits are not finite {where}: its weights or activations are damaged")
+
 
 ROWS = 8  # log-softmax of this many rows at a time if only chosen tokens need it
 Stages: TypeAlias = "list[list[Stage]]"  # the effect of each processor, for each scored position

@@ -19,7 +19,7 @@ from genctl.io import stdin_text
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
-    from genctl.io.pipe import Pipe
+    from genctl.io.stdin_text import Pipe
     from genctl.io.template import Template
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
@@ -122,7 +122,7 @@ def open_prompts(
                 return None
             raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        from genctl.io.pipe import Pipe
+        from genctl.io.stdin_text import Pipe
 
         pipe = Pipe(binary)
         rows = read(pipe, format=format, name="stdin", fields=fields, template=template, say=say)

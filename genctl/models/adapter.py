@@ -18,8 +18,8 @@ from typing import Any
 from genctl.errors import ModelError
 from genctl.identity import PREFIX
 from genctl.models import check, fingerprint, optional_packages, weights
+from genctl.models.fingerprint import Stamps, stamps
 from genctl.models.library_errors import guarded
-from genctl.models.stamps import Stamps, stamps
 from genctl.models.weights import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

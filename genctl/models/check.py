@@ -14,8 +14,8 @@ from typing import Any
 from genctl.errors import ModelError, reason_of
 from genctl.models import config_numbers, generation_settings, tokenizer_files, weights
 from genctl.models.architectures import facts_of
+from genctl.models.fingerprint import Stamps, stamps
 from genctl.models.generation_settings import GenerationSettings
-from genctl.models.stamps import Stamps, stamps
 from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (

@@ -6,17 +6,178 @@ unchanged checkpoint is read once (`digests`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
+import re
+import stat
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
+from genctl import folders
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
-from genctl.models import digests
-from genctl.models.stamps import Stamps, stamp, state_of
+
+# -- the files of a checkpoint that determine its output, each with the state it is in (`fingerprint` reads them) ------
+
+
+Stamps: TypeAlias = Mapping[str, "Stamp"]  # the name of a file inside the checkpoint -> size, times and inode
+
+
+# Files that libraries read beside the weights: configs (nested and processors' too), vocabularies under all names that
+# transformers' tokenizers use, chat templates, the index of shards. Results of a run in the same folder do not count.
+_NAMES = re.compile(
+    r".*(config|token|vocab|merges|sentencepiece|tekken|normalizer|emoji|byte_maps|word_shape|word_pronunciation).*"
+    r"\.(json|txt)"
+    r"|chat_template.*\.json|dict\.txt|.*\.index\.json"
+    r"|.*\.(jinja|model|spm|codes|tiktoken|tokenizer)"
+)
+_TEMPLATES = "additional_chat_templates"  # transformers' folder for further templates
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """The state of a file from its metadata. Times in nanoseconds; `changed` cannot be set back."""
+
+    size: int
+    modified: int
+    changed: int
+    inode: int
+    device: int
+
+
+def stamp(state: os.stat_result) -> Stamp:
+    """The stamp of a file's state."""
+    return Stamp(state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino, state.st_dev)
+
+
+def stamps(folder: Path, weights: Iterable[Path], *, code: bool) -> Stamps:
+    """Every file that counts, with its current state. `code`: the checkpoint's Python files count too."""
+    paths = {path.name: path for path in weights}
+    for path in folder.iterdir():
+        if _NAMES.fullmatch(path.name):
+            paths[path.name] = path
+    for path in folder.glob(f"{_TEMPLATES}/*.jinja"):
+        paths[path.relative_to(folder).as_posix()] = path
+    if code:
+        for pattern in ("*.py", "*/*.py"):
+            paths |= {path.relative_to(folder).as_posix(): path for path in folder.glob(pattern)}
+    states = {name: state_of(path) for name, path in sorted(paths.items())}
+    return {name: stamp(state) for name, state in states.items() if state is not None}
+
+
+def state_of(path: Path) -> os.stat_result | None:
+    """The state of a regular file; None if there is none."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state if stat.S_ISREG(state.st_mode) else None
+
+
+# -- A cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
+# `$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It only saves time: if it is damaged,
+# owned by another user or not writable, files are read again without a message.
+
+
+SMALLEST = 1 << 20  # bytes; reading smaller files is as fast as the lookup
+MOST = 1000  # entries; the oldest go
+_KIND = "genctl-digests/1"
+_LARGEST = 4 << 20  # bytes of the file
+_DIGEST = re.compile("[0-9a-f]{64}")
+# A file may be written again with the same time: within a tick of its file system's clock (up to 2 seconds, FAT), or
+# through a mapping whose first write set the time. Younger files are not stored.
+_SETTLED_S = 30.0
+
+
+class DigestCache:
+    """Digests from earlier runs. Read when constructed, written by `save` if anything was added."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._now = clock()  # before anything is read: later writes are too young
+        self._file = _place()
+        self._entries = _read(self._file) if self._file is not None else {}
+        self._fresh: dict[str, list[Any]] = {}
+
+    def find(self, path: Path, state: Stamp) -> str | None:
+        """The digest of a file in this state; None if unknown."""
+        entry = self._entries.get(_key(path))
+        return str(entry[-1]) if entry is not None and entry[:-1] == list(astuple(state)) else None
+
+    def add(self, path: Path, state: Stamp, digest: str) -> None:
+        """Store a digest, unless the file was changed a moment ago."""
+        if max(state.modified, state.changed) / 1e9 <= self._now - _SETTLED_S:
+            self._fresh[_key(path)] = [*astuple(state), digest]
+
+    def save(self) -> None:
+        """Write what was added; failures are ignored."""
+        if not self._fresh or self._file is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            entries = {key: entry for key, entry in _read(self._file).items() if key not in self._fresh}
+            entries |= self._fresh  # the newest are the last
+            _write(self._file, dict(list(entries.items())[-MOST:]))
+
+
+def _place() -> Path | None:
+    folder = folders.cache()
+    return None if folder is None else folder / "digests.json"
+
+
+def _key(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _read(file: Path) -> dict[str, list[Any]]:
+    """The entries; {} for a file that is incomplete, of another user or too large."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        with os.fdopen(descriptor, "rb") as handle:
+            state = os.fstat(descriptor)
+            foreign = hasattr(os, "geteuid") and state.st_uid != os.geteuid()
+            if foreign or not stat.S_ISREG(state.st_mode) or state.st_size > _LARGEST:
+                return {}
+            content = json.loads(handle.read(_LARGEST + 1))
+        entries = content["files"]
+        if content["kind"] == _KIND and content["digest"] == _sum(entries) and all(map(_sound, entries.values())):
+            return dict(entries)
+    return {}
+
+
+def _write(file: Path, entries: dict[str, list[Any]]) -> None:
+    """Replace the file atomically."""
+    text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
+    while len(text) > _LARGEST and entries:
+        entries = dict(list(entries.items())[len(entries) // 2 + 1 :])
+        text = json.dumps({"kind": _KIND, "digest": _sum(entries), "files": entries})
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=".digests-")  # readable by its owner only
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+            handle.write(text)
+            handle.flush()
+            os.fsync(descriptor)  # else a power cut could leave half of it under its name
+        Path(temporary).replace(file)
+    except BaseException:  # Ctrl-C too: remove the temporary file
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _sum(entries: dict[str, list[Any]]) -> str:
+    return hashlib.sha256(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+def _sound(entry: Any) -> bool:
+    *state, digest = entry
+    numbers = len(state) == len(Stamp.__dataclass_fields__) and all(type(value) is int for value in state)
+    return numbers and isinstance(digest, str) and _DIGEST.fullmatch(digest) is not None
+
 
 _CHUNK = 16 << 20  # bytes of one leaf of a file's digest; part of the definition of `PREFIX`
 _PIECE = 1 << 20  # bytes read at once
@@ -31,8 +192,8 @@ def fingerprint(folder: Path, files: Stamps, *, clock: Callable[[], float] = tim
     if not files:
         raise ValueError("a checkpoint that was not checked has no fingerprint")
     paths = {name: folder / name for name in files}
-    remembered = digests.DigestCache(clock)
-    large = {name for name, entry in files.items() if entry.size >= digests.SMALLEST}
+    remembered = DigestCache(clock)
+    large = {name for name, entry in files.items() if entry.size >= SMALLEST}
     known = {name: remembered.find(paths[name], files[name]) for name in large}
     digest_of = {name: digest for name, digest in known.items() if digest is not None}
     _check(folder, files)

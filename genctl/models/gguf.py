@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
 from genctl.models import check, config_numbers, gguf_header, gguf_reader, optional_packages
+from genctl.models.fingerprint import stamps
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
-from genctl.models.stamps import stamps
 from genctl.models.weights import WeightFiles, few, shown
 from genctl.native.gguf_names import ROPE_FACTORS
 

@@ -5,19 +5,155 @@ The native runtime needs nothing of this module, except a tokenizer that it cann
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError
-from genctl.models import adapter, architecture, check, prepare, runtime_choice, tokenizer_files, unused_tensors
+from genctl.models import adapter, architecture, check, prepare, runtime_choice, tokenizer_files
+from genctl.models.check import LAYERS, parts
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.progress import OnEvent, weights_bar
-from genctl.models.weights import few, with_whole_index
+from genctl.models.weights import Tensor, few, shown, with_whole_index
+from genctl.native.spec import COMPUTED
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+# -- tensors of a checkpoint that its model does not use: errors, or parts for other purposes --------------------------
+# A config with fewer layers than the weight files hold, or without a bias that they hold, gives a model that runs and
+# writes other text. So an unused tensor is an error if it belongs to the loaded model:
+# - a layer whose number is beyond those that the model has (`model.layers.7` of four);
+# - anything else inside a part that the model has (`model.layers.0.self_attn.q_proj.bias`, `model.final_norm.weight`).
+# It is ignored, with a note for --verbose, if the model computes it or another program needs it:
+# - buffers: rotary frequencies, position ids and the triangular masks that older files hold;
+# - layers that predict further tokens (MTP), heads for other tasks, and the towers of other modalities;
+# - tensors outside all parts of the model (`value_head.weight`).
+# transformers' own lists of ignored names were applied before. A quantised checkpoint also holds numbers of its
+# quantisation, which its library may not need: there only complete layers are errors.
+
+
+# A part of a name: modules that text does not need.
+_ELSEWHERE = re.compile(
+    r".*(vision|visual|image|img|pixel|video|audio|speech|sound|mel_|talker|codec|code2wav|token2wav|vocoder"
+    r"|projector|connector|aligner|resampler|perceiver|qformer|abstractor).*"
+    r"|(mtp|nextn|eagle|medusa).*"
+    r"|pooler|classifier|score|qa_outputs|seq_relationship|(?!lm_).*_head"
+)
+_PREDICTS_FURTHER = re.compile(
+    r"eh_proj|enorm|hnorm|shared_head"
+)  # modules that only an MTP layer has (DeepSeek-V3, GLM-4.5)
+
+
+def check_unused(
+    model: nn.Module, unexpected: Iterable[str], held: Mapping[str, Tensor], config: dict[str, Any]
+) -> list[str]:
+    """The names that may be ignored, sorted. Raises ModelError for those that belong to the model.
+
+    `unexpected` are the model's names of tensors that were not used; `held` is the content of safetensors headers, and
+    `config` is config.json.
+    """
+    names = sorted(set(unexpected))
+    modules = _Parts(model)
+    # transformers ignores a layer by its number in one public checkpoint, for any config: check again
+    layers = modules.beyond([*names, *held])
+    if layers:
+        path, numbers = next(iter(layers.items()))
+        raise ModelError(_too_few(path, numbers, modules.count(path), config))
+    missed = [name for name in names if modules.owns(name, held.get(name))]
+    if missed and not config.get("quantization_config"):
+        what, them = (
+            ("1 tensor that belongs", "it") if len(missed) == 1 else (f"{len(missed)} tensors that belong", "them")
+        )
+        raise ModelError(
+            f"the weight files hold {what} to the model, but config.json makes one without {them}: {few(missed)}"
+        )
+    return names
+
+
+class _Parts:
+    """The modules of a model by name."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+        self.prefix = str(getattr(model, "base_model_prefix", ""))
+
+    def count(self, path: str) -> int:
+        return sum(1 for _ in self.modules[path].children())
+
+    def beyond(self, names: Iterable[str]) -> dict[str, list[int]]:
+        """Lists of layers that are longer in the files than in the model: the path of each, and the extra numbers."""
+        import torch
+
+        lists = (torch.nn.ModuleList, torch.nn.Sequential)
+        beyond: dict[str, set[int]] = {}
+        further: set[tuple[str, int]] = set()
+        for name in names:
+            for path, after in self._splits(name):
+                number, _, rest = after.partition(".")
+                if not (rest and number.isdecimal() and len(number) < 8):
+                    continue
+                if not isinstance(self.modules[path], lists) or int(number) < self.count(path):
+                    continue
+                if any(_ELSEWHERE.fullmatch(part) for part in path.split(".")):
+                    continue
+                beyond.setdefault(path, set()).add(int(number))
+                if any(_PREDICTS_FURTHER.fullmatch(part) for part in rest.split(".")):
+                    further.add((path, int(number)))
+        left = {path: sorted(n for n in numbers if (path, n) not in further) for path, numbers in beyond.items()}
+        return {path: numbers for path, numbers in left.items() if numbers}
+
+    def owns(self, name: str, tensor: Tensor | None) -> bool:
+        """Whether a tensor belongs to a part of the model, and is not computed by it."""
+        path, after = max(self._splits(name), key=lambda split: len(split[0]), default=("", name))
+        *_, last = name.split(".")
+        if not path or f"{path}.{after}" in self.buffers or COMPUTED.fullmatch(last):
+            return False
+        if any(_ELSEWHERE.fullmatch(part) for part in name.split(".")[:-1]) or _ELSEWHERE.fullmatch(after):
+            return False
+        if self._is_mask(path, after, tensor):
+            return False
+        first, _, rest = after.partition(".")
+        if first == "encoder":  # an encoder-decoder of which only the decoder is loaded
+            return False
+        return not (first.isdecimal() and rest)  # a layer that was not refused predicts further tokens
+
+    def _is_mask(self, path: str, after: str, tensor: Tensor | None) -> bool:
+        """`attn.bias` of GPT-2 and similar: the triangular mask of a module that contains projections."""
+        attends = "att" in path.rpartition(".")[2].lower() and any(True for _ in self.modules[path].children())
+        return after == "bias" and attends and (tensor is None or len(tensor.shape) > 2)
+
+    def _splits(self, name: str) -> Iterator[tuple[str, str]]:
+        """Each part of the model that the name may begin with, and the rest: with the model's prefix or without."""
+        for full_name in (name, f"{self.prefix}.{name}", name.removeprefix(f"{self.prefix}.")):
+            at = full_name.find(".")
+            while at > 0:
+                if full_name[:at] in self.modules and full_name[:at] != (self.prefix if full_name != name else None):
+                    yield full_name[:at], full_name[at + 1 :]
+                at = full_name.find(".", at + 1)
+
+
+def _too_few(path: str, numbers: list[int], count: int, config: dict[str, Any]) -> str:
+    path = shown(path)
+    held = f"{path}.{numbers[0]}" + (f" to {path}.{numbers[-1]}" if len(numbers) > 1 else "")
+    fields = [(where + key, part[key]) for part, where in parts(config) for key in LAYERS if part.get(key) == count]
+    side = "decoder" if "decoder" in path else "encoder" if "encoder" in path else ""
+
+    def far(item: tuple[str, Any]) -> tuple[bool, bool]:
+        part = item[0].rpartition(".")[0].removesuffix("_config")
+        return bool(side) and side not in item[0], part not in ("", "text", "thinker") and part not in path
+
+    fields.sort(key=far)
+    config_says = (
+        f"config.json says {fields[0][0]} = {count}" if fields else f"by config.json the model has {count} of them"
+    )
+    return f"the weight files hold {held}, but {config_says}"
 
 
 def load(
@@ -119,7 +255,7 @@ def _model(
 
         unused = gguf.check_read(model, sorted(report["unexpected_keys"]), checkpoint.folder / checkpoint.gguf)
     else:
-        unused = unused_tensors.check(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
+        unused = check_unused(model, report["unexpected_keys"], checkpoint.weights.tensors, checkpoint.config)
     if unused:
         notes.append(f"{len(unused)} tensors in the weight files are not used: {few(unused)}")
     model.eval().requires_grad_(False)

@@ -36,7 +36,7 @@ from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Embeddings
-    from genctl.native.experts import Mixture
+    from genctl.native.mlp import Mixture
     from genctl.native.positions import Distances
 
 Part = TypeVar("Part")

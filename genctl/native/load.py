@@ -20,7 +20,7 @@ from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Blocks, Embeddings
-    from genctl.native.experts import Mixture
+    from genctl.native.mlp import Mixture
 
 
 def read(
@@ -184,7 +184,7 @@ class _Stack:
         return MLP(up, self.linear("down", names), ACTIVATIONS[spec.activation])
 
     def experts(self, names: dict[str, str]) -> Mixture:
-        from genctl.native.experts import Mixture
+        from genctl.native.mlp import Mixture
 
         spec = self.spec.experts
         assert spec is not None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import never
 from genctl.engines.requests import Request
-from genctl.errors import GenctlError
-from genctl.parity.checkpoints import different_settings
+from genctl.errors import GenctlError, ModelError
+from genctl.models.weights import read_json
 from genctl.parity.fault import FoundFault, find_fault
 from genctl.parity.noise import MeasuredNoise, measure_noise
 from genctl.parity.oracle import Reading
@@ -22,6 +23,51 @@ from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Ver
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+# -- what two checkpoints say otherwise of what is computed, beside their weights --------------------------------------
+
+
+# fields of config.json that do not say what is computed
+OTHER = {
+    "_name_or_path", "architectures", "auto_map", "bos_token_id", "dtype", "eos_token_id", "id2label", "label2id",
+    "pad_token_id", "quantization_config", "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
+SHOWN = 4  # fields in a sentence
+
+
+def different_settings(reference: Path, other: Path) -> str:
+    """The fields of both folders' config.json that differ, with their values; "" for none, or without such a file."""
+    mine, theirs = ({name: value for name, value in _fields(_read(folder))} for folder in (reference, other))
+    if not mine or not theirs:
+        return ""
+    names = [name for name in sorted(mine.keys() | theirs.keys()) if mine.get(name) != theirs.get(name)]
+    shown = [f"{name} ({_value(mine.get(name))} and {_value(theirs.get(name))})" for name in names[:SHOWN]]
+    left = len(names) - SHOWN
+    return ", ".join([*shown, *([f"{left} more"] if left > 0 else [])])
+
+
+def _read(folder: Path) -> Mapping[str, Any]:
+    try:
+        return read_json(folder / "config.json", "config.json")
+    except ModelError:
+        return {}
+
+
+def _fields(config: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """All fields with their paths; null is as no field."""
+    for name, value in config.items():
+        if name in OTHER or value is None:
+            continue
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else f"{value}"[:40]
+
 
 CHECKED_LOGITS = 2**21  # logits of a side at the positions on which noise is measured: 16 MiB in float64
 LEAST_CHECKED = 16

@@ -13,9 +13,8 @@ from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.figures import Pairs
 from genctl.parity.oracle import Reading
-from genctl.parity.read_once import ReadOnce
+from genctl.parity.read_once import ReadOnce, Spool
 from genctl.parity.sides import LocalSide
-from genctl.parity.spool import Spool
 from genctl.parity.values import Position, Text
 
 SPOOLED = 2**31  # bytes of logits of a side in the temporary file, unless a block of texts has more

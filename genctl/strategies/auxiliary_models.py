@@ -13,7 +13,7 @@ from genctl.errors import ModelError
 from genctl.params import Generation
 
 if TYPE_CHECKING:
-    from genctl.strategies.amateur import Amateur
+    from genctl.strategies.contrast import Amateur
     from genctl.strategies.draft_models import Drafter
 
 
@@ -102,7 +102,7 @@ def _amateur(generation: Generation, tokenizer: Any, load: Callable[[str], Auxil
         raise ModelError(
             f"amateur_model: {generation.amateur_model} has other tokens than the model, so nothing compares"
         )
-    from genctl.strategies.amateur import Amateur
+    from genctl.strategies.contrast import Amateur
 
     return Amateur(
         amateur.forward,

@@ -18,8 +18,7 @@ from genctl.errors import size
 from genctl.events import Loading
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import FRAME_S, transient_progress
-from genctl.terminal.reflow import DrawnLines
+from genctl.terminal.live_region import FRAME_S, DrawnLines, transient_progress
 
 LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
 

@@ -15,8 +15,7 @@ from rich.text import Text
 from genctl.events import Event, Stepped
 from genctl.terminal import theme
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import transient_progress
-from genctl.terminal.reflow import DrawnLines
+from genctl.terminal.live_region import DrawnLines, transient_progress
 
 FRAME_S = 0.1
 LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before

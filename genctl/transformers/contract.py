@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from genctl import compat
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.model_states import ReturnedStatesCache
-from genctl.decode.out_of_memory import is_shortage
+from genctl.decode.memory import is_shortage
 from genctl.errors import ContractError
 from genctl.models.packed_layers import weights
 from genctl.transformers.probe import FAILURES, Probe, ProbedRuntime

@@ -21,7 +21,7 @@ from genctl.decode import cut_windows, transfer
 from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.out_of_memory import is_shortage
+from genctl.decode.memory import is_shortage
 from genctl.decode.prefill import Reader
 from genctl.decode.runtime import Abilities, Output, Passed
 from genctl.decode.types import Source, Sources

@@ -11,8 +11,8 @@ import torch
 
 from genctl.config.check import shown as shown_value
 from genctl.config.listed_knobs import processors_of
-from genctl.decode.finite import check_finite
 from genctl.decode.runtime import depth_of
+from genctl.decode.score import check_finite
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.params import Generation
 from genctl.tree.changes import Grown

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.listed_knobs import LISTS
-from genctl.decode.finite import damaged, is_finite
+from genctl.decode.score import damaged, is_finite
 from genctl.engines.local.session import Session
 from genctl.engines.requests import Report, Request
 from genctl.errors import InputError, ModelError

@@ -15,8 +15,8 @@ from genctl.commands.run.view import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
 from genctl.io.record_output import RowTally
 from genctl.terminal.console import make_consoles, takes_lines
+from genctl.terminal.live_region import DrawnLines, wraps
 from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.reflow import DrawnLines, wraps
 from genctl.terminal.rows_bar import RowsBar
 from tests.cli.tool import _Stream, genctl
 from tests.terminal.streams import Clock, Terminal, console, written

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.out_of_memory import is_shortage
+from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam

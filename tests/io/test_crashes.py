@@ -17,7 +17,7 @@ from genctl.io import resumable
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput
 from genctl.io.writers import FORMATS, open_output, open_writer
-from genctl.models import digests
+from genctl.models import fingerprint
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.explorer import Explorer
 from genctl.tree.journal import TreeFile, read_tree
@@ -121,7 +121,7 @@ def test_a_cache_of_digests_is_whole_or_not_there(folder: Path) -> None:
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         entries = {f"/weights/{each}": [each, 1, 1, 1, 1, "0" * 64] for each in range(number + 1)}
         with disk.recording():
-            digests._write(folder / NAME, entries)
+            fingerprint._write(folder / NAME, entries)
         assert {files.get(NAME) for files in disk.crashes} == {before.get(NAME), (folder / NAME).read_bytes()}
 
 

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import digests
+from genctl.models import fingerprint as fingerprints
 from genctl.models.check import Checkpoint, inspect
-from genctl.models.fingerprint import fingerprint
-from genctl.models.stamps import stamps
+from genctl.models.fingerprint import fingerprint, stamps
 from tests.tiny import checkpoint, tiny
 
 WEIGHTS = "model.safetensors"
-LARGE = digests.SMALLEST + 3
+LARGE = fingerprints.SMALLEST + 3
 
 
 @pytest.fixture
@@ -265,7 +264,7 @@ def test_a_pipe_in_place_of_the_cache_keeps_nobody_waiting(large: Path, cache: P
 
 
 def test_the_cache_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(digests, "MOST", 3)
+    monkeypatch.setattr(fingerprints, "MOST", 3)
     for number in range(5):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -277,7 +276,7 @@ def test_the_cache_is_bounded(tmp_path: Path, cache: Path, monkeypatch: pytest.M
 def test_it_needs_no_torch(large: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\nfrom genctl.models.fingerprint import fingerprint\n"
-        "from genctl.models.stamps import stamps\n"
+        "from genctl.models.fingerprint import stamps\n"
         f"folder = Path({str(large)!r})\n"
         f"fingerprint(folder, stamps(folder, [folder / {WEIGHTS!r}], code=False))\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)\n"

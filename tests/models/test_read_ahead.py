@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.models import hub, read_ahead
+from genctl.models import hub
 from genctl.params import Runtime
 from tests.tiny import checkpoint
 
@@ -30,10 +30,10 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def test_all_of_every_file_is_read_in_pieces(
     advised: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_PIECE", 10)
+    monkeypatch.setattr(hub, "_PIECE", 10)
     for name, size in (("a", 25), ("b", 10), ("c", 0)):
         (tmp_path / name).write_bytes(b"x" * size)
-    thread = read_ahead.read_ahead([tmp_path / name for name in "abc"])
+    thread = hub.read_ahead([tmp_path / name for name in "abc"])
     assert thread is not None
     thread.join()
     assert advised == [(0, 10), (10, 10), (20, 10), (0, 10)]
@@ -41,12 +41,12 @@ def test_all_of_every_file_is_read_in_pieces(
 
 def test_nothing_happens_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"x")
-    assert read_ahead.read_ahead([tmp_path / "gone"]) is None
+    assert hub.read_ahead([tmp_path / "gone"]) is None
     with monkeypatch.context() as patch:
         patch.setattr(os, "sysconf", lambda name: 1)
-        assert read_ahead.read_ahead([tmp_path / "a"]) is None  # more than half of the memory
+        assert hub.read_ahead([tmp_path / "a"]) is None  # more than half of the memory
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    assert read_ahead.read_ahead([tmp_path / "a"]) is None
+    assert hub.read_ahead([tmp_path / "a"]) is None
 
 
 def test_a_file_that_cannot_be_opened_is_left_alone(
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_opened_is_left_alone(
 
     (tmp_path / "a").write_bytes(b"x")
     monkeypatch.setattr(os, "open", refuse)
-    thread = read_ahead.read_ahead([tmp_path / "a"])
+    thread = hub.read_ahead([tmp_path / "a"])
     assert thread is not None
     thread.join()
     assert not advised
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_read_ahead_before_its_weights_are_read(
     monkeypatch.setattr(hub.runtime_choice, "plan", lambda *_, **__: pytest.fail("stop"))
     with pytest.raises(pytest.fail.Exception):
         hub.load(Runtime(model=str(folder)))
-    for thread in read_ahead.threading.enumerate():
+    for thread in hub.threading.enumerate():
         if thread.name == "read-ahead":
             thread.join()
-    assert advised == [(0, read_ahead._PIECE)]
+    assert advised == [(0, hub._PIECE)]

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from genctl.native.products.library import library
-from genctl.parity.forced import Forced
 from genctl.parity.measure import measure
-from genctl.parity.sides import ReceiveLogits
+from genctl.parity.sides import Forced, ReceiveLogits
 from genctl.parity.values import Text
 from tests.parity.sides import requests, side
 

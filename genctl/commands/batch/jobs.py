@@ -10,7 +10,7 @@ from genctl.commands.batch.options import ExportOptions, ImportOptions
 from genctl.commands.job import Job, seed_of, start_seed
 from genctl.commands.notes import RepeatedErrors
 from genctl.config.layers import resolve
-from genctl.engines.server import batch_requests, batch_results
+from genctl.engines.server import batch_files
 from genctl.errors import Exit, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
@@ -25,7 +25,7 @@ class ExportJob(Job[ExportOptions]):
         self.base = resolve(self.layers)
         if self.base.origins.get("model", "default") == "default":
             raise UsageError("a request names its model: give it with --model")
-        problems, note = batch_requests.checked(self.base, self.options.kind)
+        problems, note = batch_files.checked(self.base, self.options.kind)
         if problems:
             raise UsageError("\n".join(problems))
         self.note(*([note] if note else []))
@@ -43,13 +43,13 @@ class ExportJob(Job[ExportOptions]):
             self.requests.write(line.encode())
             written += 1
         self.requests.close()
-        if options.kind == "openai" and written > batch_requests.MOST:
-            self.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_requests.MOST:,} in one file")
+        if options.kind == "openai" and written > batch_files.MOST:
+            self.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
 
     def _line(self, row: InputRow) -> str:
         resolved, options = self.settings_of(row, self.base), self.options
         seed = seed_of(row, resolved, self.seed)
-        request = batch_requests.request_line(row, resolved, seed, options.kind, options.top_logprobs)
+        request = batch_files.request_line(row, resolved, seed, options.kind, options.top_logprobs)
         return f"{writers.to_json(request)}\n"
 
 
@@ -58,7 +58,7 @@ def import_results(options: ImportOptions) -> int:
     from genctl.terminal.message import print_message
 
     form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
-    records = list(batch_results.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
+    records = list(batch_files.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0
     with ExitStack() as stack:

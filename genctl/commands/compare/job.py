@@ -13,8 +13,8 @@ from urllib.parse import quote
 from genctl import events
 from genctl.commands.compare import expectations
 from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
+from genctl.commands.compare.output import SharedWork
 from genctl.commands.compare.runs import check_prompt_caches, checkpoint_of
-from genctl.commands.compare.shared_work import SharedWork
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP

@@ -120,10 +120,10 @@ def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCrit
         if use not in keys and getattr(context.generation, use) in (None, [], ()):
             raise ValueError(f"{use} has no value: set {use} in this table or in the preset")
         return _MAKERS[use](keys, context)
-    from genctl.decode.stopping import plugins
+    from genctl.decode.stopping import criterion
 
     offered = {"tokenizer": context.tokenizer, "decode": context.whole or context.decode}
-    return NamedCriterion(use, plugins.make(use, keys, offered, allowed=context.allow_plugins))
+    return NamedCriterion(use, criterion.make(use, keys, offered, allowed=context.allow_plugins))
 
 
 def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:

@@ -2,9 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from genctl.decode.types import Stop, Written
+from genctl.config import plugins
+from genctl.decode.types import Criterion, Stop, Written
+from genctl.errors import UsageError, raised
+
+# -- stopping criteria of users: constructed and called ----------------------------------------------------------------
+# A criterion is called as `criterion(written)` and returns None or False to continue, True, a text, or a pair of finish
+# reason and text; a subclass of transformers' StoppingCriteria is called with the new tokens as `input_ids` [1, T] and
+# `scores` None instead. Either must depend only on its arguments: rows are reordered, forked and rolled back.
+
+
+REASONS = ("eos", "length", "stop", "time")
+
+
+def make(use: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], *, allowed: bool) -> Criterion:
+    """A criterion from a user's class or function and the keys of its table (see `genctl.config.plugins.make`).
+
+    `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError.
+    """
+    criterion = plugins.make("stopping criterion", use, arguments, allowed=allowed, offered=offered)
+    ask = partial(_tensors, criterion) if _is_transformers(criterion) else criterion
+    return partial(_call, use, ask)
+
+
+def _call(use: str, ask: Callable[[Written], Any], written: Written) -> Stop | None:
+    try:
+        answer = ask(written)
+    except Exception as error:
+        raise UsageError(f"the stopping criterion {use} failed at token {written.count}: {raised(error)}") from error
+    if answer is None or answer is False:
+        return None
+    if answer is True:
+        return Stop("stop", use, "plugin")
+    if isinstance(answer, str):
+        return Stop("stop", answer, "plugin")
+    if isinstance(answer, tuple) and len(answer) == 2 and answer[0] in REASONS and isinstance(answer[1], str):
+        return Stop(*answer, "plugin" if answer[0] == "stop" else "")
+    raise UsageError(
+        f"the stopping criterion {use} answered {answer!r}, not None, a truth value, a text, "
+        f"or a pair of {'|'.join(REASONS)} and a text"
+    )
+
+
+def _tensors(criterion: Callable[..., Any], written: Written) -> bool:
+    import torch
+
+    answer = criterion(torch.tensor([written.tail(written.count)]), None)
+    return bool(answer.all()) if isinstance(answer, torch.Tensor) else bool(answer)
+
+
+def _is_transformers(criterion: Any) -> bool:
+    # by name, so that transformers is not imported for other criteria
+    names = {f"{base.__module__.split('.')[0]}.{base.__name__}" for base in type(criterion).__mro__}
+    return "transformers.StoppingCriteria" in names
+
 
 MIN_TOKENS = 5  # a mean over fewer tokens is too noisy
 

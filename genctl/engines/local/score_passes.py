@@ -15,8 +15,8 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import join_sources
-from genctl.decode.finite import damaged
 from genctl.decode.runtime import ModelRuntime
+from genctl.decode.score import damaged
 from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
 from genctl.errors import ModelError

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.local.score_texts import EncodedText, TextReader
-from genctl.engines.local.score_windows import windows
 from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
@@ -19,6 +18,27 @@ from genctl.models.context import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.local.planner import Planner
+
+
+# -- overlapping windows over a text longer than the model's context, in which each token is scored once ---------------
+
+
+def windows(total: int, window: int, stride: int, first: int = 1) -> Iterator[tuple[int, int, int]]:
+    """(begin, end, scored) of each window: it reads tokens begin..end-1 and scores those from `scored` on.
+
+    Windows begin `stride` tokens apart, so that all but the first `window` tokens are scored with at least window -
+    stride tokens before them (https://huggingface.co/docs/transformers/perplexity). Tokens before `first` (at least 1)
+    are not scored, and windows that would score nothing are left out. `stride` is in 1..window-1.
+    """
+    done = first
+    for begin in range(0, total, stride):
+        end = min(begin + window, total)
+        if end > done:
+            yield begin, end, done
+            done = end
+        if end == total:
+            return
+
 
 Key = TypeVar("Key")
 

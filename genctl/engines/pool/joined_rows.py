@@ -15,7 +15,7 @@ from genctl.engines.requests import Request
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.engines.pool.progress import WorkerProgress
+    from genctl.engines.pool.work import WorkerProgress
 
 
 @dataclass

@@ -15,8 +15,19 @@ from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.engines.pool.progress import WorkerProgress
     from genctl.engines.scored_text import Options, Scored, TextToScore
+
+
+# -- what a worker has done, for the progress bar ----------------------------------------------------------------------
+
+
+class WorkerProgress:
+    """What a worker has done since it began. The task counts here while it works on a group."""
+
+    def __init__(self) -> None:
+        self.group = -1
+        self.rows = 0  # of that group, finished
+        self.tokens = 0  # of all groups
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genctl.config.layers import Layer
-from genctl.engines.pool.progress import WorkerProgress
+from genctl.engines.pool.work import WorkerProgress
 from genctl.errors import ContractError, GenctlError, ModelError
 from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime

@@ -19,8 +19,7 @@ from genctl.engines.pool import pool as pools
 from genctl.engines.pool.engine import _groups
 from genctl.engines.pool.joined_rows import JoinedRows
 from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
-from genctl.engines.pool.progress import WorkerProgress
-from genctl.engines.pool.work import DecodeWork
+from genctl.engines.pool.work import DecodeWork, WorkerProgress
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
 from genctl.engines.requests import Report, Request, Skipped
 from genctl.params import Runtime

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from genctl.engines.pool import address, cluster, memory
-from genctl.engines.pool.own_weights import own_weights
+from genctl.engines.pool import cluster, memory
+from genctl.engines.pool.memory import own_weights
 from genctl.engines.pool.processes import RayProcesses
 from genctl.errors import UsageError
 from genctl.params import Runtime
@@ -145,12 +145,12 @@ def grpc_server(answer: str, seen: list[Any]) -> Iterator[int]:
 def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
     listens: Any, sentence: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(address, "ANSWER_S", 1.0)
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
     monkeypatch.setattr(cluster, "is_running", lambda: False)
     with listens() as port:
         there = f"{scheme}127.0.0.1:{port}"
         with pytest.raises(UsageError) as caught:
-            address.probe(there)
+            cluster.probe(there)
     assert caught.value.message == f"--address {there}: there is no Ray cluster to join: {sentence}"
 
 
@@ -172,22 +172,22 @@ def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
     seen: list[Any] = []
     with grpc_server("token", seen) as port:
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is sent") as caught:
-            address.probe(f"127.0.0.1:{port}")
+            cluster.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE=token" in caught.value.hint
         assert "authorization" not in seen[-1]
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is found") as caught:
-            address.probe(f"127.0.0.1:{port}")
+            cluster.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE" not in caught.value.hint
         monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
         with pytest.raises(UsageError, match="the cluster does not accept this token"):
-            address.probe(f"127.0.0.1:{port}")
+            cluster.probe(f"127.0.0.1:{port}")
         monkeypatch.delenv("RAY_AUTH_TOKEN")
         (tmp_path / "token").write_text("right\n")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-        address.probe(f"127.0.0.1:{port}")
-        address.probe(f"ray://127.0.0.1:{port}")
+        cluster.probe(f"127.0.0.1:{port}")
+        cluster.probe(f"ray://127.0.0.1:{port}")
     assert len(seen) == 5
 
 

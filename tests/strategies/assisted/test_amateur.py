@@ -12,7 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Output
-from genctl.strategies.amateur import Amateur
+from genctl.strategies.contrast import Amateur
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case

@@ -9,9 +9,9 @@ import pytest
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError, UsageError
 from genctl.params import Generation
-from genctl.strategies.amateur import Amateur
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
+from genctl.strategies.contrast import Amateur
 from genctl.strategies.dola import Dola
 from genctl.strategies.draft_models import ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
