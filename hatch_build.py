@@ -13,7 +13,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-PRODUCTS = "genctl/native/products"
+PRODUCTS = "genctl/kernels"
 COMPILER = "ziglang==0.17.1"  # clang, as a package
 
 

@@ -22,8 +22,8 @@ BUILD_VERSION = 0x32  # LC_BUILD_VERSION of a Mach-O file
 
 
 def products() -> Any:
-    """genctl/native/products/build.py, which needs no other module."""
-    spec = importlib.util.spec_from_file_location("products_build", ROOT / "genctl/native/products/build.py")
+    """genctl/kernels/build.py, which needs no other module."""
+    spec = importlib.util.spec_from_file_location("products_build", ROOT / "genctl/kernels/build.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

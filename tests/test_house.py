@@ -46,7 +46,7 @@ ALLOWED: dict[str, set[str]] = {
         "identity",
         "io",
         "models",
-        "native.products",
+        "kernels",
         "params",
     },
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.ranks", "engines.server", "pages", "tree"},
@@ -81,6 +81,7 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "decode",
         "engines",
+        "kernels",
         "models",
         "native",
         "strategies",
@@ -102,13 +103,14 @@ ALLOWED: dict[str, set[str]] = {
         "engines",
         "engines.local",
         "identity",
+        "kernels",
         "models",
         "native",
         *_EARLIER,
     },
     "engines.ranks": {"config", "engines", "engines.local", "models", *_EARLIER},
     "config": {"params"},
-    "strategies": {"compat", "config.search_conflicts", "decode", "native.products.ops", "params", "sequences"},
+    "strategies": {"compat", "config.search_conflicts", "decode", "kernels.ops", "params", "sequences"},
     "models": {
         "children",
         "compat",
@@ -117,12 +119,13 @@ ALLOWED: dict[str, set[str]] = {
         "events",
         "folders",
         "identity",
+        "kernels",
         "native",
         "params",
         "sequences",
     },
     "transformers": {"children", "compat", "decode", "models.architectures", "models.packed_layers"},
-    "native": {"compat", "config.generation_fields", "decode"},
+    "native": {"compat", "config.generation_fields", "decode", "kernels"},
     "decode": {
         "compat",
         "config.fit",
@@ -130,7 +133,7 @@ ALLOWED: dict[str, set[str]] = {
         "config.plugins",
         "events",
         "identity",
-        "native.products",
+        "kernels",
         "params",
         "sequences",
     },
@@ -148,6 +151,7 @@ HEAVY = {
         "engines.local",
         "engines.pool",
         "engines.ranks",
+        "kernels",
         "lm_eval",
         "models",
         "native",
@@ -265,9 +269,9 @@ def test_the_compiled_library_knows_no_models() -> None:
     wrong = [
         f"{path.relative_to(PACKAGE)} imports {name}"
         for path in FILES
-        if path.parent == PACKAGE / "native" / "products"
+        if path.parent == PACKAGE / "kernels"
         for name in imports(path)
-        if is_in(name, "genctl") and not is_in(name, "genctl.native.products") and not is_in(name, "genctl.errors")
+        if is_in(name, "genctl") and not is_in(name, "genctl.kernels") and not is_in(name, "genctl.errors")
     ]
     assert wrong == []
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.native.products import build
+from genctl.kernels import build
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,7 +46,7 @@ def test_the_wheel_holds_presets_checkpoints_and_the_type_marker(wheel: Path, tm
         file.extractall(tmp_path, [name for name in names if name.endswith(".so")])
     if not compiled and "GENCTL_TEST_INSTALLED" not in os.environ:
         pytest.skip("nothing compiles C here: the wheel is pure Python")
-    assert compiled == {build.CPU, *build.built(tmp_path / "genctl" / "native" / "products")}
+    assert compiled == {build.CPU, *build.built(tmp_path / "genctl" / "kernels")}
     assert "py3-none-any" not in wheel.name
     assert not any(name.startswith(("tests", "scripts")) for name in names)
 

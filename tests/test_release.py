@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.native.products import build
+from genctl.kernels import build
 from scripts import release
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +48,7 @@ def test_a_library_that_does_not_fit_the_tag_is_found(library: bytes, target: st
 def test_a_wheel_without_a_library_or_with_tests_is_found(tmp_path: Path) -> None:
     wheel = tmp_path / f"genctl-1-py3-none-{TAGS['linux-aarch64']}.whl"
     with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("genctl/native/products/cpu.so", elf(183, "2.17"))
+        file.writestr("genctl/kernels/cpu.so", elf(183, "2.17"))
         file.writestr("tests/test_x.py", "")
     assert release.faults(wheel, 0) == [
         f"{wheel.name}: there are 1 libraries for 0 variants",

@@ -22,7 +22,7 @@ from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, d
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import ContractError, GenctlError, ModelError
-from genctl.native.products.ops import entropy, log_softmax
+from genctl.kernels.ops import entropy, log_softmax
 
 if TYPE_CHECKING:
     from genctl.decode.processors import Processor

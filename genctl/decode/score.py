@@ -13,7 +13,7 @@ from genctl.decode.row_tokens import RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.errors import ModelError
-from genctl.native.products.ops import log_softmax
+from genctl.kernels.ops import log_softmax
 
 if TYPE_CHECKING:
     from genctl.decode.processors import Processor

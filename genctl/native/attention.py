@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.decode.cache.layer import KeyValues
-from genctl.native.products import ops
+from genctl.kernels import ops
 
 
 class Mask:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from genctl.native.products.library import TYPES, Library
+from genctl.kernels.library import TYPES, Library
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Blocks

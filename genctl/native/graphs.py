@@ -6,7 +6,7 @@ another one where the new column goes (`Decoder.step`, `static.SlottedLayer`), a
 of their own. A graph is valid as long as the buffers stay in place. There is one for each number of rows; it is
 captured again when its buffers change.
 
-Where `kernels_cuda` computes all of a decoder, a step may have several tokens of each row, `most_tokens` in all, and a
+Where `kernels.cuda` computes all of a decoder, a step may have several tokens of each row, `most_tokens` in all, and a
 row has the same bits alone and among others, in steps of one token and of several. Otherwise torch computes steps of
 one token.
 

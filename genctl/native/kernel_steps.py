@@ -1,4 +1,4 @@
-"""A decoding step by the kernels of `kernels`: what `decoder.Decoder.step` computes, in five launches for each layer.
+"""A decoding step by the kernels of `kernels.cuda`: what `decoder.Decoder.step` computes, in five launches a layer.
 
 Where a part of a decoder is not one of theirs, `KernelStep` is not made, and torch's operations compute the step.
 
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.kernels_cuda.products import KernelProduct
-from genctl.native.linear import Joined
+from genctl.native.linear import Joined, KernelProduct
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
 
@@ -89,9 +88,9 @@ class KernelStep:
         ):  # fmt: skip
             if wrong:
                 raise NotForKernels
-        from genctl.native.kernels_cuda import kernels
+        from genctl.kernels import cuda
 
-        self.decoder, self.launches, self.kernels = decoder, 0, kernels
+        self.decoder, self.launches, self.kernels = decoder, 0, cuda
         self.layers = [self._layer(number, layer) for number, layer in enumerate(weights.layers)]
         self.final = _gain(weights.final_norm)
         self.head = _product(decoder.output)

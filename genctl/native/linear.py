@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genctl.kernels.library import TYPES, library
 from genctl.native import pages
 from genctl.native.compiled import CompiledProduct, CompiledProducts
-from genctl.native.products.library import TYPES, library
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Blocks
@@ -38,6 +38,27 @@ class Linear(Protocol):
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensors."""
         ...
+
+
+class KernelProduct:
+    """y = x Wᵀ + b: in a step by a kernel of a GPU (`kernel_steps`), and by torch for a prompt."""
+
+    is_compiled = False
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [O, I]."""
+        self.weight, self.bias = weight.contiguous(), bias
+        self.wide_bias = None if bias is None else bias.float().contiguous()
+        self.size, self.width = weight.shape
+        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        return F.linear(x, self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
 class Plain:
@@ -156,8 +177,6 @@ class Products:
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
         if self.kernels and quantize is None:
-            from genctl.native.kernels_cuda.products import KernelProduct
-
             return KernelProduct(weight, bias)
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None

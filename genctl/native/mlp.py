@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from genctl.kernels import ops
 from genctl.native.linear import Joined, Linear
 from genctl.native.norms import Norm
-from genctl.native.products import ops
 from genctl.native.spec import Experts
 
 # -- A mixture of experts in place of an MLP: a router chooses some of many MLPs for each token ------------------------

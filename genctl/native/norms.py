@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.native.products import ops
+from genctl.kernels import ops
 
 Norm = Callable[[Tensor], Tensor]  # [..., E] -> [..., E]
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from genctl.native.products import ops
+from genctl.kernels import ops
 from genctl.native.spec import Rope
 
 

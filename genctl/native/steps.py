@@ -24,13 +24,13 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
+from genctl.kernels import ops
+from genctl.kernels.library import TYPES, Library, library
 from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, Pass, of_layer
 from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import LayerNorm, RMSNorm, same
-from genctl.native.products import ops
-from genctl.native.products.library import TYPES, Library, library
 
 MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
 ROOM = 64  # tokens of the list that is kept; one for a longer pass, which is seldom repeated, is not

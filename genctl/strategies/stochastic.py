@@ -11,7 +11,7 @@ from torch import Tensor
 
 from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
 from genctl.errors import ModelError
-from genctl.native.products.ops import log_softmax
+from genctl.kernels.ops import log_softmax
 
 
 @dataclass(frozen=True)

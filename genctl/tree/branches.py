@@ -19,7 +19,7 @@ from torch import Tensor
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.errors import InputError, ModelError
-from genctl.native.products.ops import entropy, log_softmax
+from genctl.kernels.ops import entropy, log_softmax
 from genctl.tree.nodes import ROOT, Tree
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from genctl.decode.processors import trace
 from genctl.decode.processors.trace import Stage
 from genctl.events import Trace
-from genctl.native.products.ops import log_softmax
+from genctl.kernels.ops import log_softmax
 
 TOP = 20  # alternatives that are listed where nobody says how many
 

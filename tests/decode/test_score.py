@@ -9,7 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode.score import ROWS, ModelScores
-from genctl.native.products.ops import log_softmax
+from genctl.kernels.ops import log_softmax
 from tests.decode.driver import PROMPTS, Case
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from genctl.errors import GenctlError, ModelError, UsageError
+from genctl.kernels import library
 from genctl.models.hub import load
 from genctl.native import linear
 from genctl.native.model import NativeModel
-from genctl.native.products import library
 from genctl.native.runtime import NativeRuntime
 from genctl.params import Runtime
 from genctl.parity.measure import measure

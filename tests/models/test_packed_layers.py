@@ -14,12 +14,12 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from genctl.errors import ModelError, UsageError
+from genctl.kernels.library import library
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt
 from genctl.native import linear, pages
 from genctl.native.compiled import CompiledProduct
-from genctl.native.products.library import library
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny

@@ -11,7 +11,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from genctl.native.products import build
+from genctl.kernels import build
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEPT = ROOT / ".pytest_cache" / "evex" / "avxvnni.so"  # for other processes of the tests, and for the next run

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from genctl.kernels.library import Library
+from genctl.kernels.variant import runnable
 from genctl.native.compiled import CompiledProduct
-from genctl.native.products.library import Library
-from genctl.native.products.variant import runnable
 from tests.native.test_products import (  # fixtures: compiled, threads
     compiled,
     inputs,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import UsageError
-from genctl.native.products import build, library, variant
+from genctl.kernels import build, library, variant
 from tests.native.test_products import plainest
 
 VARIANTS = list(build.variants())

@@ -1,4 +1,4 @@
-"""Steps by the Triton kernels of `kernels_cuda`: torch's numbers, a row's own bits, five launches for each layer.
+"""Steps by the Triton kernels of `kernels.cuda`: torch's numbers, a row's own bits, five launches for each layer.
 
 On a machine with a GPU the kernels run there, elsewhere under Triton's interpreter: see docs/contributing.md.
 """
@@ -78,7 +78,7 @@ def decoder_of(name: str) -> tuple[Decoder, KernelStep]:
 @pytest.mark.parametrize("tokens", [1, 18])
 def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> None:
     """Sizes that no tile divides; NaN in all that is to be written."""
-    from genctl.native.kernels_cuda import kernels
+    from genctl.kernels import cuda
 
     torch.manual_seed(tokens)
     outputs, inputs, tiles, piece = 48, 80, -(-tokens // 16), 96 // splits
@@ -92,7 +92,7 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     sizes = tokens, outputs, inputs, piece, 2, 1e-6
 
     out, following, squares = nothing[0].to(dtype), nothing[1].to(dtype), nothing[2, :, :2].t().contiguous()
-    kernels.product[(tiles, 2, splits)](
+    cuda.product[(tiles, 2, splits)](
         *(x, weight, bias, rest, gain, sums, out, following, squares, nothing[3:], counts),
         *sizes,
         0.5,
@@ -109,7 +109,7 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     close(squares.sum(0), out.float().square().sum(-1), dtype)
 
     out = nothing[0].to(dtype)
-    kernels.gated[(tiles, 2, splits)](x, weight, bias, sums, out, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape)
+    cuda.gated[(tiles, 2, splits)](x, weight, bias, sums, out, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape)
     close(out, torch.nn.functional.gelu(both[:, :outputs], approximate="tanh") * both[:, outputs:], dtype)
     assert not counts.any()
 
@@ -120,7 +120,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("act", kernel_steps.ACTIVATIONS)
 def test_every_activation_is_torchs(act: str) -> None:
-    from genctl.native.kernels_cuda import kernels
+    from genctl.kernels import cuda
     from genctl.native.mlp import ACTIVATIONS
 
     x = torch.linspace(-4, 4, 16, device=DEVICE)[None]
@@ -128,7 +128,7 @@ def test_every_activation_is_torchs(act: str) -> None:
     out, squares = torch.empty_like(x), torch.zeros(1, 1, device=DEVICE)  # with an eps of 1: no norm
     counts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 1, "N": 16, "M": 16, "K": 16, "EVEN": True, "AHEAD": 0, "PDL": False, "S": 1, "BIAS": False}
-    kernels.gated[(1, 1, 1)](x, weight, x, squares, out, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape)
+    cuda.gated[(1, 1, 1)](x, weight, x, squares, out, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape)
     known = {activation.name: activation.plain for activation in ACTIVATIONS.values()}
     torch.testing.assert_close(out, known[act](x) * x, rtol=1e-5, atol=1e-6)
 

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
+from genctl.kernels import library
 from genctl.native.decoder import Decoder, Encoder
-from genctl.native.products import library
 from genctl.strategies import stochastic
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -52,7 +52,7 @@ class Called(TorchFunctionMode):
 @pytest.fixture(autouse=True)
 def compiled() -> None:
     if library.library() is None:
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
+        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
 
 
 NAMES = [*variations.VARIATIONS, *seq2seq_variations.VARIATIONS]

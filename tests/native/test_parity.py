@@ -12,13 +12,13 @@ import torch
 from safetensors import safe_open
 
 from genctl.decode.cache.foreign import new_cache
+from genctl.kernels import variant
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.load import build
 from genctl.native.model import SpecialTokens
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
-from genctl.native.products import variant
 from tests.native.variations import VARIATIONS, model
 from tests.versions import CACHE
 

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.errors import UsageError
+from genctl.kernels import build, library
+from genctl.kernels.library import Library
+from genctl.kernels.variant import OUTDATED, choice, file_of, runnable
 from genctl.native import quantized
 from genctl.native.compiled import CompiledProduct, CompiledProducts
-from genctl.native.products import build, library
-from genctl.native.products.library import Library
-from genctl.native.products.variant import OUTDATED, choice, file_of, runnable
 from tests.cli.tool import genctl
 from tests.native import evex
 from tests.warm import python
@@ -52,7 +52,7 @@ def test_an_installation_has_compiled_them() -> None:
 @cache
 def variant(name: str) -> Library:
     if os.environ.get("GENCTL_PRODUCTS") or not build.is_built():
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
+        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
     if name in runnable():
         return Library(file_of(name))
     found = evex.library() if name == "avxvnni" and "avx512" in runnable() else None
@@ -321,7 +321,7 @@ def test_without_openmp_their_own_threads_compute_the_same(compiled: Library) ->
     code = """
 import sys, threading, torch
 from pathlib import Path
-from genctl.native.products import library
+from genctl.kernels import library
 library._openmp = lambda: None
 found = library.Library(Path(sys.argv[1]))
 from genctl.native.compiled import CompiledProduct, CompiledProducts
@@ -411,7 +411,7 @@ def test_products_of_several_forms_are_not_one_call(compiled: Library) -> None:
 def test_building_again_succeeds() -> None:
     """`python build.py` where all is built ended with status 1."""
     if not build.is_built():
-        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/native/products/build.py")
+        pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
     done = subprocess.run([sys.executable, build.__file__], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

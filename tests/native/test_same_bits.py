@@ -16,8 +16,8 @@ import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.native.products import build, library, ops
-from genctl.native.products.variant import runnable
+from genctl.kernels import build, library, ops
+from genctl.kernels.variant import runnable
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests import runtimes

@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
-from genctl.native.products.library import library
+from genctl.kernels.library import library
 from genctl.native.runtime import NativeRuntime
 from genctl.native.steps import MOST_BYTES, ROOM, Steps
 from genctl.params import Runtime

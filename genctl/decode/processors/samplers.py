@@ -17,7 +17,7 @@ from genctl.decode.processors import Processor, filters
 from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.filters import Filter
 from genctl.decode.processors.rows import RowCandidates
-from genctl.native.products.ops import entropy, log_softmax, total
+from genctl.kernels.ops import entropy, log_softmax, total
 
 
 def top_n_sigma_filter(m: ProcessorContext, n: float) -> Processor:

@@ -20,7 +20,7 @@ from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import RowCandidates
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
-from genctl.native.products.ops import total
+from genctl.kernels.ops import total
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,7 @@ from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
 from genctl.errors import ModelError
 from genctl.events import Token
-from genctl.native.products.ops import entropy, log_softmax
+from genctl.kernels.ops import entropy, log_softmax
 
 LARGEST = 2**28  # most logits in one pass, 1 GiB
 AT_ONCE = 2**24  # most logits processed at a time

@@ -178,7 +178,7 @@ def own_genctl(computes: bool) -> str:
     """
     products = ""
     if computes:
-        from genctl.native.products.variant import choice
+        from genctl.kernels.variant import choice
 
         products = f", products: {choice()[0] or 'torch'}"
     return f"{__version__} (sources {sources()}{products})"

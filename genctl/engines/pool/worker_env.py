@@ -17,7 +17,7 @@ from typing import Any
 
 import genctl
 from genctl import children
-from genctl.native.products.variant import VARIABLE
+from genctl.kernels.variant import VARIABLE
 
 TEMPORARY = "RAY_TMPDIR"
 LONGEST = 24  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from genctl.errors import UsageError
-from genctl.native.products import build
+from genctl.kernels import build
 
 VARIABLE = "GENCTL_PRODUCTS"
 FOLDER = build.HERE

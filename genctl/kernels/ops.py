@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.native.products.library import TYPES, Library, library
+from genctl.kernels.library import TYPES, Library, library
 
 ACTIVATIONS = {name: number for number, name in enumerate(("silu", "relu", "gelu", "gelu_tanh", "quick_gelu", "tanh"))}
 _Pair = ctypes.c_int64 * 2

@@ -1,6 +1,6 @@
 """Compile the products: a shared library for an instruction set, and one that says what the CPU has (cpu.c).
 
-    python genctl/native/products/build.py
+    python genctl/kernels/build.py
 
 builds them beside the sources, as `pip install` does through `hatch_build.py`. `GENCTL_BUILD` says for which CPUs:
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from genctl.native.products import build, variant
+from genctl.kernels import build, variant
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as lanes.h numbers them
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float

@@ -1,1 +1,0 @@
-"""A decoding step on a GPU, in Triton."""
