@@ -217,6 +217,20 @@ def test_what_is_asked_otherwise_is_told(
     assert (out.read_bytes(), beside(out).read_bytes()) == before
 
 
+def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
+    from genctl.commands.run.options import RunOptions
+    from genctl.commands.run.resume import identity
+    from genctl.config.dry import settings_of
+    from genctl.config.layers import Resolved
+    from genctl.params import Generation, Runtime, knobs
+
+    # settings with no value are not kept: here each has one
+    generation, runtime = (kind(**{key: "1" for key in knobs(kind)}) for kind in (Generation, Runtime))
+    resolved = Resolved(generation, runtime, {})
+    kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, batch={}, input=None, top=0)["settings"]
+    assert settings_of(resolved).keys() - kept.keys() == {"seed", "offline", "threads"}
+
+
 def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:
     from tests.tiny import checkpoint
 

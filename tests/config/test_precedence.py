@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from genctl import params
+from genctl.config.check import UNSAFE
 from genctl.config.conflicts import REFINES
 from genctl.config.layers import (
+    OUTWARD,
     Layer,
     Resolved,
     conflicts,
@@ -403,3 +405,16 @@ def test_a_later_list_of_processors_replaces_the_earlier() -> None:
 
 def test_the_last_about_holds() -> None:
     assert resolve(layers({"about": "a"}, {"about": "b"}, {})).about == "b"
+
+
+@pytest.mark.parametrize("key", sorted(OUTWARD))
+def test_a_checkpoint_names_no_other_file_and_no_code(key: str) -> None:
+    job = resolve([Layer("generation_config.json", {key: "x"}, said="model")])
+    (note,) = job.notes
+    assert note.startswith(f"generation_config.json: {key} names {OUTWARD[key]}, which a checkpoint may not choose")
+    assert job.origins.get(key, "default") == "default"
+
+
+@pytest.mark.parametrize("key", sorted(UNSAFE))
+def test_what_runs_the_code_of_others_is_a_flag_and_nothing_else(key: str) -> None:
+    assert "only the flag" in wrong(parse_sets([f"{key}=true"]))

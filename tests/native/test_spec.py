@@ -6,11 +6,13 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
 from genctl.native.plan import WeightPlan
+from genctl.native.positions import alibi_slopes
 from tests.native.variations import VARIATIONS, model
 
 
@@ -154,3 +156,11 @@ def test_a_head_of_its_own_is_read_even_where_it_could_be_tied() -> None:
 def test_tensors_that_are_not_used_are_told() -> None:
     held = {**shapes("gpt2"), "transformer.h.0.attn.bias": (1,), "transformer.h.0.extra": (1,)}
     assert WeightPlan(*read_native(config("gpt2")), held).unused == ["transformer.h.0.extra"]
+
+
+@pytest.mark.parametrize("heads", [4, 5, 6, 12, 16])
+def test_slopes_of_alibi_are_those_of_transformers(heads: int) -> None:
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    mask = torch.ones(1, 2, dtype=torch.int64)
+    assert build_alibi_tensor(mask, heads, torch.float32)[:, 0, 1].tolist() == alibi_slopes(heads).tolist()

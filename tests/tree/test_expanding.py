@@ -19,6 +19,7 @@ from genctl.engines.requests import Report, Request
 from genctl.params import Runtime
 from genctl.tree.expanding import BLOCK
 from genctl.tree.explorer import Explorer
+from genctl.tree.nodes import ROOT
 from genctl.tree.results import Continuation, Covered
 from tests import tiny
 from tests.tree.trees import explorer
@@ -129,3 +130,14 @@ def test_undo_takes_an_expansion_back() -> None:
     assert len(made.tree) > 3
     made.all("undo")
     assert len(made.tree) == 0
+
+
+def test_a_token_that_was_undone_is_found_and_not_shown() -> None:
+    made = explorer()
+    made.all("take 1 0")
+    (node,) = made.tree.children(ROOT)
+    id = made.tree.nodes[node].id
+    assert made.tree.child(ROOT, id) == node
+    made.all("undo")
+    assert made.tree.find(ROOT, id) == node
+    assert made.tree.child(ROOT, id) is None

@@ -51,7 +51,7 @@ def test_greedy_text_is_that_of_plain_greedy_decoding(arch: str) -> None:
     for drafter in drafters:
         found = case.stream([case.lane(PROMPTS[1], assisted(drafter), eos=(), max_new_tokens=NEW)])
         assert result(found).tokens == plain.tokens, drafter.kind
-        assert result(found).logprob == pytest.approx(plain.logprob, abs=1e-3)  # also where the end cuts a draft
+        assert result(found).logprob == pytest.approx(plain.logprob, abs=1e-3)
         if isinstance(drafter, ModelDrafter):
             drafted, accepted = drafts(found)
             assert 0 < accepted < drafted  # both ways are taken: some drafts stay, some are taken back
@@ -130,6 +130,8 @@ def test_an_eos_inside_an_accepted_draft_ends_the_row_there() -> None:
     found = case.stream([case.lane(PROMPTS[0], assisted(Scripted(text, 5, 6)), eos=(eos,))])
     finished = found[-1].hypotheses[0]  # type: ignore[union-attr]
     assert (finished.tokens, finished.reason) == (text[:end], "eos")
+    plain = result(case.stream([case.lane(PROMPTS[0], eos=(eos,))]))
+    assert finished.logprob == pytest.approx(plain.logprob, abs=1e-3)  # without what was drafted beyond the end
     check_sums(found, text[:end])
 
 
