@@ -48,11 +48,11 @@ def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
     children.protect()
-    from genctl.models import collection
+    from genctl.models import gc_pause
     from genctl.terminal import first_sign
     from genctl.terminal.standard_streams import mend, say_interrupted
 
-    collection.pause()  # until torch is imported (`models.hub`)
+    gc_pause.pause()  # until torch is imported (`models.hub`)
     mend()
     first_sign.show(sys.argv[1:])
     try:

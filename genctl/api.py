@@ -10,8 +10,7 @@ from genctl import events
 from genctl.config.chat_settings import KNOBS as CHAT_KNOBS
 from genctl.config.layers import Layer, resolve
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime, knobs
 from genctl.results import Collector, Result

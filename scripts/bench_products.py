@@ -44,7 +44,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     from genctl.kernels.library import library
     from genctl.native import linear, quantized
     from genctl.native.blocks import BlocksPlain, int4_blocks
-    from genctl.native.compiled import CompiledProduct
+    from genctl.native.linear import CompiledProduct
 
     found, own = library(), {}
     if found is not None:

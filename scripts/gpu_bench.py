@@ -53,9 +53,8 @@ class Model:
 
         from genctl.models.architectures import read_native
         from genctl.native.load import build
-        from genctl.native.model import SpecialTokens
         from genctl.native.plan import WeightPlan
-        from genctl.native.runtime import NativeRuntime
+        from genctl.native.runtime import NativeRuntime, SpecialTokens
 
         fields = dict(SIZES[size])
         config = AutoConfig.for_model(fields.pop("kind"), **fields)

@@ -18,9 +18,8 @@ from genctl.engines.local.runtime import runtime_of
 from genctl.models.architectures import read_native
 from genctl.native.config import NotNative
 from genctl.native.load import build
-from genctl.native.model import SpecialTokens
 from genctl.native.plan import WeightPlan
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeRuntime, SpecialTokens
 from genctl.transformers.runtime import TransformersRuntime
 from tests.fake_cuda import moved
 

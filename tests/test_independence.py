@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from genctl import api
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.results import Collector, Result
 from tests.tiny import tiny
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from genctl.config.layers import resolve
-from genctl.engines.requests import Request, Skipped, grouped
+from genctl.engines.protocol import Request, Skipped, grouped
 
 BASE = resolve([])
 

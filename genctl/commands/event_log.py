@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from genctl import events
-from genctl.documents import reader, strict_json
+from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, reason_of
 from genctl.io.writers import escaped, open_output
@@ -81,12 +81,12 @@ _KINDS = {name: kind for name, kind in events.KINDS.items() if kind is not event
 def _event(line: bytes, place: str) -> events.Event | None:
     """The event of a line; None for a line that is cut short."""
     try:
-        data = strict_json.loads(line)
+        data = reader.loads(line)
         if not isinstance(data, dict):
-            raise strict_json.BadJson("an event is a JSON object, this is not")
+            raise reader.BadJson("an event is a JSON object, this is not")
         event: events.Event = events.from_json(data, _KINDS)
     except ValueError as error:
-        if isinstance(error, strict_json.Incomplete) and not line.endswith(b"\n"):
+        if isinstance(error, reader.Incomplete) and not line.endswith(b"\n"):
             return None
         raise InputError(f"{place}: {error}") from None
     return event

@@ -30,8 +30,7 @@ from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from genctl.commands.watcher import Watcher
-    from genctl.engines.protocol import Engine
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Engine, Request
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -458,6 +457,6 @@ def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
 
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Request
 
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)

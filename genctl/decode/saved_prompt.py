@@ -20,7 +20,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.types import Prefix, Source
-from genctl.documents import reader, strict_json
+from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, ModelError, reason_of
 from genctl.identity import is_outdated
@@ -82,7 +82,7 @@ def load(path: Path, identity: PromptIdentity, forward: ModelRuntime) -> Prefix:
     try:
         _check_header(path)
         with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = strict_json.loads((file.metadata() or {}).get("genctl", "null"))
+            metadata = reader.loads((file.metadata() or {}).get("genctl", "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — a handle, not a dict
     except Unreadable as error:
         raise InputError(f"cannot read the prompt cache {path}: {error}") from None

@@ -34,7 +34,7 @@ from typing import (
 
 from annotated_types import Ge, Le, MinLen
 
-from genctl.documents.strict_json import kind_of
+from genctl.documents.reader import kind_of
 from genctl.errors import nearest, printable, quote
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from genctl.documents import reader, strict_json
+from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.documents.shapes import Natural, value_of
 from genctl.errors import UsageError, printable
@@ -125,7 +125,7 @@ class Journal:
 
     def _take(self, line: bytes, number: int) -> None:
         try:
-            data = strict_json.loads(line)
+            data = reader.loads(line)
             if number > 1:
                 self.marks.append(_mark(data, self.marks[-1] if self.marks else Mark(0, 0)))
                 return

@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-from genctl.documents.strict_json import DEEPEST, DuplicateKey, kind_of, once
+from genctl.documents.reader import DEEPEST, DuplicateKey, kind_of, once
 from genctl.errors import nearest, quote, reason_of
 from genctl.io.rows import RefusedRow
 from genctl.io.template import Template

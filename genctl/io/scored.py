@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from genctl import events
-from genctl.documents.strict_json import kind_of
+from genctl.documents.reader import kind_of
 from genctl.io import jsonl, writers
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import RefusedRow

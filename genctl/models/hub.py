@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, collection, prepare, runtime_choice
+from genctl.models import check, gc_pause, prepare, runtime_choice
 from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.progress import OnEvent, quiet
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from genctl.models.adapter import Adapter
-    from genctl.native.model import NativeConfig, NativeModel
     from genctl.native.plan import WeightPlan
+    from genctl.native.runtime import NativeConfig, NativeModel
 
 
 # -- let the system read weight files into memory while Python imports torch -------------------------------------------
@@ -163,7 +163,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
-        collection.resume()  # torch is imported now
+        gc_pause.resume()  # torch is imported now
         if threads is not None:
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
         prepare.check_device(runtime, device)
@@ -281,7 +281,7 @@ def device_of(name: str) -> torch.device:
 def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     """The tokenizer without transformers; or transformers' own, and the reason."""
     from genctl.models import tokenizer
-    from genctl.models.tokenizer_class import UnsupportedTokenizer
+    from genctl.models.tokenizer_files import UnsupportedTokenizer
 
     def plain() -> tuple[Any, str]:
         if checkpoint.gguf:

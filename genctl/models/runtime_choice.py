@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from genctl.native.model import NativeModel
+    from genctl.native.runtime import NativeModel
     from genctl.native.spec import Spec
 
 
@@ -189,7 +189,7 @@ def load(
 
     from genctl.native.linear import Products
     from genctl.native.load import read
-    from genctl.native.model import SpecialTokens
+    from genctl.native.runtime import SpecialTokens
 
     done = 0
 

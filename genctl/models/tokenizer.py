@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.models import tokenizer_files
-from genctl.models.tokenizer_class import BACKEND, UnsupportedTokenizer, class_of
+from genctl.models.tokenizer_files import BACKEND, UnsupportedTokenizer, class_of
 from genctl.models.weights import LARGEST_JSON, read_json
 
 if TYPE_CHECKING:

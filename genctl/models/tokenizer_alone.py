@@ -8,7 +8,7 @@ from genctl.errors import InputError, ModelError
 from genctl.models import check, text, tokenizer
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.resolve import resolve
-from genctl.models.tokenizer_class import UnsupportedTokenizer
+from genctl.models.tokenizer_files import UnsupportedTokenizer
 
 
 class LoneTokenizer:

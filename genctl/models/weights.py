@@ -16,8 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.documents.strict_json import DuplicateKey, once
+from genctl.documents.reader import DuplicateKey, Unreadable, once
 from genctl.errors import ModelError, reason_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -13,10 +13,10 @@ from genctl.native import pages
 from genctl.native.decoder import CrossWeights, Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.linear import Joined, Linear, Products, Weight
 from genctl.native.mlp import ACTIVATIONS, MLP, ClampedGate
-from genctl.native.model import NativeConfig, NativeModel, SpecialTokens
 from genctl.native.norms import LayerNorm, Norm, RMSNorm, same
 from genctl.native.pages import mapped
 from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
+from genctl.native.runtime import NativeConfig, NativeModel, SpecialTokens
 
 if TYPE_CHECKING:
     from genctl.native.blocks import Blocks, Embeddings

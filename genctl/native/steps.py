@@ -26,9 +26,8 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.kernels import ops
 from genctl.kernels.library import TYPES, Library, library
-from genctl.native.compiled import CompiledProduct, CompiledProducts
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, Pass, of_layer
-from genctl.native.linear import Joined
+from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import LayerNorm, RMSNorm, same
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import never
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError, ModelError
 from genctl.models.weights import read_json
 from genctl.parity.fault import FoundFault, find_fault

@@ -21,7 +21,7 @@ from genctl.models import runtime_choice
 from genctl.models.hub import LoadedModel
 from genctl.native.linear import Products
 from genctl.native.load import read
-from genctl.native.model import NativeModel, SpecialTokens
+from genctl.native.runtime import NativeModel, SpecialTokens
 from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
 from genctl.parity.sides import LocalSide

@@ -11,8 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.engines.protocol import never
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request, never
 from genctl.parity.sides import LocalSide, ReceiveLogits
 from genctl.parity.values import Text
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from genctl.engines.protocol import never
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request, never
 from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTop
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED

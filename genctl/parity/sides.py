@@ -14,8 +14,7 @@ from genctl.config.layers import Resolved
 from genctl.decode.loop import decode
 from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Space
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow, never
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request, never
 from genctl.errors import GenctlError
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.parity.values import Text

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from genctl.engines.local.session import Session
 from genctl.native.decoder import Decoder, Encoder, LayerWeights, StackWeights
-from genctl.native.model import NativeModel
 from genctl.native.norms import same
+from genctl.native.runtime import NativeModel
 from genctl.parity.values import ENCODER
 
 LOGITS = 4096  # entries of a distribution that are compared, spread evenly

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from genctl.decode.processors import Processor, trace
-from genctl.engines.requests import Report
+from genctl.engines.protocol import Report
 from genctl.errors import GenctlError
 from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs

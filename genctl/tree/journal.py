@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from genctl import events
-from genctl.documents import reader, strict_json
+from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
 from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
@@ -217,9 +217,9 @@ def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
 def _object(line: bytes) -> dict[str, Any]:
     """The JSON object of a line. Raises ValueError."""
     # a file name in it may be no UTF-8
-    found = strict_json.loads(line.decode("utf-8", "surrogatepass"))
+    found = reader.loads(line.decode("utf-8", "surrogatepass"))
     if not isinstance(found, dict):
-        raise strict_json.BadJson("a change is a JSON object, this is not")
+        raise reader.BadJson("a change is a JSON object, this is not")
     return found
 
 

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.events import Began, Ended, Failed, Finished, Hypothesis, Row, Stepped, Token, advance
 from genctl.params import knobs

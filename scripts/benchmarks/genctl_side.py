@@ -39,8 +39,7 @@ class Genctl:
         import torch
 
         from genctl import events
-        from genctl.engines.protocol import Flow
-        from genctl.engines.requests import Report
+        from genctl.engines.protocol import Flow, Report
         from genctl.errors import PresetError
         from genctl.results import Collector
 
@@ -74,7 +73,7 @@ class Genctl:
 
     def _requests(self, work: Work) -> Iterator[Any]:
         from genctl.config.layers import Layer
-        from genctl.engines.requests import Request
+        from genctl.engines.protocol import Request
 
         known: dict[str, Any] = {}  # settings that many prompts share are resolved once, as the command line does
         for place, ask in enumerate(work.asks):

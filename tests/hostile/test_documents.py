@@ -18,8 +18,7 @@ import pytest
 
 from genctl.commands.parity.gate import check_golden
 from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.documents.strict_json import DEEPEST
+from genctl.documents.reader import DEEPEST, Unreadable
 from genctl.errors import GenctlError
 from tests.cli.tool import Done, genctl
 from tests.hostile import files

@@ -22,7 +22,7 @@ from genctl.models.architectures import (
     facts_of,
     read_native,
 )
-from genctl.models.tokenizer_class import CLASSES
+from genctl.models.tokenizer_files import CLASSES
 from genctl.native.config import NotNative
 
 NATIVE = {row.name: row.native for row in ARCHITECTURES.values() if row.native is not None}

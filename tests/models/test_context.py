@@ -10,8 +10,8 @@ import pytest
 from transformers import AutoConfig, PretrainedConfig
 
 from genctl.models.architectures import read_native
-from genctl.models.context import context_of
-from genctl.native.model import NativeConfig
+from genctl.models.config_numbers import context_of
+from genctl.native.runtime import NativeConfig
 
 _LINES = (Path(__file__).parent.parent / "data" / "real_configs.jsonl").read_text().splitlines()
 PUBLISHED: dict[str, dict[str, Any]] = {line["name"]: line["config"] for line in map(json.loads, _LINES)}

@@ -15,8 +15,7 @@ from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.kernels import library
 from genctl.models.hub import load
 from genctl.native import linear
-from genctl.native.model import NativeModel
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
 from genctl.parity.measure import measure
 from tests.cli.tool import genctl

@@ -19,7 +19,7 @@ from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt
 from genctl.native import linear, pages
-from genctl.native.compiled import CompiledProduct
+from genctl.native.linear import CompiledProduct
 from genctl.params import Runtime
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import ARCHITECTURES, PAD, checkpoint, save, tiny

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from genctl.models.tokenizer import plain
-from genctl.models.tokenizer_class import UnsupportedTokenizer
+from genctl.models.tokenizer_files import UnsupportedTokenizer
 from tests.tiny import checkpoint, tokenizer
 
 TEXTS = ("the cat sat on the mat.", " a  dog\n", "<eos>the<bos> ", "ü 🦄 x , y 's", "")

@@ -16,7 +16,7 @@ import torch
 from genctl.errors import ModelError, UsageError
 from genctl.models import check, hub, runtime_choice
 from genctl.native import load
-from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeModel
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import checkpoint, tiny, tokenizer
@@ -172,8 +172,8 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
 
 MODULES = 135  # of genctl that a plain run may import, packages included
 PLAIN = (
-    "import gc, sys; from genctl.models import collection; from genctl.cli.app import run;"
-    "collection.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
+    "import gc, sys; from genctl.models import gc_pause; from genctl.cli.app import run;"
+    "gc_pause.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
     "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
     "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.commands.run.run_view'};"
     "needless |= strategies;"
@@ -193,7 +193,7 @@ def test_a_plain_run_in_a_pipe_imports_no_more_than_it_needs_and_freezes_it() ->
 
 
 def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
-    """Only a process that is ours is frozen: `collection.pause` was not called here."""
+    """Only a process that is ours is frozen: `gc_pause.pause` was not called here."""
     before = gc.get_freeze_count()
     gc.disable()
     try:

@@ -14,7 +14,7 @@ from transformers.models.auto import tokenization_auto
 from genctl.models import chat
 from genctl.models.architectures import ARCHITECTURES, BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS
 from genctl.models.tokenizer import plain
-from genctl.models.tokenizer_class import CLASSES, NAMES_OF_BACKENDS, UnsupportedTokenizer
+from genctl.models.tokenizer_files import CLASSES, NAMES_OF_BACKENDS, UnsupportedTokenizer
 from genctl.models.tokenizer_recipes import RECIPES
 from tests.models import tokenizers_made as made
 from tests.models.test_plain_tokenizer import word_piece

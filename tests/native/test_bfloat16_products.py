@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from genctl.kernels.library import Library
 from genctl.kernels.variant import runnable
-from genctl.native.compiled import CompiledProduct
+from genctl.native.linear import CompiledProduct
 from tests.native.test_products import (  # fixtures: compiled, threads
     compiled,
     inputs,

@@ -11,8 +11,7 @@ from torch import Tensor
 from genctl.kernels.library import Library
 from genctl.native import linear
 from genctl.native.blocks import KINDS, Blocks, BlocksPlain, Embeddings
-from genctl.native.compiled import CompiledProduct
-from genctl.native.linear import Products
+from genctl.native.linear import CompiledProduct, Products
 from tests.native import test_products
 from tests.native.test_products import loadable
 from tests.native.test_products import plainest as plainest_library

@@ -23,8 +23,7 @@ from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
 from genctl.models import hub
 from genctl.native.graphs import obstacle
-from genctl.native.model import NativeModel
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam

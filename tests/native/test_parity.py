@@ -16,9 +16,9 @@ from genctl.kernels import variant
 from genctl.models.architectures import read_native
 from genctl.native.decoder import Decoder
 from genctl.native.load import build
-from genctl.native.model import SpecialTokens
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
+from genctl.native.runtime import SpecialTokens
 from tests.native.variations import VARIATIONS, model
 from tests.versions import CACHE
 

@@ -21,7 +21,7 @@ from genctl.kernels import build, library
 from genctl.kernels.library import Library
 from genctl.kernels.variant import OUTDATED, choice, file_of, runnable
 from genctl.native import quantized
-from genctl.native.compiled import CompiledProduct, CompiledProducts
+from genctl.native.linear import CompiledProduct, CompiledProducts
 from tests.cli.tool import genctl
 from tests.native import evex
 from tests.warm import python
@@ -324,7 +324,7 @@ from pathlib import Path
 from genctl.kernels import library
 library._openmp = lambda: None
 found = library.Library(Path(sys.argv[1]))
-from genctl.native.compiled import CompiledProduct, CompiledProducts
+from genctl.native.linear import CompiledProduct, CompiledProducts
 torch.manual_seed(0)
 product, x = CompiledProduct(found, torch.randn(600, 700)), torch.randn(40, 700)
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from genctl.engines.local.runtime import runtime_of
 from genctl.models import hub
-from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeModel
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import sharpen, tokenizer

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.models.architectures import read_native
 from genctl.native.load import build
-from genctl.native.model import NativeModel, SpecialTokens
 from genctl.native.pages import mapped
 from genctl.native.plan import WeightPlan
+from genctl.native.runtime import NativeModel, SpecialTokens
 from tests.native.seq2seq_variations import VARIATIONS, model
 from tests.versions import CACHE, cache_of
 

@@ -13,8 +13,8 @@ from genctl.errors import ModelError
 from genctl.models import hub
 from genctl.models.architectures import ARCHITECTURES, read_native
 from genctl.native.config import NotNative
-from genctl.native.model import NativeModel
 from genctl.native.plan import WeightPlan
+from genctl.native.runtime import NativeModel
 from genctl.params import Runtime
 from tests.native.seq2seq_variations import VARIATIONS, model
 

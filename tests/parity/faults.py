@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.native.model import NativeModel
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.parity.sides import LocalSide
 
 Change = Callable[[Any, Tensor, Any, dict[str, Any]], dict[str, Any]]

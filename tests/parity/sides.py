@@ -9,7 +9,7 @@ from typing import Any
 
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 from genctl.params import Runtime
 from genctl.parity.sides import LocalSide
 

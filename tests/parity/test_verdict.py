@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 from genctl.models import packed_layers
 from genctl.parity.measure import measure
 from genctl.parity.sides import LocalSide

@@ -19,8 +19,7 @@ from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
 from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
-from genctl.engines.protocol import Engine, Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Engine, Flow, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Began, Event, Failed, Finished, Stepped, Token
 from genctl.io.rows import row_seed

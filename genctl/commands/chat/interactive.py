@@ -22,8 +22,7 @@ from genctl.commands.chat.line_input import SIGN, history_file, line_input
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.slash_work import Leave, SlashWork
 from genctl.commands.options import SHOWN_TOP
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report
+from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, count
 from genctl.results import Result
 from genctl.terminal import theme, widgets

@@ -22,9 +22,8 @@ from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import shown_top
 from genctl.config import presets, settings
 from genctl.config.layers import Layer, Resolved, values_of
-from genctl.documents.strict_json import kind_of
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report
+from genctl.documents.reader import kind_of
+from genctl.engines.protocol import Flow, Report
 from genctl.errors import ContractError, Exit, GenctlError, InputError, OutputError, UsageError
 from genctl.io import jsonl, writers
 from genctl.io.output import open_beside

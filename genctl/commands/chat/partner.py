@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:

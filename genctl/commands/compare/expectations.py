@@ -13,10 +13,9 @@ from annotated_types import Ge, Le
 from genctl.config.check import shown
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
-from genctl.documents import reader, strict_json
-from genctl.documents.reader import Unreadable
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, Known, Natural, value_of
-from genctl.documents.strict_json import BadJson
 from genctl.errors import InputError, count, percent, printable
 from genctl.events import LARGEST, Id, Seed
 from genctl.identity import brief, is_outdated
@@ -144,7 +143,7 @@ def read(path: str) -> Recording:
     """A recording. Raises InputError for a file that cannot be read or is no recording."""
     name = f"--expect: {printable(path)}"
     try:
-        data = strict_json.loads(reader.text(path))
+        data = reader.loads(reader.text(path))
     except Unreadable as error:
         raise InputError(f"--expect: {error}: {printable(path)}", hint="--save FILE writes one") from None
     except BadJson as error:

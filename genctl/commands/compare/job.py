@@ -34,8 +34,7 @@ from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from genctl.commands.compare.output import ComparisonOutput
-    from genctl.engines.protocol import Engine
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Engine, Request
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
@@ -217,7 +216,7 @@ class CompareJob(Job[CompareOptions]):
 
     def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
-        from genctl.engines.requests import Report
+        from genctl.engines.protocol import Report
 
         requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
         self._show(chunk)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import check_distinct, check_returned
 from genctl.errors import UsageError
-from genctl.models.context import context_of, source_context_of
+from genctl.models.config_numbers import context_of, source_context_of
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.runtime import ModelRuntime
 from genctl.engines.local.session import Session
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Report, Request
 from genctl.errors import ModelError
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.commands.inspect.measurement import Measurement
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Request
 
 
 # -- the size of a model in memory -------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def weights_bytes(model: Any) -> int:
     """Bytes of a model's weights, tied ones counted once."""
-    from genctl.native.model import NativeModel
+    from genctl.native.runtime import NativeModel
 
     if isinstance(model, NativeModel):
         return model.bytes()

@@ -14,8 +14,7 @@ from genctl.commands.inspect.measurement import CROSS, STATE
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, count, percent, size
 from genctl.sequences import shared_length
 from genctl.terminal import theme, widgets

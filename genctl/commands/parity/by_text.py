@@ -11,8 +11,7 @@ from rich.text import Text as Line
 
 from genctl.commands.parity.view import short_names, signed
 from genctl.comparing.statistics import Interval, bootstrap
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report
+from genctl.engines.protocol import Flow, Report
 from genctl.engines.scored_text import Options, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.io.records import SCHEMA, finite
@@ -21,8 +20,7 @@ from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Engine, Request
 
 Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
 

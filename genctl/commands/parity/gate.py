@@ -17,7 +17,7 @@ from genctl.io import writers
 
 if TYPE_CHECKING:
     from genctl.commands.parity.loading import LoadedSides
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Request
     from genctl.parity.recorded import Golden
     from genctl.parity.sides import LocalSide
     from genctl.parity.values import Parity
@@ -166,7 +166,7 @@ def _ids(prompts: Sequence[str]) -> list[str]:
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Request
 
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")

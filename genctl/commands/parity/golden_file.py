@@ -15,10 +15,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import Ge, Le, MinLen
 
-from genctl.documents import reader, strict_json
-from genctl.documents.reader import Unreadable
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import Known, Natural, value_of
-from genctl.documents.strict_json import BadJson
 from genctl.errors import InputError, count, printable, quote
 from genctl.events import LARGEST, ROUNDING, row_name
 from genctl.io.records import SCHEMA
@@ -152,7 +151,7 @@ def read(path: str) -> Golden:
         made = _Made(value_of(_Head, head))
         while place < len(lines) - 1:
             place += 1
-            made.take(strict_json.loads(lines[place - 1]))
+            made.take(reader.loads(lines[place - 1]))
         place = 1
         return made.golden()
     except ValueError as error:
@@ -162,7 +161,7 @@ def read(path: str) -> Golden:
 def _object(line: bytes) -> dict[str, Any]:
     """The object of a line, empty if there is none."""
     try:
-        found = strict_json.loads(line)
+        found = reader.loads(line)
     except BadJson:
         return {}
     return found if isinstance(found, dict) else {}

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from genctl.commands.parity.view import worst_first
-from genctl.engines.protocol import never
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request, never
 from genctl.errors import InputError, ModelError
 from genctl.parity.golden import record
 from genctl.parity.recorded import Golden

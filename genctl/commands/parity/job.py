@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from genctl.commands.parity.loading import LoadedSides
     from genctl.commands.parity.report import ParityPage
     from genctl.commands.parity.view import Naming
-    from genctl.engines.protocol import Engine, EngineSetup
-    from genctl.engines.requests import Request
+    from genctl.engines.protocol import Engine, EngineSetup, Request
     from genctl.engines.scored_text import TextToScore
     from genctl.parity.recorded import Golden
     from genctl.parity.sides import LocalSide

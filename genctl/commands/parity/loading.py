@@ -15,8 +15,7 @@ from genctl.commands.parity.options import FLAGS
 from genctl.commands.parity.sides import Side
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Engine, EngineSetup, never
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Engine, EngineSetup, Request, never
 from genctl.errors import GenctlError, ModelError, quote
 from genctl.models.text import encode
 from genctl.params import Runtime

@@ -31,7 +31,7 @@ from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
 from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
-from genctl.models import collection
+from genctl.models import gc_pause
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
@@ -109,7 +109,7 @@ def perform(options: ReplayOptions) -> int:
     from genctl.terminal.message import print_message
 
     torn: list[str] = []
-    collection.resume()  # no model is loaded here
+    gc_pause.resume()  # no model is loaded here
     recorded = read_recording(options.file, torn.append, lambda words: print_message(f"note: {words}"))
     for place in torn:
         print_message(f"note: {place}: the recording was interrupted here")

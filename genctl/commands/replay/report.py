@@ -9,7 +9,7 @@ from genctl.cli.table import Command, CommandOptions, Conflict, argument, given,
 from genctl.commands.event_log import read_recording
 from genctl.commands.options import QUIET
 from genctl.errors import Exit, UsageError
-from genctl.models import collection
+from genctl.models import gc_pause
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def perform(options: ReportOptions) -> int:
     from genctl.commands.page_file import PageFile
     from genctl.terminal.message import print_message
 
-    collection.resume()  # no model is loaded here
+    gc_pause.resume()  # no model is loaded here
     target = page_name(options.file) if options.output is None else options.output
     torn: list[str] = []
     recorded = read_recording(options.file, torn.append, lambda words: print_message(f"note: {words}"))

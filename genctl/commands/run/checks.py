@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.commands.run.options import RunOptions
-from genctl.engines.protocol import Engine, Flow
-from genctl.engines.requests import Report, Request, Skipped, grouped
+from genctl.engines.protocol import Engine, Flow, Report, Request, Skipped, grouped
 from genctl.errors import CheckError, GenctlError, ModelError, UsageError, count
 from genctl.results import Collector, Result
 from genctl.results import Sequence as Decoded

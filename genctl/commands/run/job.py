@@ -13,8 +13,7 @@ from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
-from genctl.commands.run.output import open_records, records_of
-from genctl.commands.run.view import SilentView, make_view, shows, wants_bar
+from genctl.commands.run.output import SilentView, make_view, open_records, records_of, shows, wants_bar
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, StreamProgress
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from genctl.commands.run.checks import RunChecks
     from genctl.commands.run.run_view import RunView
     from genctl.commands.run.search_output import Search
-    from genctl.engines.requests import Report, Request, Skipped
+    from genctl.engines.protocol import Report, Request, Skipped
     from genctl.io.input_scan import InputScan
     from genctl.terminal.rows_bar import RowsBar
 
@@ -317,7 +316,7 @@ class RunJob(job.Job[RunOptions]):
 
     def _requests(self) -> Rows:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
-        from genctl.engines.requests import Skipped
+        from genctl.engines.protocol import Skipped
 
         for row in self._taken():
             if row is None:
@@ -365,7 +364,7 @@ class RunJob(job.Job[RunOptions]):
         return self.stop_at is not None or bool(self.interrupt.status)
 
     def _report(self) -> Report:
-        from genctl.engines.requests import Report
+        from genctl.engines.protocol import Report
 
         options, top = self.options, shown_top(self.options)
         listened = options.events or options.report or options.svg or options.with_tokens

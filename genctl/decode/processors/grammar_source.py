@@ -15,9 +15,8 @@ from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
 from genctl.decode.processors.schema_forms import Unenforceable, written
-from genctl.documents import reader, strict_json
-from genctl.documents.reader import Unreadable
-from genctl.documents.strict_json import BadJson
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
 from genctl.errors import UsageError, one_line
 from genctl.params import GRAMMARS, Generation
 
@@ -143,7 +142,7 @@ def _json_schema(value: dict[str, Any] | bool | str, drop: bool) -> GrammarSourc
         if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
-            schema = strict_json.loads(text)
+            schema = reader.loads(text)
         except BadJson as error:
             raise UsageError(f"{where}: {error}") from None
     if schema is True:

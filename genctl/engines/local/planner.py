@@ -12,7 +12,7 @@ from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.local.lane_text import LaneText
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.context import context_of
+from genctl.models.config_numbers import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.local.rerank import RerankPlan
     from genctl.engines.local.stop_text import StopTrimmer
-    from genctl.engines.requests import Report, Request
+    from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
 

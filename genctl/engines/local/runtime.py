@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.config.search_conflicts import DRAFTING
 from genctl.decode.runtime import ModelRuntime
-from genctl.native.model import NativeModel
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeModel, NativeRuntime
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved

@@ -14,7 +14,7 @@ from genctl.engines.local.score_texts import EncodedText, TextReader
 from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
-from genctl.models.context import source_context_of
+from genctl.models.config_numbers import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.local.planner import Planner

@@ -15,8 +15,7 @@ from genctl.config import chat_settings, search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
-from genctl.engines.requests import Report, Request, Skipped, grouped
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, Skipped, grouped, never
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import GRAMMARS, Generation, Runtime
 
@@ -122,7 +121,7 @@ class Session:
         from importlib.metadata import version
 
         from genctl.decode.saved_prompt import PromptIdentity
-        from genctl.native.model import NativeModel
+        from genctl.native.runtime import NativeModel
 
         model = self.loaded.model
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
@@ -301,7 +300,7 @@ class Session:
 
         In float32 every instruction set computes the same, and none is named.
         """
-        from genctl.native.model import NativeModel
+        from genctl.native.runtime import NativeModel
 
         model = self.loaded.model
         if not isinstance(model, NativeModel) or not all(product.is_compiled for product in model.products()):
@@ -318,7 +317,7 @@ class Session:
         return self.products
 
     def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
-        from genctl.native.model import NativeModel
+        from genctl.native.runtime import NativeModel
 
         if self.threads is None:
             return None

@@ -21,10 +21,9 @@ from genctl.engines.pool.memory import check_memory
 from genctl.engines.pool.pool import IN_TURN, Share, WorkerPool
 from genctl.engines.pool.work import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork
 from genctl.engines.pool.worker import WorkerSetup
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
-from genctl.engines.requests import Report, Request, Skipped
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, Skipped, StreamProgress, never
 from genctl.errors import ModelError, count
-from genctl.models import collection
+from genctl.models import gc_pause
 
 CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
 HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
@@ -52,7 +51,7 @@ class PoolEngine:
         """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
         runtime = setup.runtime
         self.prompt_cache = runtime.prompt_cache
-        collection.resume()  # torch is not imported here
+        gc_pause.resume()  # torch is not imported here
 
         def setup_of(cluster: RayCluster) -> WorkerSetup:
             if cluster.alone and not cluster.gpus:

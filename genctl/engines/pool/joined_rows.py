@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.engines.pool.work import DecodedGroup, DecodeWork
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session

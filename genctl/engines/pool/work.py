@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.decode.threads import set_threads
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import torch.distributed as dist
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
-from genctl.engines.requests import Report, Request, grouped
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Report, Request, Rows, grouped
 from genctl.errors import Exit, ModelError, UsageError
 from genctl.models import rank_group as group
 

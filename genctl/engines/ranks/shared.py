@@ -12,8 +12,7 @@ from dataclasses import replace
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Rows
-from genctl.engines.requests import Report, Request, Skipped
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Report, Request, Rows, Skipped
 from genctl.errors import Exit, UsageError
 from genctl.models import rank_group as group
 

@@ -9,9 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 from genctl import events
 from genctl.config.layers import Resolved
-from genctl.documents import reader, strict_json
-from genctl.documents.reader import Unreadable
-from genctl.documents.strict_json import BadJson
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
 from genctl.engines.server import fields as known_fields
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of, pieces_of, usage_of
 from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
@@ -88,7 +87,7 @@ def read_lines(name: str) -> Iterator[BatchLine]:
                 continue
             where = f"{name}, line {number}"
             try:
-                data = without_surrogates(strict_json.loads(line, finite=False))
+                data = without_surrogates(reader.loads(line, finite=False))
             except BadJson as error:
                 raise InputError(f"{where}: {error}") from None
             id = data.get("custom_id") if isinstance(data, dict) else None

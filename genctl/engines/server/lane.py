@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from genctl import events
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of
 from genctl.engines.server.failure import RowFailure, Trouble
 from genctl.engines.server.structure import incomplete

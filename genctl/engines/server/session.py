@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, never
-from genctl.engines.requests import Report, Request
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, never
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
 from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.decode.processors.closed_schema import closed
-from genctl.documents import reader, strict_json
-from genctl.documents.reader import Unreadable
-from genctl.documents.strict_json import BadJson
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
 from genctl.engines.server.fields import LLAMA_CPP_PYTHON
 from genctl.errors import UsageError
 from genctl.params import GRAMMARS, Generation
@@ -61,7 +60,7 @@ def schema_of(generation: Generation) -> Any:
         return closed(value)
     text = _text_of("json_schema", value)
     try:
-        return closed(strict_json.loads(text))
+        return closed(reader.loads(text))
     except BadJson as error:
         raise UsageError(f"json_schema: {error}") from None
 

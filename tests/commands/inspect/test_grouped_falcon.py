@@ -14,8 +14,7 @@ from genctl import events
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Flow, Request
 from genctl.errors import InputError
 from genctl.params import Generation, Runtime
 from tests.native import variations

@@ -11,8 +11,7 @@ from genctl import events
 from genctl.commands.inspect.measurement import Measurement, per_token
 from genctl.config.layers import flags_layer
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Flow, Request
 from genctl.params import Runtime
 from tests.tiny import WINDOW, checkpoint
 from tests.versions import CACHE

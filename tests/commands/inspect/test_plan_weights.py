@@ -11,7 +11,7 @@ import transformers
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.errors import ModelError
 from genctl.models.hub import load
-from genctl.native.model import NativeModel
+from genctl.native.runtime import NativeModel
 from genctl.params import Generation, Runtime
 from tests.native import variations
 from tests.tiny import checkpoint

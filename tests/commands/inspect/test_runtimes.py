@@ -6,11 +6,10 @@ import pytest
 
 from genctl.commands.run.checks import compare_runtimes
 from genctl.engines.local.session import Session
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Request
 from genctl.errors import UsageError
-from genctl.native.model import NativeModel
 from genctl.native.norms import RMSNorm
-from genctl.native.runtime import NativeRuntime
+from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
 
 

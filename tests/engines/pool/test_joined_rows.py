@@ -21,7 +21,7 @@ from genctl.engines.pool.joined_rows import JoinedRows
 from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
 from genctl.engines.pool.work import DecodeWork, WorkerProgress
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
-from genctl.engines.requests import Report, Request, Skipped
+from genctl.engines.protocol import Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.pool.fake_ray import Died, FakeRay

@@ -10,8 +10,7 @@ from typing import Any
 
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
-from genctl.engines.protocol import Flow
-from genctl.engines.requests import Request
+from genctl.engines.protocol import Flow, Request
 from genctl.events import Finished
 from genctl.params import Runtime
 
