@@ -34,14 +34,15 @@ class ProcessorRow:
 def _row(
     name: str,
     source: str,
-    maker: str = "",
+    maker: str,
     knobs: tuple[str, ...] = (),
     *,
     of_scores: bool = False,
     measure: Measure = "probability",
 ) -> ProcessorRow:
-    """A row. The maker is the function of `standard.py` with that name, and so is the only knob, if not given."""
-    return ProcessorRow(name, source, maker or f"standard.{name}", knobs or (name,), of_scores, measure)
+    """A row. A maker without a function has the name of the row, and so has the only knob, if not given."""
+    maker = maker if "." in maker else f"{maker}.{name}"
+    return ProcessorRow(name, source, maker, knobs or (name,), of_scores, measure)
 
 
 def _windowed(*names: str) -> tuple[str, ...]:
@@ -55,42 +56,43 @@ def _windowed(*names: str) -> tuple[str, ...]:
 # temperature (both); dynamic temperature in the place of temperature; XTC after the filters (both); mirostat last,
 # since it must see the distribution that is sampled.
 _ROWS = (
-    _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806"),
-    _row("sequence_bias", "SequenceBiasLogitsProcessor"),
-    _row("logit_bias", "OpenAI API, llama.cpp"),
-    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", measure="factor"),
+    _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806", "samplers"),
+    _row("sequence_bias", "SequenceBiasLogitsProcessor", "penalties"),
+    _row("logit_bias", "OpenAI API, llama.cpp", "penalties"),
+    _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", "penalties", measure="factor"),
     _row(
         "repetition_penalty",
         "RepetitionPenaltyLogitsProcessor",
+        "penalties",
         knobs=_windowed("repetition_penalty"),
         measure="factor",
     ),
-    _row("presence_penalty", "OpenAI API, vLLM", "repetition.presence", _windowed("presence_penalty")),
-    _row("frequency_penalty", "OpenAI API, vLLM", "repetition.frequency", _windowed("frequency_penalty")),
+    _row("presence_penalty", "OpenAI API, vLLM", "penalties.presence", _windowed("presence_penalty")),
+    _row("frequency_penalty", "OpenAI API, vLLM", "penalties.frequency", _windowed("frequency_penalty")),
     _row(
         "dry",
         "oobabooga/text-generation-webui#5677",
-        "repetition.dry_of_knobs",
+        "penalties.dry_of_knobs",
         _windowed("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
     ),
-    _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor"),
-    _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor"),
-    _row("bad_words_ids", "NoBadWordsLogitsProcessor"),
-    _row("bad_words", "NoBadWordsLogitsProcessor, on text"),
-    _row("min_length", "MinLengthLogitsProcessor"),
-    _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor"),
-    _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor"),
-    _row("forced_eos_token_id", "ForcedEOSTokenLogitsProcessor"),
-    _row("remove_invalid_values", "InfNanRemoveLogitsProcessor", of_scores=True),
-    _row("exponential_decay_length_penalty", "ExponentialDecayLengthPenalty"),
-    _row("suppress_tokens", "SuppressTokensLogitsProcessor", of_scores=True),
-    _row("begin_suppress_tokens", "SuppressTokensAtBeginLogitsProcessor"),
+    _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "penalties"),
+    _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor", "penalties"),
+    _row("bad_words_ids", "NoBadWordsLogitsProcessor", "forcing"),
+    _row("bad_words", "NoBadWordsLogitsProcessor, on text", "forcing"),
+    _row("min_length", "MinLengthLogitsProcessor", "forcing"),
+    _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor", "forcing"),
+    _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor", "forcing"),
+    _row("forced_eos_token_id", "ForcedEOSTokenLogitsProcessor", "forcing"),
+    _row("remove_invalid_values", "InfNanRemoveLogitsProcessor", "samplers", of_scores=True),
+    _row("exponential_decay_length_penalty", "ExponentialDecayLengthPenalty", "penalties"),
+    _row("suppress_tokens", "SuppressTokensLogitsProcessor", "forcing", of_scores=True),
+    _row("begin_suppress_tokens", "SuppressTokensAtBeginLogitsProcessor", "forcing"),
     _row("json_schema", "llguidance", "grammar.json_schema"),
     _row("regex", "llguidance", "grammar.regex"),
     _row("grammar", "llguidance", "grammar.lark"),
     _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
-    _row("top_n_sigma", "arXiv:2411.07641", "samplers.top_n_sigma_filter", of_scores=True),
-    _row("temperature", "TemperatureLogitsWarper", of_scores=True),
+    _row("top_n_sigma", "arXiv:2411.07641", "filters", of_scores=True),
+    _row("temperature", "TemperatureLogitsWarper", "samplers", of_scores=True),
     _row(
         "dynatemp",
         "llama.cpp temp_ext",
@@ -105,19 +107,19 @@ _ROWS = (
         ("smoothing_factor", "smoothing_curve"),
         of_scores=True,
     ),
-    _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", of_scores=True),
-    _row("top_k", "TopKLogitsWarper", of_scores=True, measure="rank"),
-    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", of_scores=True, measure="mass"),
-    _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", of_scores=True),
-    _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", of_scores=True),
-    _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", of_scores=True),
-    _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", of_scores=True),
+    _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", of_scores=True),
+    _row("top_k", "TopKLogitsWarper", "filters", of_scores=True, measure="rank"),
+    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", of_scores=True, measure="mass"),
+    _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", of_scores=True),
+    _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", "filters", of_scores=True),
+    _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", of_scores=True),
+    _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", of_scores=True),
     _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
     _row(
         "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
     ),
-    _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor"),
-    _row("renormalize_logits", "LogitNormalization", of_scores=True),
+    _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor", "watermark"),
+    _row("renormalize_logits", "LogitNormalization", "samplers", of_scores=True),
 )
 PROCESSORS: dict[str, ProcessorRow] = {row.name: row for row in _ROWS}
 

@@ -98,7 +98,7 @@ class ProcessedScores(NamedTuple):
     logits: Tensor  # f32 [N, D+1, V], after the processors
     stages: Stages  # if the lane is traced
     left: list[RowCandidates] | None = None  # of each row, if filters came last and nothing is drafted
-    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `trace.judge`
+    best: Tensor | None = None  # f32 [D+1, N], the largest score of each row, for `context.judge`
 
 
 def score(
@@ -131,10 +131,10 @@ def score(
         history = tokens if place == 0 or flat is None else torch.cat([tokens, flat[:, :place]], 1)
         here = scores[:, place]
         if trace:
-            here, stage = tracing.apply(processors, history, here, timing=True)
+            here, stage = tracing.run_traced(processors, history, here, timing=True)
             stages.append(stage)
         else:
-            here, left = tracing.sift(processors, history, here)
+            here, left = tracing.run(processors, history, here)
         columns.append(here)
     if len(columns) > 1:
         return ProcessedScores(

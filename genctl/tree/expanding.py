@@ -184,9 +184,9 @@ class BestFirst:
             scores = logits[None].to(device)
             scores = scores.log_softmax(-1) if self.logprobs else scores
             try:
-                scores = trace.process(self.processors, history, scores)
+                scores = trace.run_checked(self.processors, history, scores)
             except GenctlError:  # no token is left, or one processor at a time says what is wrong
-                scores, _ = trace.apply_to_one(self.processors, history, scores)
+                scores, _ = trace.run_on_one(self.processors, history, scores)
             processed = processed_logprobs(scores[0]).cpu()
         values = processed.numpy()
         possible = int((values > -np.inf).sum())

@@ -292,7 +292,7 @@ class Workspace:
         scores = logits[None].to(device)
         if lane.strategy.space == "logprobs":
             scores = scores.log_softmax(-1)
-        scores, stages = trace.apply_to_one(lane.processors, history, scores)
+        scores, stages = trace.run_on_one(lane.processors, history, scores)
         return Distribution(node, logits, scores, stages, self.piece, settings)
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:

@@ -52,7 +52,7 @@ def enumerated(arch: str, depth: int, **knobs: Any) -> dict[tuple[int, ...], flo
     @cache
     def after(text: tuple[int, ...]) -> torch.Tensor:
         prefix = session.forward.prefill((*PROMPT, *text), None, use_cache=False)
-        scores = trace.process(lane.processors, torch.tensor([[*PROMPT, *text]]), prefix.logits)
+        scores = trace.run_checked(lane.processors, torch.tensor([[*PROMPT, *text]]), prefix.logits)
         return scores.log_softmax(-1)[0]
 
     for length in range(1, depth + 1):

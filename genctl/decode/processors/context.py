@@ -1,8 +1,9 @@
-"""The input and the output of building processors: `ProcessorContext` and `NamedProcessor`."""
+"""The input and the output of building processors, `ProcessorContext` and `NamedProcessor`, and what checks them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.errors import GenctlError, UsageError, raised
+from genctl.errors import GenctlError, ModelError, UsageError, raised
 from genctl.params import Generation
 
 Unconditional: TypeAlias = Callable[[Tensor], Tensor]
@@ -68,8 +69,6 @@ class NamedProcessor:
             try:
                 return self.function(history, scores)
             except (ValueError, RuntimeError, IndexError):
-                from genctl.decode.processors.trace import check
-
                 check(scores, ())  # gives a clearer error than transformers on a row without tokens
                 raise
         try:
@@ -82,3 +81,60 @@ class NamedProcessor:
             kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             raise UsageError(f"processor {self.name} returned {kind} instead of scores of shape {tuple(scores.shape)}")
         return output
+
+
+def own(name: str, *arguments: Any, **keywords: Any) -> Processor:
+    """An instance of transformers' own class `name`."""
+    from transformers.generation import logits_process
+
+    processor: Processor = getattr(logits_process, name)(*arguments, **keywords)
+    return processor
+
+
+def encoder_ids(m: ProcessorContext, knob: str) -> Tensor:
+    """int64 [1, S]. Raises UsageError if there is no source and no prompt with ids."""
+    ids = m.encoder_ids
+    if ids is None or bool((ids < 0).any()):
+        raise UsageError(f"{knob}: there are no ids of a prompt or source to compare with")
+    return ids.to(m.device)
+
+
+def within(m: ProcessorContext, knob: str, ids: Any) -> None:
+    """Raises UsageError for a sequence of ids that is empty or leaves the vocabulary."""
+    if not ids:
+        raise UsageError(f"{knob}: a sequence of ids is empty")
+    for token in ids:
+        if not 0 <= token < m.vocab_size:
+            raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
+
+
+# -- what processors leave ---------------------------------------------------------------------------------------------
+
+
+def name_of(processor: Processor) -> str:
+    """The name of a processor in traces and errors."""
+    return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
+
+
+def check(scores: Tensor, processors: Sequence[Processor]) -> None:
+    """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
+    judge([scores.amax(-1).tolist()], processors)
+
+
+def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+    """Check the largest score of each row, NaN if any score of the row is, after `processors`.
+
+    Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.
+    """
+    if all(math.isfinite(score) for line in best for score in line):
+        return
+    names = [name_of(processor) for processor in processors]
+    after = f" after {', '.join(names)}" if names else ""
+    if any(math.isnan(score) or score == math.inf for line in best for score in line):
+        raise ModelError(
+            f"the scores are not all numbers{after}: NaN or infinite",
+            hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",
+        )
+    if not names:
+        raise ModelError("the model gave every token a score of minus infinity")
+    raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")

@@ -12,18 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor, on_host
+from genctl.decode.processors.context import ProcessorContext, own
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
+from genctl.kernels.ops import total
 
 # Row -> places of the remaining tokens, ascending; None if they are not certain.
 Keep: TypeAlias = Callable[[RowCandidates], "Places | None"]
 
+OUT = -float("inf")
 ULP = 2.0**-24  # half the distance from 1 to the next float32: the relative error of one rounding
 # torch sums in at least this many SIMD lanes
 _LANES = 4
@@ -78,12 +81,12 @@ def _exactly(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> Tens
     return scores
 
 
-def top_k(k: int) -> Keep:
+def keep_top_k(k: int) -> Keep:
     """Keep the k best, and those equal to the last of them."""
     return lambda row: largest(row.values, k)
 
 
-def nucleus(p: float, least: int, *, together: bool = False) -> Keep:
+def keep_top_p(p: float, least: int, *, together: bool = False) -> Keep:
     """Keep the best tokens that sum up to more than p, at least `least` of them (arXiv:1904.09751).
 
     transformers adds up from the worst token, and removes while the sum is not above 1 - p. Of equal scores at the
@@ -121,7 +124,7 @@ def nucleus(p: float, least: int, *, together: bool = False) -> Keep:
 
 
 def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool) -> Places | None:
-    """`nucleus` with transformers' own sums, over a row sorted by numpy."""
+    """`keep_top_p` with transformers' own sums, over a row sorted by numpy."""
     ascending = np.full((1, row.size), -np.inf, np.float32)
     missing = row.size - len(row)
     ascending[0, missing:] = np.sort(row.values)
@@ -133,7 +136,7 @@ def _worst_removed(row: RowCandidates, limit: float, least: int, together: bool)
     return np.flatnonzero(row.values >= edge)
 
 
-def min_p(p: float, least: int) -> Keep:
+def keep_min_p(p: float, least: int) -> Keep:
     """Keep tokens at least p times as probable as the best one."""
     edge = math.log(p)
 
@@ -148,12 +151,12 @@ def min_p(p: float, least: int) -> Keep:
     return keep
 
 
-def epsilon(cutoff: float, least: int) -> Keep:
+def keep_epsilon(cutoff: float, least: int) -> Keep:
     """Keep tokens of at least this probability."""
     return lambda row: _probable(row, cutoff, 0.0, least)
 
 
-def eta(cutoff: float, least: int) -> Keep:
+def keep_eta(cutoff: float, least: int) -> Keep:
     """Keep tokens of at least min(cutoff, sqrt(cutoff) * exp(-entropy)) probability (arXiv:2210.15191)."""
 
     def keep(row: RowCandidates) -> Places | None:
@@ -180,7 +183,7 @@ def _probable(row: RowCandidates, cutoff: float, error: float, least: int) -> Pl
     return places if len(places) >= least else largest(row.values, least)
 
 
-def top_h(share: float, most: int) -> Keep:
+def keep_top_h(share: float, most: int) -> Keep:
     """Of the `most` best tokens keep the best, up to `share` of their entropy (arXiv:2509.02510)."""
 
     def keep(row: RowCandidates) -> Places | None:
@@ -199,7 +202,7 @@ def top_h(share: float, most: int) -> Keep:
     return keep
 
 
-def typical(mass: float, least: int) -> Keep:
+def keep_typical(mass: float, least: int) -> Keep:
     """Keep the tokens whose surprise is nearest to the entropy, up to `mass` (arXiv:2202.00666)."""
     return lambda row: _typical(row, mass, least)
 
@@ -241,7 +244,7 @@ def _below(row: RowCandidates, share: float) -> float:
     return float((row.weights * (row.weights < row.total * share)).sum())
 
 
-def top_n_sigma(n: float, least: int) -> Keep:
+def keep_top_n_sigma(n: float, least: int) -> Keep:
     """Keep tokens within n standard deviations of the best (arXiv:2411.07641); the lowest float counts as removed."""
 
     def keep(row: RowCandidates) -> Places | None:
@@ -252,3 +255,115 @@ def top_n_sigma(n: float, least: int) -> Keep:
         return places if least == 1 or len(places) >= least else None
 
     return keep
+
+
+# -- what decides where rounding matters: torch, with the numbers of transformers' classes -----------------------------
+
+
+def exact_top_k(k: int) -> Processor:
+    """Keep the k best scores, and those equal to the last of them."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        least = scores.topk(min(k, scores.shape[-1]))[0][..., -1, None]
+        return scores.masked_fill(scores < least, OUT)
+
+    return processor
+
+
+def exact_top_p(p: float, keep: int) -> Processor:
+    """Keep the smallest set with probability p, and at least `keep` tokens (arXiv:1904.09751)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        ordered, places = scores.sort(descending=False)
+        out = ordered.softmax(-1).cumsum(-1) <= (1 - p)
+        out[..., -keep:] = False
+        return scores.masked_fill(out.scatter(1, places, out), OUT)
+
+    return processor
+
+
+def exact_min_p(p: float, keep: int) -> Processor:
+    """Remove tokens below p times the best one's probability; at least `keep` stay (arXiv:2407.01082)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        probabilities = scores.softmax(-1)
+        out = probabilities < p * probabilities.amax(-1, keepdim=True)
+        best = probabilities.topk(min(keep, probabilities.shape[-1]), -1).indices
+        return scores.masked_fill(out.scatter(-1, best, False), OUT)
+
+    return processor
+
+
+def exact_top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
+    """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
+
+    sigma is the population's standard deviation over the remaining tokens. Temperature divides both sides, so it does
+    not change the result.
+    """
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        left = there(scores)
+        count = left.sum(-1, keepdim=True)
+        mean = total(scores.masked_fill(~left, 0.0))[..., None] / count
+        variance = total((scores - mean).masked_fill(~left, 0.0).square())[..., None] / count
+        floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
+        return scores.masked_fill(_spare_best(scores < floor, scores, min_tokens_to_keep), -torch.inf)
+
+    return processor
+
+
+def _spare_best(remove: Tensor, scores: Tensor, count: int) -> Tensor:
+    """`remove` bool [R, V] without the `count` best tokens of each row."""
+    if count == 1:  # a floor relative to the best token never removes it
+        return remove
+    return remove.scatter(1, scores.topk(min(count, scores.shape[1])).indices, False)
+
+
+# -- rows of `listed_knobs.PROCESSORS` ---------------------------------------------------------------------------------
+
+
+def top_n_sigma(m: ProcessorContext, n: float) -> Processor:
+    least = m.min_tokens_to_keep
+    return Filter(keep_top_n_sigma(n, least), exact_top_n_sigma(n, least))
+
+
+def top_h(m: ProcessorContext, share: float) -> Processor:
+    exact: Any = own("TopHLogitsWarper", top_h=share)
+    return Filter(keep_top_h(share, exact.top_n), exact)
+
+
+def top_k(m: ProcessorContext, k: int) -> Processor:
+    k = max(k, m.min_tokens_to_keep)
+    return Filter(keep_top_k(k), exact_top_k(k))
+
+
+def top_p(m: ProcessorContext, p: float) -> Processor:
+    least = m.min_tokens_to_keep
+    return Filter(keep_top_p(p, least, together=m.half), exact_top_p(p, least))
+
+
+def min_p(m: ProcessorContext, p: float) -> Processor | None:
+    least = m.min_tokens_to_keep
+    return Filter(keep_min_p(p, least), exact_min_p(p, least)) if p else None
+
+
+def typical_p(m: ProcessorContext, p: float) -> Processor:
+    least = m.min_tokens_to_keep
+    return Filter(keep_typical(p, least), own("TypicalLogitsWarper", mass=p, min_tokens_to_keep=least))
+
+
+def epsilon_cutoff(m: ProcessorContext, cutoff: float) -> Processor:
+    least = m.min_tokens_to_keep
+    exact = own("EpsilonLogitsWarper", epsilon=cutoff, min_tokens_to_keep=least)
+    return Filter(keep_epsilon(cutoff, least), exact)
+
+
+def eta_cutoff(m: ProcessorContext, cutoff: float) -> Processor:
+    least = m.min_tokens_to_keep
+    exact = own("EtaLogitsWarper", epsilon=cutoff, device=m.device, min_tokens_to_keep=least)
+    return Filter(keep_eta(cutoff, least), exact)
+
+
+def there(scores: Tensor) -> Tensor:
+    """bool [R, V]: tokens that are not removed."""
+    return scores > torch.finfo(scores.dtype).min

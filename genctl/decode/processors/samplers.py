@@ -1,4 +1,4 @@
-"""Samplers that transformers lacks: top-n-sigma, dynamic temperature, quadratic sampling, XTC. All are stateless.
+"""What reshapes the distribution: guidance, temperature (dynamic too), quadratic sampling, XTC. All are stateless.
 
 All of them ignore removed tokens: a score of -inf (or the lowest float, which `remove_invalid_values` writes instead)
 does not count in a deviation, an entropy or a count.
@@ -13,16 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from genctl.decode.processors import Processor, filters
-from genctl.decode.processors.context import ProcessorContext
-from genctl.decode.processors.filters import Filter
+from genctl.decode.processors import Processor
+from genctl.decode.processors.context import ProcessorContext, own
+from genctl.decode.processors.filters import there
 from genctl.decode.processors.rows import RowCandidates
-from genctl.kernels.ops import entropy, log_softmax, total
-
-
-def top_n_sigma_filter(m: ProcessorContext, n: float) -> Processor:
-    least = m.min_tokens_to_keep
-    return Filter(filters.top_n_sigma(n, least), top_n_sigma(n, least))
+from genctl.errors import UsageError
+from genctl.kernels.ops import entropy, log_softmax
 
 
 def dynatemp(m: ProcessorContext, spread: float) -> Processor:
@@ -31,24 +27,6 @@ def dynatemp(m: ProcessorContext, spread: float) -> Processor:
 
 def xtc(m: ProcessorContext, probability: float) -> Processor:
     return exclude_top_choices(probability, m.generation.xtc_threshold, m.seed, m.min_tokens_to_keep)
-
-
-def top_n_sigma(n: float, min_tokens_to_keep: int = 1) -> Processor:
-    """Keep tokens whose score is at least max - n * sigma (arXiv:2411.07641, Algorithm 1).
-
-    sigma is the population's standard deviation over the remaining tokens. Temperature divides both sides, so it does
-    not change the result.
-    """
-
-    def processor(history: Tensor, scores: Tensor) -> Tensor:
-        there = _there(scores)
-        count = there.sum(-1, keepdim=True)
-        mean = total(scores.masked_fill(~there, 0.0))[..., None] / count
-        variance = total((scores - mean).masked_fill(~there, 0.0).square())[..., None] / count
-        floor = scores.amax(-1, keepdim=True) - n * variance.sqrt()
-        return scores.masked_fill(_spare_best(scores < floor, scores, min_tokens_to_keep), -torch.inf)
-
-    return processor
 
 
 def dynamic_temperature(temperature: float, spread: float, exponent: float) -> Processor:
@@ -60,7 +38,7 @@ def dynamic_temperature(temperature: float, spread: float, exponent: float) -> P
     low, high = max(0.0, temperature - spread), temperature + spread
 
     def processor(history: Tensor, scores: Tensor) -> Tensor:
-        count = _there(scores).sum(-1, keepdim=True)
+        count = there(scores).sum(-1, keepdim=True)
         share = entropy(log_softmax(scores))[..., None] / count.clamp(min=2).log()
         at = (low + (high - low) * share.pow(exponent)).masked_fill(count < 2, 1.0)
         best = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, scores.argmax(-1, keepdim=True), True)
@@ -83,7 +61,7 @@ def quadratic(m: ProcessorContext, factor: float) -> Processor:
         best = scores.amax(-1, keepdim=True)
         below = best - scores
         smoothed = best - factor * below.square() * ((3.0 - curve) + (curve - 1.0) * below) / 2.0
-        return torch.where(_there(scores), smoothed, scores)
+        return torch.where(there(scores), smoothed, scores)
 
     return processor
 
@@ -133,13 +111,32 @@ def draws(history: Tensor, seed: int) -> list[float]:
     return drawn
 
 
-def _there(scores: Tensor) -> Tensor:
-    """bool [R, V]: tokens that are not removed."""
-    return scores > torch.finfo(scores.dtype).min
+def guidance_scale(m: ProcessorContext, scale: float) -> Processor:
+    if m.unconditional is None:
+        raise UsageError("guidance_scale: this strategy cannot read a second prompt, so it cannot be guided")
+    unconditional = m.unconditional
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        # UnbatchedClassifierFreeGuidanceLogitsProcessor (arXiv:2306.17806), with a separate cache for the second pass
+        without = unconditional(history).to(scores).log_softmax(-1)
+        return scale * (scores.log_softmax(-1) - without) + without
+
+    return processor
 
 
-def _spare_best(remove: Tensor, scores: Tensor, count: int) -> Tensor:
-    """`remove` bool [R, V] without the `count` best tokens of each row."""
-    if count == 1:  # a floor relative to the best token never removes it
-        return remove
-    return remove.scatter(1, scores.topk(min(count, scores.shape[1])).indices, False)
+def temperature(m: ProcessorContext, value: float) -> Processor | None:
+    """None at 0, which means greedy, and beside dynamic temperature, which takes its place."""
+    return None if value == 0.0 or m.generation.dynatemp_range > 0.0 else sharpened(float(value))
+
+
+def sharpened(value: float) -> Processor:
+    """Scores divided by `value`: below 1 sharpens, above 1 flattens."""
+    return lambda history, scores: scores / value
+
+
+def remove_invalid_values(m: ProcessorContext, on: bool) -> Processor:
+    return own("InfNanRemoveLogitsProcessor")
+
+
+def renormalize_logits(m: ProcessorContext, on: bool) -> Processor:
+    return own("LogitNormalization")

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
+from genctl.decode.processors.context import check, name_of
 from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import RowCandidates
-from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
 from genctl.kernels.ops import total
 
@@ -33,25 +33,20 @@ class Stage:
     seconds: float = 0.0
 
 
-def name_of(processor: Processor) -> str:
-    """The name of a processor in traces and errors."""
-    return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
-
-
-def process(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
+def run_checked(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> Tensor:
     """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V] after all processors in order, checked.
 
     Consecutive filters share one pass over a row. `scores` is not changed. Raises UsageError if the processors
     left a row without tokens, ModelError if the scores are not numbers.
     """
-    scores, left = sift(processors, history, scores)
+    scores, left = run(processors, history, scores)
     if processors and left is None:
         check(scores, processors)
     return scores
 
 
-def sift(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    """Like `process`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
+def run(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
+    """Like `run_checked`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
     original, left = scores, None
     waiting: list[Filter] = []
     for processor in processors:
@@ -77,10 +72,10 @@ def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tup
         raise
 
 
-def apply(
+def run_traced(
     processors: Sequence[Processor], history: Tensor, scores: Tensor, *, timing: bool
 ) -> tuple[Tensor, list[Stage]]:
-    """Like `process`, with the scores after each processor. The figures are computed by `traces`."""
+    """Like `run_checked`, with the scores after each processor. The figures are computed by `traces`."""
     stages = []
     for processor in processors:
         # A processor that writes in place would otherwise change the output of the stage before it.
@@ -95,8 +90,8 @@ def apply(
     return scores, stages
 
 
-def apply_to_one(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Stage]]:
-    """Like `apply` for one row, of which no token may be left: then all its scores are -inf, and no more stages follow.
+def run_on_one(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[Stage]]:
+    """Like `run_traced` for one row; if no token of it is left, all its scores are -inf, and no more stages follow.
 
     Raises ModelError if the scores are not numbers.
     """
@@ -142,30 +137,6 @@ def traces(stages: Sequence[Stage], rows: Tensor, tokens: Tensor) -> list[tuple[
         )
         probabilities, alive, winner = new_probabilities, new_alive, new_winner
     return [tuple(of_row) for of_row in zip(*columns, strict=True)]
-
-
-def check(scores: Tensor, processors: Sequence[Processor]) -> None:
-    """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
-    judge([scores.amax(-1).tolist()], processors)
-
-
-def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
-    """Check the largest score of each row, NaN if any score of the row is, after `processors`.
-
-    Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.
-    """
-    if all(math.isfinite(score) for line in best for score in line):
-        return
-    names = [name_of(processor) for processor in processors]
-    after = f" after {', '.join(names)}" if names else ""
-    if any(math.isnan(score) or score == math.inf for line in best for score in line):
-        raise ModelError(
-            f"the scores are not all numbers{after}: NaN or infinite",
-            hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",
-        )
-    if not names:
-        raise ModelError("the model gave every token a score of minus infinity")
-    raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")
 
 
 def _distribution(scores: Tensor) -> Tensor:

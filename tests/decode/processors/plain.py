@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors.build import ProcessorContext, build
-from genctl.decode.processors.trace import process
+from genctl.decode.processors.trace import run_checked
 from genctl.params import Generation
 from tests import tiny
 
@@ -47,7 +47,7 @@ def write(model: Any, made: ProcessorContext, seed: int) -> list[int]:
             logits = (
                 model(encoder_outputs=read, decoder_input_ids=history) if made.is_encoder_decoder else model(history)
             )
-            scores = process(processors, history, logits.logits[:, -1].float())
+            scores = run_checked(processors, history, logits.logits[:, -1].float())
             token = (
                 torch.multinomial(scores.softmax(-1), 1)
                 if made.generation.do_sample

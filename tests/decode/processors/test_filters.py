@@ -15,37 +15,37 @@ from transformers.generation import logits_process as theirs
 from genctl.decode.processors import filters
 from genctl.decode.processors.build import build
 from genctl.decode.processors.filters import Filter, Keep
-from genctl.decode.processors.trace import apply, process
+from genctl.decode.processors.trace import run_checked, run_traced
 from tests.decode.processors.plain import material
 
 Made = tuple[Keep, Any]  # ours, transformers'
 
 KINDS: dict[str, Callable[[float, int], Made]] = {
     "top_k": lambda share, least: (
-        filters.top_k(max(int(1 + 60 * share), least)),
+        filters.keep_top_k(max(int(1 + 60 * share), least)),
         theirs.TopKLogitsWarper(int(1 + 60 * share), min_tokens_to_keep=least),
     ),
     "top_p": lambda share, least: (
-        filters.nucleus(share, least),
+        filters.keep_top_p(share, least),
         theirs.TopPLogitsWarper(share, min_tokens_to_keep=least),
     ),
     "min_p": lambda share, least: (
-        filters.min_p(share, least),
+        filters.keep_min_p(share, least),
         theirs.MinPLogitsWarper(share, min_tokens_to_keep=least),
     ),
     "typical": lambda share, least: (
-        filters.typical(share, least),
+        filters.keep_typical(share, least),
         theirs.TypicalLogitsWarper(share, min_tokens_to_keep=least),
     ),
     "epsilon": lambda share, least: (
-        filters.epsilon(share / 5, least),
+        filters.keep_epsilon(share / 5, least),
         theirs.EpsilonLogitsWarper(share / 5, min_tokens_to_keep=least),
     ),
     "eta": lambda share, least: (
-        filters.eta(share / 2, least),
+        filters.keep_eta(share / 2, least),
         theirs.EtaLogitsWarper(share / 2, min_tokens_to_keep=least),
     ),
-    "top_h": lambda share, least: (filters.top_h(share, 100), theirs.TopHLogitsWarper(share)),
+    "top_h": lambda share, least: (filters.keep_top_h(share, 100), theirs.TopHLogitsWarper(share)),
 }
 
 
@@ -143,7 +143,7 @@ def test_of_equal_scores_on_the_edge_half_precision_keeps_all() -> None:
     scores = torch.tensor([[0.5, 0.125, 0.125, 0.125, 0.125]]).log()
     history = torch.zeros(1, 1, dtype=torch.long)
     for half, kept in ((False, 3), (True, 5)):
-        made = process(build(material(do_sample=True, top_p=0.7, vocab_size=5, half=half)), history, scores)
+        made = run_checked(build(material(do_sample=True, top_p=0.7, vocab_size=5, half=half)), history, scores)
         assert int(made.isfinite().sum()) == kept
 
 
@@ -157,8 +157,8 @@ def test_filters_in_a_row_do_together_what_they_do_one_by_one(name: str, left_ou
     scores = LARGE[name]
     processors = build(material(do_sample=True, vocab_size=scores.shape[1], top_n_sigma=4.0, temperature=0.8, **knobs))
     history = torch.zeros(len(scores), 1, dtype=torch.long)
-    together = process(processors, history, scores)
-    one_by_one, stages = apply(processors, history, scores, timing=False)
+    together = run_checked(processors, history, scores)
+    one_by_one, stages = run_traced(processors, history, scores, timing=False)
     assert torch.equal(together, one_by_one)
     assert len(stages) == len(processors)
 

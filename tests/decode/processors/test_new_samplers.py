@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genctl.decode.processors import repetition, samplers
+from genctl.decode.processors import filters, penalties, samplers
 from genctl.decode.processors.build import NAMES, build
 from genctl.decode.processors.mirostat import Mirostat
 from genctl.params import knobs
@@ -120,7 +120,7 @@ HISTORY = torch.tensor([PROMPT])
 @given(rows, st.floats(0.1, 3.0))
 def test_top_n_sigma_keeps_what_the_paper_keeps(values: list[float], n: float) -> None:
     row = np.array(values) + np.linspace(0, 0.011, V) ** 2  # no score exactly on the edge
-    same(samplers.top_n_sigma(n)(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
+    same(filters.exact_top_n_sigma(n)(HISTORY, tensor(row)), top_n_sigma(tensor(row)[0].double().numpy(), n))
 
 
 @given(rows, st.floats(0.2, 2.0), st.floats(0.1, 1.5), st.floats(0.3, 3.0))
@@ -177,24 +177,24 @@ def test_xtc_leaves_a_row_that_beams_need() -> None:
 @settings(max_examples=300)
 def test_dry_is_that_of_its_author(written: list[int], allowed: int, breakers: set[int]) -> None:
     row = np.linspace(-1, 1, V)
-    made = repetition.dry(0.8, 1.2, allowed, breakers)(torch.tensor([written]), tensor(row))
+    made = penalties.dry(0.8, 1.2, allowed, breakers)(torch.tensor([written]), tensor(row))
     same(made, dry(row, written, 0.8, 1.2, allowed, breakers))
 
 
 def test_dry_by_hand() -> None:
     """1 2 3 | 1 2: two tokens repeat and 3 followed; with 0.8 * 1.75 ** (2 - 2) it loses 0.8. 9 breaks, 7 8 breaks."""
     zeros = torch.zeros(1, V)
-    assert repetition.dry(0.8, 1.75, 2, ())(torch.tensor([[1, 2, 3, 1, 2]]), zeros)[0, 3] == pytest.approx(-0.8)
-    assert repetition.dry(0.8, 1.75, 2, ())(torch.tensor([[5, 1, 2, 3, 5, 1, 2]]), zeros)[0, 3] == pytest.approx(-1.4)
+    assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[1, 2, 3, 1, 2]]), zeros)[0, 3] == pytest.approx(-0.8)
+    assert penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[5, 1, 2, 3, 5, 1, 2]]), zeros)[0, 3] == pytest.approx(-1.4)
     broken = torch.tensor([[1, 9, 3, 1, 9]])
-    assert torch.equal(repetition.dry(0.8, 1.75, 1, {9})(broken, zeros), zeros)
+    assert torch.equal(penalties.dry(0.8, 1.75, 1, {9})(broken, zeros), zeros)
     phrase = torch.tensor([[7, 8, 1, 3, 7, 8, 1]])
-    assert repetition.dry(0.8, 1.75, 1, (), [(7, 8)])(phrase, zeros)[0, 3] == pytest.approx(-0.8)
-    assert repetition.dry(0.8, 1.75, 1, ())(phrase, zeros)[0, 3] == pytest.approx(-0.8 * 1.75**2)
+    assert penalties.dry(0.8, 1.75, 1, (), [(7, 8)])(phrase, zeros)[0, 3] == pytest.approx(-0.8)
+    assert penalties.dry(0.8, 1.75, 1, ())(phrase, zeros)[0, 3] == pytest.approx(-0.8 * 1.75**2)
 
 
 def test_dry_stays_finite_however_long_the_repetition() -> None:
-    made = repetition.dry(0.8, 1.75, 2, ())(torch.tensor([[1] * 3000]), torch.zeros(1, V))
+    made = penalties.dry(0.8, 1.75, 2, ())(torch.tensor([[1] * 3000]), torch.zeros(1, V))
     assert bool(made.isfinite().all())
     assert made[0, 1] < -1e20
 
@@ -202,8 +202,8 @@ def test_dry_stays_finite_however_long_the_repetition() -> None:
 @given(histories, st.floats(-2, 2), st.floats(-2, 2))
 def test_presence_and_frequency_count_new_tokens_only(new: list[int], presence: float, frequency: float) -> None:
     row, history = np.linspace(-1, 1, V), torch.tensor([[*PROMPT, *new]])
-    made = repetition.presence_penalty(presence, 3)(history, tensor(row))
-    same(repetition.frequency_penalty(frequency, 3)(history, made), openai(row, new, presence, frequency))
+    made = penalties.presence_penalty(presence, 3)(history, tensor(row))
+    same(penalties.frequency_penalty(frequency, 3)(history, made), openai(row, new, presence, frequency))
 
 
 @given(st.lists(rows, min_size=2, max_size=6), st.floats(0.5, 3.0), st.floats(0.05, 1.0), st.randoms())

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from genctl.decode.processors.build import build
-from genctl.decode.processors.context import NamedProcessor
-from genctl.decode.processors.trace import apply, check, process, traces
+from genctl.decode.processors.context import NamedProcessor, check
+from genctl.decode.processors.trace import run_checked, run_traced, traces
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace
 from tests.decode.processors.plain import material
@@ -39,7 +39,7 @@ def figures(trace: Trace) -> tuple[str, int, float, bool, float, float]:
 def test_two_stages_by_hand(shift: float) -> None:
     """1/2 1/4 1/8 1/8; without the first 0 1/2 1/4 1/4; the last times five 0 1/4 1/8 5/8."""
     scores = HALVES + shift
-    made, stages = apply([drop_first, raise_last], HISTORY, scores, timing=False)
+    made, stages = run_traced([drop_first, raise_last], HISTORY, scores, timing=False)
     ((first, second),) = traces(stages, torch.tensor([0]), torch.tensor([3]))
     assert figures(first) == ("drop_first", 1, 0.5, True, 0.125, 0.25)
     assert figures(second) == ("raise_last", 0, 0.375, True, 0.25, 0.625)
@@ -50,7 +50,7 @@ def test_two_stages_by_hand(shift: float) -> None:
 
 def test_candidates_are_read_from_the_row_that_they_continue() -> None:
     scores = torch.cat([HALVES, HALVES.flip(1)])
-    _, stages = apply([drop_first], HISTORY.expand(2, 1), scores, timing=True)
+    _, stages = run_traced([drop_first], HISTORY.expand(2, 1), scores, timing=True)
     found = traces(stages, torch.tensor([1, 1, 0]), torch.tensor([3, 2, 1]))
     assert [figures(trace)[1:] for (trace,) in found] == [
         (1, 0.125, False, 0.5, round(0.5 / 0.875, 6)),
@@ -65,7 +65,7 @@ def test_a_low_temperature_removes_nothing() -> None:
     made = material(do_sample=True, temperature=0.001, remove_invalid_values=True, vocab_size=4, eos=())
     banned = HALVES.clone()
     banned[0, 3] = -torch.inf
-    _, stages = apply(build(made), HISTORY, banned, timing=False)
+    _, stages = run_traced(build(made), HISTORY, banned, timing=False)
     ((invalid, cold),) = traces(stages, torch.tensor([0]), torch.tensor([0]))
     assert (invalid.processor, invalid.removed, invalid.moved) == ("remove_invalid_values", 0, 0.0)
     assert (cold.processor, cold.removed, cold.after) == ("temperature", 0, 1.0)
@@ -73,13 +73,13 @@ def test_a_low_temperature_removes_nothing() -> None:
 
 def test_no_stages_no_traces() -> None:
     assert traces([], torch.tensor([0, 0]), torch.tensor([1, 2])) == [(), ()]
-    assert process((), HISTORY, HALVES) is HALVES
+    assert run_checked((), HISTORY, HALVES) is HALVES
 
 
 def test_an_empty_row_names_the_processors_that_emptied_it() -> None:
     made = material(vocab_size=4, eos=(), suppress_tokens=[0, 1], bad_words_ids=[[2], [3]])
     rows = torch.cat([HALVES, HALVES])
-    for run in (process, lambda *given: apply(*given, timing=False)):
+    for run in (run_checked, lambda *given: run_traced(*given, timing=False)):
         with pytest.raises(
             UsageError, match="no token is left to choose after bad_words_ids, suppress_tokens: together"
         ):
@@ -90,7 +90,7 @@ def test_an_empty_row_names_the_processors_that_emptied_it() -> None:
 def test_a_processor_that_gets_an_empty_row_says_so(knobs: dict[str, float]) -> None:
     made = material(vocab_size=4, eos=(), do_sample=True, suppress_tokens=[0, 1, 2, 3], **knobs)
     with pytest.raises((UsageError, ModelError), match=r"minus infinity|no token is left"):
-        process(build(made), HISTORY, HALVES)
+        run_checked(build(made), HISTORY, HALVES)
 
 
 def test_nan_is_the_models_fault() -> None:
@@ -101,7 +101,7 @@ def test_nan_is_the_models_fault() -> None:
     assert "remove_invalid_values" in caught.value.hint
     with pytest.raises(ModelError, match="the model gave every token"):
         check(torch.full((1, 4), -torch.inf), [])
-    process(build(material(vocab_size=4, eos=(), remove_invalid_values=True)), HISTORY, scores)
+    run_checked(build(material(vocab_size=4, eos=(), remove_invalid_values=True)), HISTORY, scores)
 
 
 def test_a_processor_is_called_by_the_best_name_there_is() -> None:
@@ -109,5 +109,5 @@ def test_a_processor_is_called_by_the_best_name_there_is() -> None:
         def __call__(self, history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             return scores
 
-    _, stages = apply([NamedProcessor("mine", drop_first), raise_last, Own()], HISTORY, HALVES, timing=False)
+    _, stages = run_traced([NamedProcessor("mine", drop_first), raise_last, Own()], HISTORY, HALVES, timing=False)
     assert [stage.name for stage in stages] == ["mine", "raise_last", "Own"]

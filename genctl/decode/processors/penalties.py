@@ -1,0 +1,301 @@
+"""Penalties and biases: what makes tokens more or less likely by what was written. All are stateless.
+
+Those that transformers has give the numbers of its classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from genctl.decode.processors import Processor, token_sequences
+from genctl.decode.processors.context import ProcessorContext, encoder_ids, own, within
+from genctl.errors import UsageError
+from genctl.params import Bias
+
+OUT = -float("inf")
+IdArray: TypeAlias = NDArray[np.int64]
+
+
+def presence(m: ProcessorContext, penalty: float) -> Processor:
+    return presence_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+
+
+def frequency(m: ProcessorContext, penalty: float) -> Processor:
+    return frequency_penalty(penalty, m.prompt_len, m.generation.penalty_last_n)
+
+
+def dry_of_knobs(m: ProcessorContext, multiplier: float) -> Processor:
+    g, knob = m.generation, "dry_sequence_breakers"
+    sequences = {ids for text in g.dry_sequence_breakers for ids in token_sequences.containing(m.tokenizer, text, knob)}
+    breakers, phrases = as_ids(sequences)
+    return windowed(dry(multiplier, g.dry_base, g.dry_allowed_length, breakers, phrases), g.penalty_last_n)
+
+
+def windowed(processor: Processor, window: int | None) -> Processor:
+    """The processor, which sees the last `window` tokens alone; None sees all."""
+    if window is None:
+        return processor
+    return lambda history, scores: processor(history[:, -window:], scores)
+
+
+def presence_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
+    """Subtract `penalty` from tokens that are among the new ones; the prompt does not count (OpenAI API, vLLM)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        return scores - penalty * (_counts(history, scores, prompt_len, window) > 0)
+
+    return processor
+
+
+def frequency_penalty(penalty: float, prompt_len: int, window: int | None = None) -> Processor:
+    """Subtract `penalty` for each time that a token is among the new ones (OpenAI API, vLLM)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        return scores - penalty * _counts(history, scores, prompt_len, window)
+
+    return processor
+
+
+def _counts(history: Tensor, scores: Tensor, prompt_len: int, window: int | None) -> Tensor:
+    """f32 [R, V]: how often each token is among the new ones, of them the last `window`."""
+    length = history.shape[1]
+    new = history[:, prompt_len if window is None else max(prompt_len, length - window) :].to(scores.device)
+    counts = scores.new_zeros(scores.shape[0], scores.shape[1] + 1)
+    # An embedding may have more rows than there are scores; such ids are counted past the end.
+    counts.scatter_add_(1, new.clamp(max=scores.shape[1]), torch.ones_like(new, dtype=scores.dtype))
+    return counts[:, :-1]
+
+
+def dry(
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+    breakers: Collection[int],
+    phrases: Sequence[tuple[int, ...]] = (),
+) -> Processor:
+    """DRY: make tokens that would continue a repetition less likely, the more so the longer it is.
+
+    github.com/oobabooga/text-generation-webui/pull/5677. If the last n tokens occur earlier in the history (prompt
+    included), the token that followed them there loses multiplier * base ** (n - allowed_length), from n =
+    allowed_length on; the longest n counts. Nothing matches across a breaker, and a breaker itself is never penalised:
+    `breakers` are ids, `phrases` are sequences of ids whose last one breaks.
+    """
+    stops = frozenset(breakers)
+    # Close to the largest float32, where the token has no probability: longer repetitions do not count more.
+    most = 1e30
+    growing = base > 1.0 and multiplier < most
+    longest = allowed_length + (math.ceil(math.log(most / multiplier) / math.log(base)) if growing else 0)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        output = None
+        for row, written in enumerate(history.cpu().numpy()):
+            unbroken = _unbroken(written[-longest - _reach(phrases) :].tolist(), stops, phrases, longest)
+            tokens, lengths = _continuations(written, unbroken, allowed_length)
+            places = [place for place, token in enumerate(tokens) if token < scores.shape[1] and token not in stops]
+            if not places:
+                continue
+            with np.errstate(over="ignore"):
+                penalties = np.minimum(multiplier * np.power(base, lengths[places] - float(allowed_length)), most)
+            output = scores.clone() if output is None else output
+            output[row, torch.from_numpy(tokens[places]).to(scores.device)] -= scores.new_tensor(penalties)
+        return scores if output is None else output
+
+    return processor
+
+
+def _reach(phrases: Sequence[tuple[int, ...]]) -> int:
+    return max(map(len, phrases), default=0)
+
+
+def _continuations(written: IdArray, most: int, least: int) -> tuple[IdArray, IdArray]:
+    """The tokens that would continue a repetition of `least` to `most` tokens, and how long the longest of each is.
+
+    written int64 [T]. The first comparison finds all earlier places of the last token; each further one only checks
+    the places that still match.
+    """
+    ends = np.flatnonzero(written[:-1] == written[-1]) if least <= most else np.empty(0, np.intp)
+    lengths = np.ones_like(ends)
+    live = np.arange(len(ends))
+    for length in range(1, most):
+        live = live[ends[live] >= length]
+        live = live[written[ends[live] - length] == written[-1 - length]]
+        if not len(live):
+            break
+        lengths[live] = length + 1
+    long = lengths >= least
+    followers, lengths = written[ends[long] + 1], lengths[long]
+    if not len(followers):
+        return followers, lengths
+    order = np.lexsort((lengths, followers))
+    followers, lengths = followers[order], lengths[order]
+    last = np.append(followers[1:] != followers[:-1], True)
+    return followers[last], lengths[last]
+
+
+def _unbroken(newest: list[int], stops: frozenset[int], phrases: Sequence[tuple[int, ...]], most: int) -> int:
+    """How many tokens at the end of the history come after its last breaker; at most `most`."""
+    for back in range(min(most, len(newest))):
+        end = len(newest) - back
+        if newest[end - 1] in stops:
+            return back
+        for phrase in phrases:
+            if newest[end - 1] == phrase[-1] and tuple(newest[max(0, end - len(phrase)) : end]) == phrase:
+                return back
+    return min(most, len(newest))
+
+
+def as_ids(sequences: Collection[tuple[int, ...]]) -> tuple[frozenset[int], tuple[tuple[int, ...], ...]]:
+    """Split sequences of ids into single ids and longer ones."""
+    single = frozenset(sequence[0] for sequence in sequences if len(sequence) == 1)
+    return single, tuple(sorted(sequence for sequence in sequences if len(sequence) > 1))
+
+
+def sequence_bias(m: ProcessorContext, biases: list[Bias]) -> Processor:
+    return _biased(m, "sequence_bias", {tuple(ids): float(bias) for ids, bias in biases})
+
+
+def logit_bias(m: ProcessorContext, biases: dict[str, float]) -> Processor | None:
+    return _biased(m, "logit_bias", token_sequences.bias_of(m.tokenizer, biases, m.vocab_size)) if biases else None
+
+
+def _biased(m: ProcessorContext, knob: str, biases: dict[tuple[int, ...], float]) -> Processor:
+    if not biases:
+        raise UsageError(f"{knob}: the list is empty; expected at least one sequence of ids")
+    for ids, bias in biases.items():
+        within(m, knob, ids)
+        if bias != bias or bias == float("inf"):
+            raise UsageError(f"{knob}: a bias must be a number or -inf, but is {bias}")
+    return biased(biases, m.vocab_size, m.device)
+
+
+def encoder_repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
+    ids = encoder_ids(m, "encoder_repetition_penalty")
+    ids = ids[:, ids[0] < m.vocab_size]  # an embedding may have more rows than there are scores
+    return encoder_repeated(1 / float(penalty), ids)
+
+
+def repetition_penalty(m: ProcessorContext, penalty: float) -> Processor:
+    return windowed(repeated(float(penalty)), m.generation.penalty_last_n)
+
+
+def no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor:
+    return no_repeat_ngram(size)
+
+
+def encoder_no_repeat_ngram_size(m: ProcessorContext, size: int) -> Processor | None:
+    ids = encoder_ids(m, "encoder_no_repeat_ngram_size")
+    if size > ids.shape[1]:  # there is no sequence of n tokens to repeat, and transformers would count up to n
+        return None
+    return own("EncoderNoRepeatNGramLogitsProcessor", size, ids)
+
+
+def exponential_decay_length_penalty(m: ProcessorContext, decay: tuple[int, float]) -> Processor:
+    eos = [token for token in m.eos if token < m.vocab_size]  # config.json may name an id that the model lacks
+    if not eos:
+        raise UsageError("exponential_decay_length_penalty makes EOS more likely, but there is no EOS id")
+    start, factor = decay
+    return exponential_decay(start + m.prompt_len, float(factor), eos, m.device)
+
+
+def biased(biases: Mapping[tuple[int, ...], float], vocab_size: int, device: torch.device | str) -> Processor:
+    """Add a bias to the last token of each sequence, where the row ends with the tokens before it.
+
+    Sequences whose prefixes are equally long are compared at once.
+    """
+    grouped: dict[int, list[tuple[int, ...]]] = {}
+    for sequence in biases:
+        grouped.setdefault(len(sequence) - 1, []).append(sequence)
+    always = torch.zeros(vocab_size, device=device)
+    for sequence in grouped.pop(0, []):
+        always[sequence[0]] = biases[sequence]
+    groups = [
+        (
+            torch.tensor([sequence[:-1] for sequence in sequences], device=device),  # [n, length]
+            torch.tensor([sequence[-1] for sequence in sequences], device=device),
+            torch.tensor([biases[sequence] for sequence in sequences], device=device),
+        )
+        for sequences in grouped.values()
+    ]
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        bias = torch.zeros_like(scores) + always
+        for prefixes, last, values in groups:
+            length = prefixes.shape[1]
+            if length <= history.shape[1]:
+                same = (history[:, None, -length:] == prefixes).all(-1)  # [R, n]
+                bias.index_add_(1, last, torch.where(same, values, 0.0).to(bias.dtype))
+        return scores + bias
+
+    return processor
+
+
+def encoder_repeated(penalty: float, source: Tensor) -> Processor:
+    """Scores of the source's tokens (int64 [1, T]): multiplied if above 0, else divided, for each row."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        ids = source.expand(len(scores), -1)
+        raised = scores.gather(1, ids)
+        return scores.scatter(1, ids, torch.where(raised < 0, raised * penalty, raised / penalty))
+
+    return processor
+
+
+def repeated(penalty: float) -> Processor:
+    """Scores of tokens already in the row: divided if above 0, else multiplied (arXiv:1909.05858)."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        size = scores.shape[-1]
+        ids = history.clamp(max=size)  # ids beyond the scores (an embedding may have more rows) share a spare column
+        padded = torch.nn.functional.pad(scores, (0, 1))
+        penalised = padded.gather(1, ids)
+        penalised = torch.where(penalised < 0, penalised * penalty, penalised / penalty)
+        return padded.scatter(1, ids, penalised)[..., :size]
+
+    return processor
+
+
+def no_repeat_ngram(size: int) -> Processor:
+    """Remove tokens that would complete an n-gram that the row has already."""
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        length = history.shape[-1]
+        if length < size:
+            return scores
+        begun = history[:, length + 1 - size :]
+        windows = history.unfold(1, size, 1)  # [R, T - n + 1, n]
+        same = (windows[..., :-1] == begun[:, None]).all(-1)
+        vocabulary = scores.shape[-1]
+        out = scores.new_zeros((len(scores), vocabulary + 1), dtype=torch.bool)
+        # windows that do not match write to a spare column
+        out.scatter_(1, torch.where(same, windows[..., -1].clamp(max=vocabulary), vocabulary), True)
+        return scores.masked_fill(out[:, :vocabulary], OUT)
+
+    return processor
+
+
+def exponential_decay(start: int, factor: float, eos: Sequence[int], device: torch.device | str) -> Processor:
+    """After `start` tokens of history the scores of EOS grow with each token by |score| (factor^n - 1).
+
+    A score that is not finite stays: a minimum length above it has removed EOS.
+    """
+    ends = torch.tensor(list(eos), device=device)
+
+    def processor(history: Tensor, scores: Tensor) -> Tensor:
+        behind = history.shape[-1] - start
+        if behind <= 0:
+            return scores
+        ending = scores[:, ends]
+        growth = ending.abs() * (factor**behind - 1)
+        growth = growth.masked_fill(~ending.isfinite(), 0.0)
+        added = torch.zeros_like(scores)
+        added[:, ends] = growth
+        return scores + added
+
+    return processor

@@ -1,0 +1,109 @@
+"""Watermarks of transformers: green lists, and SynthID without a state per row (Dathathri et al., Nature 634, 2024)."""
+
+from __future__ import annotations
+
+import inspect
+from functools import lru_cache
+from typing import Annotated, Any, Literal, get_type_hints
+
+import torch
+from annotated_types import Ge, Gt, Le, Lt
+from torch import Tensor
+
+from genctl import compat
+from genctl.config.fit import Misfit, fit
+from genctl.decode.processors import Processor
+from genctl.decode.processors.context import ProcessorContext, own
+from genctl.errors import UsageError, nearest
+
+
+class SynthID:
+    """transformers' SynthIDTextWatermarkLogitsProcessor as a function of the history.
+
+    transformers' own stores the last tokens and the hashes of all contexts by row number, which is wrong once rows
+    change places. Here both are computed from the new tokens, with its hash and its update of the scores.
+    """
+
+    def __init__(self, processor: Any, prompt_len: int) -> None:
+        self.processor, self.prompt_len = processor, prompt_len
+        if processor.ngram_len < 2:
+            raise ValueError(f"ngram_len must be at least 2, but is {processor.ngram_len}")
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V], log-probabilities where watermarked."""
+        inner = self.processor
+        if inner.debug_mode:
+            scores = torch.ones_like(scores)
+        width = inner.ngram_len - 1
+        new = history[:, self.prompt_len :]
+        count, rows = new.shape[1], new.shape[0]
+        if inner.skip_first_ngram_calls and count < width:
+            return scores
+        # The first context is all zeros, the prompt is not part of it; then each new token enters from the right.
+        contexts = torch.cat([new.new_zeros(rows, width), new], 1).unfold(1, width, 1)  # [R, count + 1, width]
+        ones = torch.ones(rows * (count + 1), dtype=torch.long, device=history.device)
+        hashes = inner.accumulate_hash(ones, contexts.reshape(-1, width)).view(rows, count + 1)
+        ids = torch.arange(scores.shape[1], device=history.device).expand(rows, -1)
+        keys, now = compat.synthid_keys(inner, contexts[:, -1], ids)
+        marked = inner.update_scores(scores, inner.sample_g_values(keys))
+        first = width if inner.skip_first_ngram_calls else 0
+        earlier = hashes[:, first:count][:, -inner.context_history_size :]
+        repeated = (earlier == now[:, None]).any(1, keepdim=True)
+        if earlier.shape[1] < inner.context_history_size:
+            repeated |= (now == 0)[:, None]  # its list of hashes is filled up with zeros
+        return torch.where(repeated, scores, marked)
+
+
+def watermarking_config(m: ProcessorContext, fields: dict[str, Any]) -> Processor:
+    """WatermarkingConfig, or SynthIDTextWatermarkingConfig where `ngram_len` or `keys` are among the fields."""
+    from transformers.generation import configuration_utils
+
+    synthid = "ngram_len" in fields or "keys" in fields
+    kind = configuration_utils.SynthIDTextWatermarkingConfig if synthid else configuration_utils.WatermarkingConfig
+    known = inspect.signature(kind).parameters
+    parameters = list(known)
+    missing = [name for name, parameter in known.items() if parameter.default is parameter.empty and name not in fields]
+    if missing:
+        raise UsageError(f"watermarking_config: {kind.__name__} needs {' and '.join(missing)}")
+    for name in fields:
+        if name not in parameters:
+            near = nearest(name, parameters)
+            suggestion = f"did you mean {near}?" if near else f"there are {', '.join(parameters)}"
+            raise UsageError(f"watermarking_config: {kind.__name__} has no field {name!r}; {suggestion}")
+    _check_watermark(fields, get_type_hints(kind.__init__))
+    config = kind(**fields)
+    config.validate()
+    if synthid:
+        return SynthID(config.construct_processor(m.vocab_size, m.device), m.prompt_len)
+    if config.seeding_scheme == "selfhash" and m.vocab_size < 40:
+        raise UsageError("watermarking_config: selfhash needs a vocabulary of at least 40 tokens")
+    return _greenlist(m.vocab_size, str(m.device), tuple(sorted(config.to_dict().items())))
+
+
+# Choices and bounds beyond the types of transformers' classes; upper bounds keep tables small enough for memory.
+_FIELDS: dict[str, Any] = {
+    "seeding_scheme": Literal["selfhash", "lefthash"],
+    "greenlist_ratio": Annotated[float, Gt(0.0), Lt(1.0)],
+    "context_width": Annotated[int, Ge(1), Le(256)],
+    "ngram_len": Annotated[int, Ge(2), Le(256)],
+    "context_history_size": Annotated[int, Le(1 << 20)],
+    "sampling_table_size": Annotated[int, Le(1 << 24)],
+}
+
+
+def _check_watermark(fields: dict[str, Any], hints: dict[str, Any]) -> None:
+    """Raises UsageError, naming every field whose value has the wrong type or breaks a bound."""
+    mistakes = []
+    for name, value in fields.items():
+        try:
+            fit(_FIELDS.get(name, hints[name]), value)
+        except Misfit as misfit:
+            mistakes.append(f"watermarking_config: {name} = {value!r:.60}: {misfit}")
+    if mistakes:
+        raise UsageError("\n".join(mistakes))
+
+
+@lru_cache(maxsize=8)
+def _greenlist(vocab_size: int, device: str, fields: tuple[tuple[str, Any], ...]) -> Processor:
+    """Cached, because it builds a table of a million numbers. Each call seeds its generator again."""
+    return own("WatermarkLogitsProcessor", vocab_size=vocab_size, device=torch.device(device), **dict(fields))
