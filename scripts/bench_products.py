@@ -41,7 +41,7 @@ def ways(dtype: str, *, transposed: bool) -> dict[str, Callable[[Any], Callable[
     """Ways to multiply with a weight [O, I] in a dtype: name -> (weight -> (x -> y)). One row takes the first."""
     import torch
 
-    from genctl.kernels.library import library
+    from genctl.kernels.ops import library
     from genctl.native import linear, quantized
     from genctl.native.blocks import BlocksPlain, int4_blocks
     from genctl.native.linear import CompiledProduct

@@ -95,7 +95,7 @@ class LoadedModel:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Notes that are always shown: a library that cannot be used, since everything is slow then."""
-        from genctl.kernels.library import is_unusable
+        from genctl.kernels.ops import is_unusable
 
         return self._products if self._products and is_unusable() else ()
 
@@ -104,7 +104,7 @@ class LoadedModel:
         """Why torch computes the matrix products of the native runtime, if it does."""
         if not self.runtime.startswith("native") or self.model.device.type != "cpu":
             return ()
-        from genctl.kernels.library import why_not
+        from genctl.kernels.ops import why_not
 
         return (f"matrix products: torch ({why_not()})",) if why_not() else ()
 

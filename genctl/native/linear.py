@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.kernels.library import TYPES, Library, library
+from genctl.kernels.ops import TYPES, Library, library
 from genctl.native import pages
 
 if TYPE_CHECKING:

@@ -284,7 +284,7 @@ class NativeRuntime(Reader):
                 self.findings.append(failure)
         elif self.steps is not None and cache is not None and not hidden:
             source_mask = None if sources is None else sources.mask
-            logits = self.steps.step(feed, cache, mask, positions, keep=keep, source_mask=source_mask)
+            logits = self.steps.step(feed, cache, mask, positions, past, keep=keep, source_mask=source_mask)
         if logits is None:
             logits = self.decoder(
                 feed,

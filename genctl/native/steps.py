@@ -16,7 +16,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.kernels import ops
-from genctl.kernels.library import TYPES, Library, library
+from genctl.kernels.ops import TYPES, Library, library
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, Pass, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation
@@ -68,26 +68,27 @@ class Steps:
         cache: Cache,
         mask: Tensor | None,
         positions: Tensor,
+        past: int,
         *,
         keep: int = 0,
         source_mask: Tensor | None = None,
     ) -> Tensor | None:
-        """The pass over `feed` int64 [N, F], whose columns are added to `cache`: logits [N, `keep` or F, V].
+        """The pass over `feed` int64 [N, F], added to the `past` columns of `cache`: logits [N, `keep` or F, V].
 
         None if it has to be computed in another way; `cache` is unchanged then. mask [N, past + F] is 0 where a row has
         padding, positions int64 [N or 1, F], source_mask [N, S].
         """
         rows, fed = feed.shape
-        past, spec = cache.length, self.decoder.spec
+        spec = self.decoder.spec
         layers = [layer for layer in cache.layers if isinstance(layer, GrowingLayer) and layer.extends]
         cross = cache.cross or ()
         if self._library is None or len(layers) < len(cache.layers) or not all(map(_is_read, cross)):
             return None
         if self.decoder.dtype not in TYPES:  # activations of another type for a while (parity's float64 reading)
             return None
-        if rows * fed * self._width > MOST_BYTES or (
-            not past and any(spec.windows)
-        ):  # a window stores less than it reads
+        if rows * fed * self._width > MOST_BYTES:
+            return None
+        if not past and any(spec.windows):  # a window stores less than it reads
             return None
         if not self._busy.acquire(blocking=False):
             return None
@@ -135,8 +136,8 @@ def _is_read(layer: GrowingLayer) -> bool:
     return layer.extends and layer.is_initialized
 
 
-def _nothing() -> None:
-    return None
+def _held(reference: weakref.ref[Tensor] | None) -> Tensor | None:
+    return None if reference is None else reference()
 
 
 class _Place:
@@ -145,17 +146,17 @@ class _Place:
     def __init__(self, fields: ops.Attention, stores: tuple[_Entry, ...] = ()) -> None:
         self.fields, self.stores = fields, stores  # of keys and of values
         # the keys that were looked at last, and those of a prompt that rows share: not kept alive from here
-        self.keys: Callable[[], Tensor | None] = _nothing
-        self.prompt: Callable[[], Tensor | None] = _nothing
+        self.keys: weakref.ref[Tensor] | None = None
+        self.prompt: weakref.ref[Tensor] | None = None
         self.part = 0  # which stretch of columns is in the buffers: a prompt that rows share comes before it
         self.before = 0  # columns of that prompt
         self.sources = 1  # rows of a source's keys
         self.lies: list[tuple[int, int]] = []  # of keys and of values: where buffers begin, and the bytes of a column
 
-    def extended(self, layer: GrowingLayer, count: int) -> int:
-        """Make room for `count` new columns. Returns how many the new tokens see."""
-        first, columns = layer.extend(count)
-        if layer.buffers[0] is not self.keys() or (layer.prompt and layer.prompt[0]) is not self.prompt():
+    def write(self, layer: GrowingLayer, where: tuple[int, int], count: int) -> int:
+        """Attend to columns (the first, how many), of which the last `count` are new. Returns how many are seen."""
+        first, columns = where
+        if layer.buffers[0] is not _held(self.keys) or (layer.prompt and layer.prompt[0]) is not _held(self.prompt):
             self._look(layer)
         fields, part = self.fields, self.part
         fields.columns[part] = columns
@@ -166,7 +167,7 @@ class _Place:
 
     def _look(self, layer: GrowingLayer) -> None:
         fields, (keys, values) = self.fields, layer.buffers
-        self.keys, self.prompt = weakref.ref(keys), _nothing
+        self.keys, self.prompt = weakref.ref(keys), None
         self.part = self.before = fields.columns[1] = 0
         fields.each = 1
         if layer.prompt is not None:
@@ -181,7 +182,7 @@ class _Place:
 
     def read(self, layer: GrowingLayer, rows: int) -> None:
         """Attend to a source, whose columns stay as they are."""
-        if layer.buffers[0] is not self.keys():
+        if layer.buffers[0] is not _held(self.keys):
             keys, values = layer.content()
             self.keys = weakref.ref(layer.buffers[0])
             if keys.stride(0) == 0:  # one row, viewed as many
@@ -238,12 +239,11 @@ class _List:
                 for call in calls:
                     call.z, call.w, call.z_row = where
         kept: list[Any] = []  # until the call has ended
-        seen: dict[
-            tuple[int, int, int | None], dict[str, Any]
-        ] = {}  # by the mask and the columns of a layer, its window
-        for number, (layer, place) in enumerate(zip(layers, self.places, strict=True)):
+        grown = [layer.extend(fed) for layer in layers]
+        counts = [place.write(layer, new, fed) for place, layer, new in zip(self.places, layers, grown, strict=True)]
+        seen: dict[tuple[int, int, int | None], dict[str, Any]] = {}  # by mask, columns and window of a layer
+        for number, (place, count) in enumerate(zip(self.places, counts, strict=True)):
             window, which = self.decoder.spec.windows[number], min(number, len(shared.visible) - 1)
-            count = place.extended(layer, fed)
             if (which, count, window) not in seen:
                 bias = of_layer(shared.biases, number)
                 part = None if bias is None else bias[..., -count:]

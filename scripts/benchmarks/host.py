@@ -35,7 +35,7 @@ for _ in range(9):
 print({_READ} / best)
 """
 _PRODUCTS = """
-from genctl.kernels.library import library, why_not
+from genctl.kernels.ops import library, why_not
 
 found = library()
 print(f"torch's ({why_not()})" if found is None else f"its own, {found.variant}")

@@ -13,7 +13,7 @@ import pytest
 
 from genctl.commands import job
 from genctl.io import journal, output, resumable
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from tests.cli.tool import Done, genctl
 
 SETTINGS = ("--do-sample", "--seed", "5", "-n", "7")

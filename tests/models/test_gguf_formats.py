@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from genctl.errors import GenctlError, ModelError, UsageError
-from genctl.kernels import library
+from genctl.kernels import ops
 from genctl.models.hub import load
 from genctl.native import linear
 from genctl.native.runtime import NativeModel, NativeRuntime
@@ -108,7 +108,7 @@ def test_a_run_says_what_is_held_how(tmp_path: Path) -> None:
         *("--max-new-tokens", "5", "--no-do-sample", "--quantize", "gguf"),
     )
     assert done.status == 0, done.err
-    found = library.library()
+    found = ops.library()
     how = "plain, Q8_0" if found is None else f"Q8_0 by {found.variant}"
     assert f"note: 9 linear layers with weights in gguf (9 {how}); all weights " in done.err
     assert "note: runtime: native (qwen2)" in done.err
@@ -116,7 +116,7 @@ def test_a_run_says_what_is_held_how(tmp_path: Path) -> None:
 
 
 def test_rows_have_their_bits_in_any_batch(tmp_path: Path) -> None:
-    if library.library() is None:
+    if ops.library() is None:
         pytest.skip("torch's products serve")
     runtime = NativeRuntime(load(Runtime(model=str(written(tmp_path / "a.gguf")), quantize="gguf")).model)  # type: ignore[arg-type]
     many = torch.cat([IDS, IDS.flip(1), IDS + 1])

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from genctl.errors import ModelError, UsageError
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from genctl.models import packed_layers
 from genctl.models.hub import LoadedModel, load
 from genctl.models.text import encode_prompt

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from genctl.kernels.library import Library
+from genctl.kernels.ops import Library
 from genctl.kernels.variant import runnable
 from genctl.native.linear import CompiledProduct
 from tests.native.test_products import (  # fixtures: compiled, threads

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from genctl.kernels.library import Library
+from genctl.kernels.ops import Library
 from genctl.native import linear
 from genctl.native.blocks import KINDS, Blocks, BlocksPlain, Embeddings
 from genctl.native.linear import CompiledProduct, Products

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import UsageError
-from genctl.kernels import build, library, variant
+from genctl.kernels import build, ops, variant
 from tests.native.test_products import plainest
 
 VARIANTS = list(build.variants())
@@ -146,9 +146,9 @@ def test_another_cpu_needs_another_variant(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(FakeCpu, "runs", lambda self, name: name in ("avx2", "plain"))
     assert not build.is_built(folder)
     monkeypatch.setattr(variant, "FOLDER", folder)
-    assert library.library() is None
-    assert library.why_not().startswith("the products of this installation are for another CPU (avx512); python ")
-    assert library.is_unusable()  # so that it is said without --verbose
+    assert ops.library() is None
+    assert ops.why_not().startswith("the products of this installation are for another CPU (avx512); python ")
+    assert ops.is_unusable()  # so that it is said without --verbose
 
 
 def test_variants_share_the_objects_of_equal_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_what_is_not_there_is_refused_by_its_name(
     monkeypatch.setattr(variant, "FOLDER", folder)
     monkeypatch.setenv("GENCTL_PRODUCTS", named)
     with pytest.raises(UsageError, match=message):
-        library.library()
+        ops.library()
 
 
 def test_what_the_cpu_library_names_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

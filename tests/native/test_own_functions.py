@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.kernels import library
+from genctl.kernels import ops
 from genctl.native.decoder import Decoder, Encoder
 from genctl.strategies import stochastic
 from genctl.strategies.beam import Beam
@@ -51,7 +51,7 @@ class Called(TorchFunctionMode):
 
 @pytest.fixture(autouse=True)
 def compiled() -> None:
-    if library.library() is None:
+    if ops.library() is None:
         pytest.skip("THE PRODUCTS ARE NOT COMPILED HERE: run python genctl/kernels/build.py")
 
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.errors import UsageError
-from genctl.kernels import build, library
-from genctl.kernels.library import Library
+from genctl.kernels import build, ops
+from genctl.kernels.ops import Library
 from genctl.kernels.variant import OUTDATED, choice, file_of, runnable
 from genctl.native import quantized
 from genctl.native.linear import CompiledProduct, CompiledProducts
@@ -46,7 +46,7 @@ def test_an_installation_has_compiled_them() -> None:
     """`scripts/test` installs first. In a checkout that was never installed torch's products serve."""
     if "GENCTL_TEST_INSTALLED" not in os.environ:
         pytest.skip("only after an installation: run scripts/test, or set GENCTL_TEST_INSTALLED=1")
-    assert build.is_built(), library.why_not()
+    assert build.is_built(), ops.why_not()
 
 
 @cache
@@ -321,9 +321,9 @@ def test_without_openmp_their_own_threads_compute_the_same(compiled: Library) ->
     code = """
 import sys, threading, torch
 from pathlib import Path
-from genctl.kernels import library
-library._openmp = lambda: None
-found = library.Library(Path(sys.argv[1]))
+from genctl.kernels import ops
+ops._openmp = lambda: None
+found = ops.Library(Path(sys.argv[1]))
 from genctl.native.linear import CompiledProduct, CompiledProducts
 torch.manual_seed(0)
 product, x = CompiledProduct(found, torch.randn(600, 700)), torch.randn(40, 700)
@@ -348,11 +348,11 @@ def test_a_variant_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
     try:
         monkeypatch.setenv("GENCTL_PRODUCTS", "sse9")
         with pytest.raises(UsageError, match="GENCTL_PRODUCTS=sse9: this platform has "):
-            library.library()
+            ops.library()
         choice.cache_clear()
         monkeypatch.setenv("GENCTL_PRODUCTS", "torch")
-        assert library.library() is None
-        assert library.why_not() == "GENCTL_PRODUCTS=torch"
+        assert ops.library() is None
+        assert ops.why_not() == "GENCTL_PRODUCTS=torch"
     finally:
         choice.cache_clear()
 
@@ -362,7 +362,7 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch: pytest.MonkeyPatch)
     choice.cache_clear()
     try:
         monkeypatch.setattr(build, "digest", lambda: "another")
-        assert library.library() is None
+        assert ops.library() is None
         done = genctl("run", "Once", "-n", "1")
         assert done.status == 0
         (line,) = (line for line in done.err.splitlines() if "matrix products" in line)
@@ -378,15 +378,15 @@ def test_a_library_without_a_function_is_older_than_its_sources(monkeypatch: pyt
         raise AttributeError(f"{path}: undefined symbol: softmax")
 
     plainest()
-    for owner, name in ((library, "Library"), (build, "Cpu")):
+    for owner, name in ((ops, "Library"), (build, "Cpu")):
         with monkeypatch.context() as patch:
             choice.cache_clear()
-            library._loaded.cache_clear()
+            ops._loaded.cache_clear()
             patch.setattr(owner, name, without)
-            assert library.library() is None
-            assert library.why_not() == OUTDATED
+            assert ops.library() is None
+            assert ops.why_not() == OUTDATED
     choice.cache_clear()
-    library._loaded.cache_clear()
+    ops._loaded.cache_clear()
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -423,10 +423,10 @@ def test_a_variant_that_is_slow_here_is_no_choice(monkeypatch: pytest.MonkeyPatc
         best = runnable()[0]
         choice.cache_clear()
         monkeypatch.setattr(build.Cpu, "suits", lambda self, name: name != best)
-        assert library.library().variant != best  # type: ignore[union-attr]
+        assert ops.library().variant != best  # type: ignore[union-attr]
         choice.cache_clear()
         monkeypatch.setenv("GENCTL_PRODUCTS", best)
-        assert library.library().variant == best  # type: ignore[union-attr]
+        assert ops.library().variant == best  # type: ignore[union-attr]
     finally:
         choice.cache_clear()
 

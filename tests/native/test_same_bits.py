@@ -16,7 +16,7 @@ import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.kernels import build, library, ops
+from genctl.kernels import build, ops
 from genctl.kernels.variant import runnable
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
@@ -34,7 +34,7 @@ NEW = 8
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    variant(next(iter(build.variants())) if library.library() is None else library.library().variant)  # type: ignore[union-attr]
+    variant(next(iter(build.variants())) if ops.library() is None else ops.library().variant)  # type: ignore[union-attr]
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from genctl.native.runtime import NativeRuntime
 from genctl.native.steps import MOST_BYTES, ROOM, Steps
 from genctl.params import Runtime
@@ -154,9 +154,9 @@ def test_a_decoder_whose_activations_are_float64_for_a_while_is_computed_by_its_
     cache = runtime.new_cache()
     runtime(torch.tensor([prompt(4)]), cache, first=True)
     runtime.decoder.dtype = torch.float64
-    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]])) is None
+    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]]), cache.length) is None
     runtime.decoder.dtype = torch.float32
-    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]])) is not None
+    assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]]), cache.length) is not None
 
 
 def test_one_list_serves_passes_of_all_shapes_and_keeps_no_cache_in_memory() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from genctl.parity.measure import measure
 from genctl.parity.sides import Forced, ReceiveLogits
 from genctl.parity.values import Text

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from genctl.commands.chat.story import Story, edited, said
 from genctl.events import Token
 from genctl.io.output import open_beside
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.nodes import Tree
 from tests.cli.tool import Done, genctl

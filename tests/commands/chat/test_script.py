@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl.events import conversation
-from genctl.kernels.library import library
+from genctl.kernels.ops import library
 from tests import tiny
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.templates import KINDS
