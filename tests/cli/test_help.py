@@ -6,6 +6,7 @@ import pytest
 
 from genctl import params
 from genctl.cli.app import COMMANDS
+from genctl.cli.help import GONE
 from tests.cli.tool import genctl
 
 TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "report", "models")]
@@ -101,6 +102,23 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
     done = genctl(*words)
     assert done.status in (2, 3)
     assert hint in done.err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run x --check-batch", "genctl parity MODEL MODEL@batch_size=1 -i FILE"),
+        (
+            "run -m builtin:numbers 12 --check-batch",
+            "genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
+        ),
+        ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
+    ],
+)
+def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:
+    flag = next(word for word in words.replace("=", " ").split() if word in GONE)
+    done = genctl(*words.split())
+    assert (done.status, done.out, done.err) == (2, "", f"error: {flag} is gone\nhint: use {hint}\n")
 
 
 def test_the_short_help_of_run_names_the_views() -> None:

@@ -60,7 +60,7 @@ LOGGED = {
     "explain of samples": ("run", *DRAWN, "--explain", "--num-return-sequences", "2", "--echo", "-v"),
     "scores of beams": ("beam", "-n", "20", "--num-beams", "3", "--scores", "--explain", "--echo", "-v"),
     "streamed scores": ("run", *DRAWN, "--scores", "--stream", "--echo"),
-    "checks": ("run", *DRAWN, "--fail-on", "length", "--fail-on", "empty", "-v", "--check-batch"),
+    "checks": ("run", *DRAWN, "--fail-on", "length", "--fail-on", "empty", "-v"),
     "cut": ("run", *DRAWN, "--truncate", "left", "--max-length", "8", "-v"),
 }
 

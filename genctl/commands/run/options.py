@@ -58,10 +58,6 @@ class RunOptions(PresetOptions):
         "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
         "length|context|empty|stop|time|unmet",
     )
-    check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")
-    check_runtime: bool = CHECKS.switch(
-        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
-    )
     dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
     workers: str | None = WORKERS
     address: str | None = ADDRESS
@@ -104,8 +100,6 @@ def check_search(early: Resolved) -> None:
 NOT_REMOTE = {
     "explain": "--explain shows each logits processor at work",
     "watch": "--watch tells of tokens that were not chosen",
-    "check_batch": "--check-batch compares forward passes",
-    "check_runtime": "--check-runtime compares forward passes",
     "tree": "--tree draws a search",
     "tree_format": "--tree-format writes a search",
 }
@@ -155,7 +149,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("report"), "--report shows one run from its beginning"),
         (given("svg"), "--svg shows one run from its beginning"),
         (given("timing"), "--timing writes seconds, which are others each time"),
-        (given("check_batch"), "--check-batch compares the batches of one run"),
         (given("tree"), "--tree draws the searches of one run"),
         (given("tree_format"), TREES),
     ),
@@ -170,11 +163,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("tree_format", format=WHOLE), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
     WATCH_TSV,
-    *refused(
-        (given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded"),
-        (given("check_batch"), "decodes elsewhere, but --check-batch compares what is decoded here"),
-        (given("check_runtime"), "decodes elsewhere, but --check-runtime compares two runtimes here"),
-    ),
+    *refused((given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded")),
     (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
 )
 
