@@ -245,7 +245,7 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
     flag = vars(error).get("option_name", "")
     message = plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments)
     hint = "" if context is None else option_hint(context, flag)
-    if type(error).__name__ == "NoSuchOption" and (instead := replacement(flag, arguments)):
+    if type(error).__name__ == "NoSuchOption" and (instead := replacement(context, flag, arguments)):
         message, hint = f"{flag} is gone", f"use {instead}"
     return _say(message, hint, int(Exit.USAGE), color=_color(arguments))
 

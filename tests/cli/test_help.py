@@ -77,6 +77,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["run", "--zzz"], 'no such option "--zzz"', "see genctl run --help"),
         (["run", "--tree"], 'no such option "--tree"', "genctl beam has --tree; see genctl run --help"),
         (["score", "--seed", "1"], 'no such option "--seed"', "genctl run has --seed; see genctl score --help"),
+        (["presets", "list", "--raw"], 'no such option "--raw"', "see genctl presets list --help"),
         (["run", "-Z"], 'no such option "-Z"', "see genctl run --help"),
     ],
 )
@@ -113,6 +114,7 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
             "genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
         ),
         ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
+        ("run --raw x", "`| cat`: a pipe gets texts as they are"),
     ],
 )
 def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:

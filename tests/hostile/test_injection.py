@@ -115,10 +115,6 @@ def test_a_pipe_gets_the_text_itself(hostile: str) -> None:
     assert text == record["text"] + "\n"
 
 
-def test_raw_writes_it_to_a_terminal_too(hostile: str) -> None:
-    assert "\x1b]" in genctl("run", "a", "-m", hostile, *DRAWN, "--raw", terminal=True).out
-
-
 @pytest.mark.parametrize("command", ["run", "beam"])
 def test_a_table_has_as_many_lines_and_columns_as_it_should(command: str, hostile: str) -> None:
     drawn = DRAWN if command == "run" else ("-n", "20", "--num-beams", "4")

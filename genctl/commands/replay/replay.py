@@ -257,7 +257,7 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
     from genctl.terminal.console import discard
 
     shown = err if options.scores or options.explain else discard()
-    search = Search(options, err, stream=options.tree_format is None, raw=False, live=False)
+    search = Search(options, err, stream=options.tree_format is None, live=False)
     view = _view(recorded, shown, err, options, searching=False, on_terminal=_live(options))
     sink = writers.open_output(None, sys.stdout)
     trees = writers.open_writer("json" if options.tree_format == "json" else "text", sink, on_error=lambda _: None)

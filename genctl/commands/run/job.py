@@ -83,7 +83,7 @@ class RunJob(job.Job[RunOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
         options = self.options
-        plain = options.to_file or options.stream or options.tree_format or options.raw
+        plain = options.to_file or options.stream or options.tree_format
         self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = self._make_search()
@@ -169,7 +169,7 @@ class RunJob(job.Job[RunOptions]):
             return None
         from genctl.commands.run.search_output import Search
 
-        return Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
+        return Search(options, self.err_console, stream=options.stream, live=self.live)
 
     def _drawn(self, console: Console) -> RunView:
         """A second view, which shows the run as a terminal would."""

@@ -41,7 +41,6 @@ class RunOptions(PresetOptions):
     resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
     strict: bool = IN_OUT.switch("stop at the first row that fails")
     format: Format = FORMAT
-    raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
     force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("write text as soon as it is final")
@@ -117,7 +116,6 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
         raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
 
 
-RECORDS = tuple(name for name, format in FORMATS.items() if format.records)
 WHOLE = tuple(name for name in FORMATS if name != "text")  # what is written at the end of each result
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
@@ -131,12 +129,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     same_file("events", "svg"),
     *PAGE,
     TIMING,
-    (
-        given("raw", format=RECORDS),
-        "--raw writes texts as they are to a terminal, but --format {format} writes records",
-    ),
-    (given("raw", "tree_format"), "--raw writes texts as they are, but --tree-format {tree_format} writes trees"),
-    (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
     *because(
         given("resume"),
         "--resume continues an interrupted output, but ",
