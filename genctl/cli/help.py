@@ -158,6 +158,7 @@ GONE = {
     "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
     "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
     "--raw": "`| cat`: a pipe gets texts as they are",
+    "--trace": "--events FILE",
 }
 
 

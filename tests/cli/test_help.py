@@ -115,6 +115,7 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
         ),
         ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
         ("run --raw x", "`| cat`: a pipe gets texts as they are"),
+        ("beam --trace=run.jsonl x", "--events FILE"),
     ],
 )
 def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:

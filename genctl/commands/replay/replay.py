@@ -47,7 +47,7 @@ STEP_S = 0.08  # between two steps; a recording does not say how long they took
 class ReplayOptions(CommandOptions):
     """The command line of `genctl replay`."""
 
-    file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
+    file: str = argument("a file that --events wrote; - is standard input", "FILE", required=True)
     step: bool = switch("wait for a key after each step: space or enter; b goes back, q ends")
     speed: float | None = option("speed factor (default: 1)", "X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")

@@ -79,7 +79,6 @@ class RunOptions(PresetOptions):
 class BeamOptions(RunOptions):
     """The same for a search that can be watched."""
 
-    events: str | None = SHOWN.option("also write all events, for genctl replay", "FILE", "--trace", "--events")
     tree: bool = SHOWN.switch("draw the search tree at the end")
     tree_format: TreeFormat | None = SHOWN.option("write the search tree instead of the texts")
     view: Literal["run", "beam"] = "beam"
@@ -191,7 +190,7 @@ BEAM = Command(
     (
         'genctl beam "Once upon a time"',
         'genctl beam --num-beams 8 --tree "The sea"',
-        'genctl beam --trace run.jsonl "The sea"',
+        'genctl beam --events run.jsonl "The sea"',
     ),
     {
         "Model and text": ("model", "max_new_tokens", "num_return_sequences"),
