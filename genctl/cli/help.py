@@ -153,12 +153,14 @@ ELSEWHERE = {
     "beams": "num-beams",
 }
 
-# flags that commands with a model had -> what does the same; MODEL is that of the command line
+# flags that commands with settings had -> what does the same; MODEL is that of the command line
 GONE = {
     "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
     "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
+    "--no-use-cache": "--cache off",
     "--raw": "`| cat`: a pipe gets texts as they are",
     "--trace": "--events FILE",
+    "--use-cache": "--set use_cache=true",
 }
 
 
@@ -190,7 +192,7 @@ def option_hint(context: Any, flag: str) -> str:
 
 def replacement(context: Any, flag: str, words: Sequence[str]) -> str:
     """What does the same as a `flag` of the command line `words` that went; for other flags an empty string."""
-    if flag not in GONE or "--model" not in _flags(context.command, context):
+    if flag not in GONE or "--set" not in _flags(context.command, context):
         return ""
     import argparse
 

@@ -69,7 +69,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["run", "--temperatur=1"], 'no such option "--temperatur"', 'did you mean "--temperature"?'),
         (["beam", "--temp", "1"], 'no such option "--temp"', 'did you mean "--temperature"?'),
         (["compare", "--strategi", "x"], 'no such option "--strategi"', 'did you mean "--strategy"?'),
-        (["inspect-cache", "--no-use-cach"], 'no such option "--no-use-cach"', 'did you mean "--no-use-cache"?'),
+        (["inspect-cache", "--no-do-sampl"], 'no such option "--no-do-sampl"', 'did you mean "--no-do-sample"?'),
         (["score", "--contxt", "x"], 'no such option "--contxt"', 'did you mean "--context"?'),
         (["replay", "--sped", "2"], 'no such option "--sped"', 'did you mean "--speed"?'),
         (["presets", "list", "--fromat", "json"], 'no such option "--fromat"', 'did you mean "--format"?'),
@@ -116,6 +116,8 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
         ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
         ("run --raw x", "`| cat`: a pipe gets texts as they are"),
         ("beam --trace=run.jsonl x", "--events FILE"),
+        ("run --no-use-cache x", "--cache off"),
+        ("parity a b --use-cache", "--set use_cache=true"),
     ],
 )
 def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:

@@ -213,7 +213,7 @@ def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
         ["--penalty-alpha", "0.6", "--top-k", "4"],
         ["--cache", "static"],
         ["--cache", "quantized"],
-        ["--no-use-cache"],
+        ["--cache", "off"],
     ],
     ids=lambda options: " ".join(options[:2]) or "greedy",
 )
