@@ -380,7 +380,9 @@ class Generation:
     )
 
     # -- cache -------------------------------------------------------------------------------------------------------
-    use_cache: bool = knob(True, "cache keys and values instead of computing them again at every step", CACHE)
+    use_cache: bool = knob(
+        True, "cache keys and values instead of computing them again at every step", CACHE, flag=False
+    )  # on the command line: --cache off
     cache_implementation: CacheForm = knob(
         "dynamic", "how keys and values are stored; quantized (8 bits) is lossy", CACHE, flag="cache"
     )

@@ -31,7 +31,7 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "run": ("genctl run, half-way", ("run", "One day", "--seed", "1"), "One day"),
     "beam": (
         "genctl beam, in the middle of a run",
-        ("beam", "One day", "--num-beams", "5", "-n", "60", "--trace", RECORDING),
+        ("beam", "One day", "--num-beams", "5", "-n", "60", "--events", RECORDING),
         "what all share",
     ),
     "table": ("genctl beam, when it is done", ("beam", "One day", "--num-beams", "3", "-n", "12"), ""),

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 import typer.main
 
-from genctl.cli.help import SETTINGS, CommandGroup, option_hint, write_rows
+from genctl.cli.help import SETTINGS, CommandGroup, option_hint, replacement, write_rows
 from genctl.errors import Exit, GenctlError, nearest, without_secrets
 from genctl.identity import __version__
 from genctl.terminal.standard_streams import let_go
@@ -242,13 +242,12 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
         print(context.get_help(), file=sys.stderr)
         return int(Exit.USAGE)
 
-    hint = "" if context is None else option_hint(context, vars(error).get("option_name", ""))
-    return _say(
-        plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments),
-        hint,
-        int(Exit.USAGE),
-        color=_color(arguments),
-    )
+    flag = vars(error).get("option_name", "")
+    message = plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments)
+    hint = "" if context is None else option_hint(context, flag)
+    if type(error).__name__ == "NoSuchOption" and (instead := replacement(context, flag, arguments)):
+        message, hint = f"{flag} is gone", f"use {instead}"
+    return _say(message, hint, int(Exit.USAGE), color=_color(arguments))
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:

@@ -153,6 +153,16 @@ ELSEWHERE = {
     "beams": "num-beams",
 }
 
+# flags that commands with settings had -> what does the same; MODEL is that of the command line
+GONE = {
+    "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
+    "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
+    "--no-use-cache": "--cache off",
+    "--raw": "`| cat`: a pipe gets texts as they are",
+    "--trace": "--events FILE",
+    "--use-cache": "--set use_cache=true",
+}
+
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
@@ -178,6 +188,17 @@ def option_hint(context: Any, flag: str) -> str:
         if flag in _flags(root.get_command(context, name), context):
             return f"genctl {name} has {flag}; {hint}"
     return hint
+
+
+def replacement(context: Any, flag: str, words: Sequence[str]) -> str:
+    """What does the same as a `flag` of the command line `words` that went; for other flags an empty string."""
+    if flag not in GONE or "--set" not in _flags(context.command, context):
+        return ""
+    import argparse
+
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("-m", "--model", nargs="?", const="MODEL", default="MODEL")
+    return GONE[flag].replace("MODEL", shlex.quote(parser.parse_known_args(words)[0].model))
 
 
 def _flags(command: Any, context: Any) -> list[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Engine
 
 SHORT = 200  # letters of prompts that a command quotes
-FILES = ("--report", "--svg", "--output", "-o", "--events", "--trace")  # where a run also writes
+FILES = ("--report", "--svg", "--output", "-o", "--events")  # where a run also writes
 
 
 def repeating(words: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ class CutWindow:
             return ""
         return (
             f"{self.name} = {self.size} is in config.json, but {self.architecture} has no windows: as in generate(), "
-            "the cache drops older tokens that the model would see; --no-use-cache keeps them"
+            "the cache drops older tokens that the model would see; --cache off keeps them"
         )
 
 

@@ -220,24 +220,13 @@ HOSTILE = "12\x1b]0;gone\x07"
 
 
 @pytest.mark.parametrize("more", [(), ("-o", "-"), ("--stream",), ("--unordered",)])
-def test_a_terminal_gets_escapes_shown_and_with_raw_as_they_are(gpt2: Path, more: tuple[str, ...]) -> None:
+def test_a_terminal_gets_escapes_shown_and_a_pipe_as_they_are(gpt2: Path, more: tuple[str, ...]) -> None:
     arguments = ("run", "-m", str(gpt2), HOSTILE, "--echo", "-n", "2", *more)
     shown = genctl(*arguments, terminal=True)
     assert shown.status == 0, shown.err
     assert "\x1b]" not in shown.out
     assert "␛]0;gone␇" in shown.out
-    raw = genctl(*arguments, "--raw", terminal=True)
-    piped = genctl(*arguments, stdin="")
-    assert HOSTILE in raw.out
-    assert raw.raw == piped.raw
-
-
-@pytest.mark.parametrize("more", [("--format", "jsonl"), ("-o", "x.tsv")])
-def test_raw_is_for_texts(more: tuple[str, ...]) -> None:
-    done = genctl("run", *NUMBERS, "7", "--raw", *more)
-    assert done.status == 2
-    assert "--raw" in done.err
-    assert "--format" in done.err
+    assert HOSTILE in genctl(*arguments, stdin="").out
 
 
 # -- formats by name ---------------------------------------------------------------------------------------------------

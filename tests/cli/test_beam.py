@@ -61,7 +61,7 @@ def test_the_n_best_have_scores_and_their_path_through_the_beam(gpt2: Path) -> N
 
 def test_parents_lead_from_step_to_step_through_the_recorded_rows(gpt2: Path, tmp_path: Path) -> None:
     trace = tmp_path / "t.jsonl"
-    done = genctl("beam", "-m", str(gpt2), "hello", "-n", "8", "--trace", str(trace), "--format", "jsonl")
+    done = genctl("beam", "-m", str(gpt2), "hello", "-n", "8", "--events", str(trace), "--format", "jsonl")
     told = [json.loads(line) for line in trace.read_text().splitlines()]
     (record,) = done.records
     steps = [event for event in told if event["event"] == "stepped"]

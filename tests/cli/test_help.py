@@ -6,6 +6,7 @@ import pytest
 
 from genctl import params
 from genctl.cli.app import COMMANDS
+from genctl.cli.help import GONE
 from tests.cli.tool import genctl
 
 TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "report", "models")]
@@ -68,7 +69,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["run", "--temperatur=1"], 'no such option "--temperatur"', 'did you mean "--temperature"?'),
         (["beam", "--temp", "1"], 'no such option "--temp"', 'did you mean "--temperature"?'),
         (["compare", "--strategi", "x"], 'no such option "--strategi"', 'did you mean "--strategy"?'),
-        (["inspect-cache", "--no-use-cach"], 'no such option "--no-use-cach"', 'did you mean "--no-use-cache"?'),
+        (["inspect-cache", "--no-do-sampl"], 'no such option "--no-do-sampl"', 'did you mean "--no-do-sample"?'),
         (["score", "--contxt", "x"], 'no such option "--contxt"', 'did you mean "--context"?'),
         (["replay", "--sped", "2"], 'no such option "--sped"', 'did you mean "--speed"?'),
         (["presets", "list", "--fromat", "json"], 'no such option "--fromat"', 'did you mean "--format"?'),
@@ -76,6 +77,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["run", "--zzz"], 'no such option "--zzz"', "see genctl run --help"),
         (["run", "--tree"], 'no such option "--tree"', "genctl beam has --tree; see genctl run --help"),
         (["score", "--seed", "1"], 'no such option "--seed"', "genctl run has --seed; see genctl score --help"),
+        (["presets", "list", "--raw"], 'no such option "--raw"', "see genctl presets list --help"),
         (["run", "-Z"], 'no such option "-Z"', "see genctl run --help"),
     ],
 )
@@ -101,6 +103,27 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
     done = genctl(*words)
     assert done.status in (2, 3)
     assert hint in done.err.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("run x --check-batch", "genctl parity MODEL MODEL@batch_size=1 -i FILE"),
+        (
+            "run -m builtin:numbers 12 --check-batch",
+            "genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
+        ),
+        ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
+        ("run --raw x", "`| cat`: a pipe gets texts as they are"),
+        ("beam --trace=run.jsonl x", "--events FILE"),
+        ("run --no-use-cache x", "--cache off"),
+        ("parity a b --use-cache", "--set use_cache=true"),
+    ],
+)
+def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:
+    flag = next(word for word in words.replace("=", " ").split() if word in GONE)
+    done = genctl(*words.split())
+    assert (done.status, done.out, done.err) == (2, "", f"error: {flag} is gone\nhint: use {hint}\n")
 
 
 def test_the_short_help_of_run_names_the_views() -> None:

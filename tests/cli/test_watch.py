@@ -116,7 +116,7 @@ def test_each_step_shows_the_watched_tokens(gpt2: Path, terminal: bool) -> None:
 
 def test_beam_takes_it_too_and_a_replay_shows_it(gpt2: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    done = genctl("beam", "-m", str(gpt2), "-n", "4", "--trace", str(trace), *flags(*WATCHED), PROMPT)
+    done = genctl("beam", "-m", str(gpt2), "-n", "4", "--events", str(trace), *flags(*WATCHED), PROMPT)
     assert done.status == 0, done.err
     steps = [event for event in read_recording(str(trace)) if isinstance(event, Stepped)]
     for step in steps:

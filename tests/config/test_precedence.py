@@ -60,9 +60,9 @@ def test_a_layer_leaves_alone_what_it_does_not_name() -> None:
 
 
 def test_a_flag_is_named_as_it_is_typed() -> None:
-    job = resolve([flags_layer({"do_sample": True, "use_cache": False, "top_p": 0.5}, {"top_p": "flag -P"})])
+    job = resolve([flags_layer({"do_sample": True, "pack": False, "top_p": 0.5}, {"top_p": "flag -P"})])
     assert job.origins["do_sample"] == "flag --do-sample"
-    assert job.origins["use_cache"] == "flag --no-use-cache"
+    assert job.origins["pack"] == "flag --no-pack"
     assert job.origins["top_p"] == "flag -P"
 
 

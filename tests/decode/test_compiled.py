@@ -11,6 +11,7 @@ import torch
 
 from genctl import events
 from genctl.config.layers import flags_layer, resolve
+from genctl.config.presets import parse_sets
 from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.static import SlottedLayer
 from genctl.decode.guidance import Unconditional
@@ -219,7 +220,6 @@ def test_free_columns_hold_no_garbage() -> None:
     ("other", "words"),
     [
         ({"pack": True}, "pack = true (flag --pack)"),
-        ({"use_cache": False}, "use_cache = false (flag --no-use-cache)"),
         ({"cache_implementation": "dynamic"}, 'cache_implementation = "dynamic" (flag --cache)'),
         ({"cache_implementation": "quantized"}, 'cache_implementation = "quantized" (flag --cache)'),
         ({"cache_implementation": "offloaded"}, 'cache_implementation = "offloaded" (flag --cache)'),
@@ -231,6 +231,11 @@ def test_contradictions_name_both_sides(other: dict[str, Any], words: str) -> No
         resolve([flags_layer({"compile": True, **other})])
     assert f"compile = true (flag --compile) cannot be combined with {words}" in caught.value.message
     assert resolve([flags_layer({"compile": False, **other})]).runtime.compile is False
+
+
+def test_a_cache_turned_off_by_its_other_name_contradicts_too() -> None:
+    with pytest.raises(PresetError, match=r"cannot be combined with use_cache = false \(--set use_cache\)"):
+        resolve([flags_layer({"compile": True}), *parse_sets(["use_cache=false"])])
 
 
 def test_a_static_cache_goes_with_compiling() -> None:

@@ -127,7 +127,7 @@ def test_a_window_that_its_family_does_not_have_is_named(tmp_path: Path) -> None
     assert done.status == 0, done.err
     note = "sliding_window = 6 is in config.json, but llama has no windows"
     assert note in " ".join(done.err.split())
-    done = genctl("run", "the cat", "-m", str(folder), "-n", "2", "--no-use-cache")
+    done = genctl("run", "the cat", "-m", str(folder), "-n", "2", "--cache", "off")
     assert note not in " ".join(done.err.split())
 
 

@@ -99,7 +99,7 @@ def test_every_token_of_a_pass_has_logits_where_input_preparation_would_keep_the
     assert tool("score", "-m", str(folder(name)), "the cat sat on the mat").status == 0
 
 
-@pytest.mark.parametrize("arguments", [(), ("--no-use-cache",)])
+@pytest.mark.parametrize("arguments", [(), ("--cache", "off")])
 @pytest.mark.parametrize("name", ["causal/prophetnet", "causal/cpmant", "seq2seq/fsmt"])
 def test_a_note_says_that_a_cache_changes_the_text(name: str, arguments: tuple[str, ...], folder: Any) -> None:
     ran = tool("run", "-m", str(folder(name)), "-n", "2", "the cat sat on", *arguments)

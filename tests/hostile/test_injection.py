@@ -60,7 +60,7 @@ LOGGED = {
     "explain of samples": ("run", *DRAWN, "--explain", "--num-return-sequences", "2", "--echo", "-v"),
     "scores of beams": ("beam", "-n", "20", "--num-beams", "3", "--scores", "--explain", "--echo", "-v"),
     "streamed scores": ("run", *DRAWN, "--scores", "--stream", "--echo"),
-    "checks": ("run", *DRAWN, "--fail-on", "length", "--fail-on", "empty", "-v", "--check-batch"),
+    "checks": ("run", *DRAWN, "--fail-on", "length", "--fail-on", "empty", "-v"),
     "cut": ("run", *DRAWN, "--truncate", "left", "--max-length", "8", "-v"),
 }
 
@@ -113,10 +113,6 @@ def test_a_pipe_gets_the_text_itself(hostile: str) -> None:
     assert "\x1b" in text
     record = json.loads(genctl("run", "a", "-m", hostile, *DRAWN, "--format", "jsonl", stdin="").out)
     assert text == record["text"] + "\n"
-
-
-def test_raw_writes_it_to_a_terminal_too(hostile: str) -> None:
-    assert "\x1b]" in genctl("run", "a", "-m", hostile, *DRAWN, "--raw", terminal=True).out
 
 
 @pytest.mark.parametrize("command", ["run", "beam"])

@@ -213,7 +213,7 @@ def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
         ["--penalty-alpha", "0.6", "--top-k", "4"],
         ["--cache", "static"],
         ["--cache", "quantized"],
-        ["--no-use-cache"],
+        ["--cache", "off"],
     ],
     ids=lambda options: " ".join(options[:2]) or "greedy",
 )
@@ -255,19 +255,6 @@ def test_a_tokenizer_left_to_transformers_is_named(llama: Path, tmp_path: Path) 
     assert "tokenizer: transformers (tokenizer_config.json has the field 'a_field_of_tomorrow')" in " ".join(
         done.err.split()
     )
-
-
-def test_the_check_names_the_largest_difference() -> None:
-    done = genctl("run", "Once upon a time", "-n", "2", "--check-runtime")
-    assert done.status == 0, done.err
-    assert "check: largest difference of logits to transformers: " in done.err
-    assert "prompt of 5 tokens and 16 steps" in done.err
-    done = genctl("run", "12345", "-m", "builtin:numbers", "-n", "2", "--check-runtime")
-    assert done.status == 0, done.err
-    assert "of the largest logit), over a source of 7 tokens and 16 steps" in done.err
-    done = genctl("run", "Once upon a time", "-n", "2", "--check-runtime", "--runtime", "transformers")
-    assert done.status == 2
-    assert "--check-runtime compares the native runtime" in done.err
 
 
 def test_a_native_run_may_need_transformers_later(llama: Path, tmp_path: Path) -> None:

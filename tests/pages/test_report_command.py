@@ -130,7 +130,7 @@ def test_a_measured_cache_stands_beside_its_plan(tmp_path: Path) -> None:
 
 def test_a_recording_makes_the_page_later(tmp_path: Path) -> None:
     events, page = tmp_path / "run.jsonl", tmp_path / "run.html"
-    genctl("beam", *NUMBERS, "twelve", "--trace", str(events), "--report", str(tmp_path / "live.html"))
+    genctl("beam", *NUMBERS, "twelve", "--events", str(events), "--report", str(tmp_path / "live.html"))
     done = genctl("report", str(events))
     assert (done.status, done.out, done.err) == (0, "", f"wrote {page}\n")
     live = Parts((tmp_path / "live.html").read_text()).data
@@ -225,7 +225,7 @@ def _timeless(text: str) -> str:
 
 def test_the_screen_of_a_recording_has_its_prompt_and_table(tmp_path: Path) -> None:
     events, drawn = tmp_path / "e.jsonl", tmp_path / "s.svg"
-    genctl("beam", *NUMBERS, "twelve", "--trace", str(events))
+    genctl("beam", *NUMBERS, "twelve", "--events", str(events))
     assert genctl("replay", str(events), "--svg", str(drawn)).status == 0
     shown = unescape("".join(ElementTree.parse(drawn).getroot().itertext())).replace("\xa0", " ")
     assert "twelve" in shown

@@ -72,7 +72,7 @@ def test_a_command(name: str, width: int, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setenv("LINES", "60")
     command = [word.format(recording=tmp_path / "run.jsonl") for word in COMMANDS[name]]
     if name == "replay":
-        made = ("--num-beams", "3", "-n", "6", "--trace", command[1])
+        made = ("--num-beams", "3", "-n", "6", "--events", command[1])
         assert genctl("beam", "One day", *made, "--format", "jsonl").status == 0
     done = genctl(*command, terminal=True, color="never")
     assert done.status == 0, done.err

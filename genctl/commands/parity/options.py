@@ -24,7 +24,7 @@ from genctl.errors import UsageError
 from genctl.io.writers import ReportFormat
 
 COMPARED = OptionGroup("What is compared")
-FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that have a flag here
+FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that count here
 LIMITS = ("max_kl", "max_regret", "min_agreement")
 
 

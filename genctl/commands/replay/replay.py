@@ -47,7 +47,7 @@ STEP_S = 0.08  # between two steps; a recording does not say how long they took
 class ReplayOptions(CommandOptions):
     """The command line of `genctl replay`."""
 
-    file: str = argument("a file that --events or --trace wrote; - is standard input", "FILE", required=True)
+    file: str = argument("a file that --events wrote; - is standard input", "FILE", required=True)
     step: bool = switch("wait for a key after each step: space or enter; b goes back, q ends")
     speed: float | None = option("speed factor (default: 1)", "X")
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
@@ -257,7 +257,7 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
     from genctl.terminal.console import discard
 
     shown = err if options.scores or options.explain else discard()
-    search = Search(options, err, stream=options.tree_format is None, raw=False, live=False)
+    search = Search(options, err, stream=options.tree_format is None, live=False)
     view = _view(recorded, shown, err, options, searching=False, on_terminal=_live(options))
     sink = writers.open_output(None, sys.stdout)
     trees = writers.open_writer("json" if options.tree_format == "json" else "text", sink, on_error=lambda _: None)

@@ -16,7 +16,7 @@ from genctl.models import gc_pause
 class ReportOptions(CommandOptions):
     """The command line of `genctl report`."""
 
-    file: str = argument("a file that --events or --trace wrote; - is standard input", "EVENTS", required=True)
+    file: str = argument("a file that --events wrote; - is standard input", "EVENTS", required=True)
     output: str | None = option("where the page goes (default: EVENTS with the suffix .html)", "FILE", "--output", "-o")
     force: bool = switch("replace an existing page")
     quiet: bool = QUIET

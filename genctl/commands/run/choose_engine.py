@@ -11,8 +11,6 @@ from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_o
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
-ALONE = ("resume", "check_batch", "check_runtime")  # options that read what one process has
-
 
 def run(options: Any) -> int | None:
     """`genctl run` and `genctl beam`."""
@@ -34,6 +32,5 @@ def run(options: Any) -> int | None:
 
 
 def _check_ranks(flag: str, options: Any, early: Resolved) -> None:
-    for name in ALONE:
-        if getattr(options, name):
-            raise UsageError(f"{flag} and --{name.replace('_', '-')}: only one process can do that")
+    if options.resume:
+        raise UsageError(f"{flag} and --resume: only one process can do that")

@@ -31,7 +31,6 @@ from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.commands.run.checks import RunChecks
     from genctl.commands.run.run_view import RunView
     from genctl.commands.run.search_output import Search
     from genctl.engines.protocol import Report, Request, Skipped
@@ -56,11 +55,6 @@ class RunJob(job.Job[RunOptions]):
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
         self.taken = 0  # rows of the input
-        self.checks: RunChecks | None = None
-        if options.check_runtime or options.check_batch:
-            from genctl.commands.run.checks import RunChecks
-
-            self.checks = RunChecks(options, self.say)
         self.threads: int | None = None  # that compute a step
         self.said_full = False  # that a text ended because the context was full
         self.bar: RowsBar | None = None
@@ -88,7 +82,7 @@ class RunJob(job.Job[RunOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
         options = self.options
-        plain = options.to_file or options.stream or options.tree_format or options.raw
+        plain = options.to_file or options.stream or options.tree_format
         self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
         view = self._make_view()
         search = self._make_search()
@@ -174,7 +168,7 @@ class RunJob(job.Job[RunOptions]):
             return None
         from genctl.commands.run.search_output import Search
 
-        return Search(options, self.err_console, stream=options.stream, raw=options.raw, live=self.live)
+        return Search(options, self.err_console, stream=options.stream, live=self.live)
 
     def _drawn(self, console: Console) -> RunView:
         """A second view, which shows the run as a terminal would."""
@@ -294,8 +288,6 @@ class RunJob(job.Job[RunOptions]):
             on_shortage=self._shortage,
             on_progress=self._progress,
         )
-        if self.checks is not None:
-            return self.checks.stream(self.engine, self._requests(), self._report(), flow)
         return self.engine.stream(self._requests(), self._report(), flow)
 
     @property
@@ -352,8 +344,7 @@ class RunJob(job.Job[RunOptions]):
         """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
         if not self.waits or self.choice.ranks:
             return False
-        checked = self.options.check_runtime or self.options.check_batch
-        return not self.choice.live or (bool(self.alone) and self.width > 1 and not checked)
+        return not self.choice.live or (bool(self.alone) and self.width > 1)
 
     def _idle(self) -> bool:
         """Whether nothing is decoded in this process until the next row comes."""
@@ -469,10 +460,7 @@ class RunJob(job.Job[RunOptions]):
             subject = self.subjects[self.stopper[0]["id"]]
             self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
             return int(Exit.ROWS_FAILED)
-        status = self.tally.status()
-        if self.checks is not None:
-            self.checks.verdict()
-        return status
+        return self.tally.status()
 
     def closing_notes(self) -> None:
         """Print notes on what was found while decoding."""

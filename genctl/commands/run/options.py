@@ -41,7 +41,6 @@ class RunOptions(PresetOptions):
     resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
     strict: bool = IN_OUT.switch("stop at the first row that fails")
     format: Format = FORMAT
-    raw: bool = IN_OUT.switch("write texts to a terminal as they are, control characters too")
     force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("write text as soon as it is final")
@@ -57,10 +56,6 @@ class RunOptions(PresetOptions):
     fail_on: tuple[Ending, ...] = CHECKS.repeated(
         "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
         "length|context|empty|stop|time|unmet",
-    )
-    check_batch: bool = CHECKS.switch("decode each prompt alone as well; exit with 4 if tokens differ")
-    check_runtime: bool = CHECKS.switch(
-        "compare logits with transformers' on the first prompt and 16 steps; exit with 4 if far apart"
     )
     dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
     workers: str | None = WORKERS
@@ -84,7 +79,6 @@ class RunOptions(PresetOptions):
 class BeamOptions(RunOptions):
     """The same for a search that can be watched."""
 
-    events: str | None = SHOWN.option("also write all events, for genctl replay", "FILE", "--trace", "--events")
     tree: bool = SHOWN.switch("draw the search tree at the end")
     tree_format: TreeFormat | None = SHOWN.option("write the search tree instead of the texts")
     view: Literal["run", "beam"] = "beam"
@@ -104,8 +98,6 @@ def check_search(early: Resolved) -> None:
 NOT_REMOTE = {
     "explain": "--explain shows each logits processor at work",
     "watch": "--watch tells of tokens that were not chosen",
-    "check_batch": "--check-batch compares forward passes",
-    "check_runtime": "--check-runtime compares forward passes",
     "tree": "--tree draws a search",
     "tree_format": "--tree-format writes a search",
 }
@@ -123,7 +115,6 @@ def check_backend(options: RunOptions, early: Resolved) -> None:
         raise UsageError("\n".join(f"{words}, which a server does not tell (backend, {place})" for words in wanted))
 
 
-RECORDS = tuple(name for name, format in FORMATS.items() if format.records)
 WHOLE = tuple(name for name in FORMATS if name != "text")  # what is written at the end of each result
 TREE_ECHO: Conflict = (
     lambda options: options.tree_format is not None and bool(options.echo),
@@ -137,12 +128,6 @@ CONFLICTS: tuple[Conflict, ...] = (
     same_file("events", "svg"),
     *PAGE,
     TIMING,
-    (
-        given("raw", format=RECORDS),
-        "--raw writes texts as they are to a terminal, but --format {format} writes records",
-    ),
-    (given("raw", "tree_format"), "--raw writes texts as they are, but --tree-format {tree_format} writes trees"),
-    (given("raw", "tree"), "--raw writes only texts as they are, but --tree draws them on the terminal"),
     *because(
         given("resume"),
         "--resume continues an interrupted output, but ",
@@ -155,7 +140,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("report"), "--report shows one run from its beginning"),
         (given("svg"), "--svg shows one run from its beginning"),
         (given("timing"), "--timing writes seconds, which are others each time"),
-        (given("check_batch"), "--check-batch compares the batches of one run"),
         (given("tree"), "--tree draws the searches of one run"),
         (given("tree_format"), TREES),
     ),
@@ -170,11 +154,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     (given("tree_format", format=WHOLE), f"{TREES}, which contradicts --format {{format}}"),
     TREE_ECHO,
     WATCH_TSV,
-    *refused(
-        (given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded"),
-        (given("check_batch"), "decodes elsewhere, but --check-batch compares what is decoded here"),
-        (given("check_runtime"), "decodes elsewhere, but --check-runtime compares two runtimes here"),
-    ),
+    *refused((given("stream"), "decodes groups of rows elsewhere, but --stream writes text while it is decoded")),
     (given("watch", "tree_format", without=["events"]), f"{TREES}, which have no place for --watch; --events has"),
 )
 
@@ -210,7 +190,7 @@ BEAM = Command(
     (
         'genctl beam "Once upon a time"',
         'genctl beam --num-beams 8 --tree "The sea"',
-        'genctl beam --trace run.jsonl "The sea"',
+        'genctl beam --events run.jsonl "The sea"',
     ),
     {
         "Model and text": ("model", "max_new_tokens", "num_return_sequences"),

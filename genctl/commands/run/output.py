@@ -118,7 +118,7 @@ def open_records(
         return RecordOutput(writers.Unclosed(), None, tally, unordered=options.unordered)
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     escape: Callable[[str], str] = str
-    if sink.is_terminal and not (options.raw or options.tree_format):
+    if sink.is_terminal and not options.tree_format:
         from genctl.terminal.widgets import visible as escape
     format: writers.Format = "json" if options.tree_format == "json" else options.format
     writer = writers.open_writer(format, sink, on_error=on_error, shown=escape)

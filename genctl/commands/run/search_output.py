@@ -190,7 +190,7 @@ class Search:
     With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
     """
 
-    def __init__(self, options: ShownSearch, err: Console | None, *, stream: bool, raw: bool, live: bool) -> None:
+    def __init__(self, options: ShownSearch, err: Console | None, *, stream: bool, live: bool) -> None:
         self.options = options
         self.err = err
         self.trees: SearchTrees | None = None
@@ -200,7 +200,7 @@ class Search:
 
             self.trees = SearchTrees()
         if stream:
-            if raw or not is_terminal(sys.stdout):
+            if not is_terminal(sys.stdout):
                 sink = writers.open_output(None, sys.stdout)
                 self.stream = StreamView(
                     lambda text: sink.write(text.encode("utf-8", "backslashreplace")), echo=bool(options.echo)

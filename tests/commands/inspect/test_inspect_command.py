@@ -284,7 +284,7 @@ def test_a_prompt_cache_that_does_not_fit_is_refused(gpt2: Path, t5: Path, tmp_p
 
     assert "another checkpoint" in refusal("run", PROMPT, "-m", str(t5))
     assert "its dtype is float32, here it is bfloat16" in refusal("run", PROMPT, "-m", str(gpt2), "--dtype", "bfloat16")
-    assert "needs a cache" in refusal("run", PROMPT, "-m", str(gpt2), "--no-use-cache")
+    assert "needs a cache" in refusal("run", PROMPT, "-m", str(gpt2), "--set", "use_cache=false")
     assert "needs a cache" in refusal("run", PROMPT, "-m", str(gpt2), "--cache", "off")
     data = bytearray(file.read_bytes())
     data[-5] ^= 4
@@ -425,7 +425,10 @@ def test_a_form_that_changes_nothing_is_told_of(mamba: Path, mistral: Path) -> N
             ["--cache", "off", "--heatmap"],
             "--heatmap looks into the cache, and there is none (flag --cache)",
         ),
-        (["--no-use-cache", "--diff", "x"], "--diff looks into the cache, and there is none (flag --no-use-cache)"),
+        (
+            ["--set", "use_cache=false", "--diff", "x"],
+            "--diff looks into the cache, and there is none (--set use_cache)",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], words: str, gpt2: Path) -> None:

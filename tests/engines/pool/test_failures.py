@@ -99,14 +99,6 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
             "--workers decodes groups of rows elsewhere, but --stream writes text while it is decoded",
         ),
         (
-            ["--address", "auto", "--check-batch"],
-            "--address decodes elsewhere, but --check-batch compares what is decoded here",
-        ),
-        (
-            ["--workers", "2", "--check-runtime"],
-            "--workers decodes elsewhere, but --check-runtime compares two runtimes here",
-        ),
-        (
             ["--workers", "2", "--device-map", "auto"],
             "--workers gives each worker a device, but device_map = auto (flag --device-map) is one",
         ),

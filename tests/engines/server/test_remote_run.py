@@ -127,7 +127,6 @@ def test_what_the_server_cannot_do_is_refused_before_the_first_request(
     [
         (("run", "--explain"), "--explain shows each logits processor at work, which a server does not tell"),
         (("run", "--watch", "a"), "--watch tells of tokens that were not chosen, which a server does not tell"),
-        (("run", "--check-batch"), "--check-batch compares forward passes, which a server does not tell"),
     ],
 )
 def test_views_that_need_a_checkpoint_here_are_refused(server: StandIn, arguments: tuple[str, ...], words: str) -> None:
