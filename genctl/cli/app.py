@@ -101,7 +101,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("genctl.commands.replay.report:REPORT", "Make a page of a recorded run, to open in a browser."),
     "batch": ("genctl.commands.batch.options:app", "Write and read the batch files of OpenAI's interface."),
     "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
-    "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any knob."),
+    "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),
 }
 
 

@@ -44,7 +44,7 @@ FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
 COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
 QUIET: Any = switch("show no progress and no summary, only results and errors", "--quiet", "-q")
 EVENTS: Any = SHOWN.option("also write every event as JSON lines", "FILE")
-PLUGINS: Any = TRUST.switch("let presets name processors by dotted path")
+PLUGINS: Any = TRUST.switch("let presets run your Python code")
 WATCH: Any = SHOWN.repeated(
     "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
 )
@@ -207,7 +207,7 @@ class PresetOptions(ModelOptions):
         "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
     )
     set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
-    strategy: str | None = SETTINGS.option("a decoding mode by name; other flags refine it", "NAME")
+    strategy: str | None = SETTINGS.option("how to decode: greedy, beam, sample…", "NAME")
     allow_plugins: bool = PLUGINS
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else
 

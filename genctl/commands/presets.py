@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=CommandGroup,
-    help="List, show and check presets: TOML files that hold any knob.",
+    help="List, show and check presets: TOML files that hold any setting.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""Knobs on the command line as `knob=value,knob=value`. Commas inside quotes and brackets belong to the value."""
+"""Knobs on the command line as `setting=value,setting=value`. Commas inside quotes and brackets belong to the value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPEN, _CLOSE = "[{(", "]})"
 
 
 def read_knobs(text: str, place: str, special: tuple[str, ...] = ()) -> dict[str, Any]:
-    """`knob=value,knob=value` as values by name; `special` are names that no knob has.
+    """`setting=value,setting=value` as values by name; `special` are names that no knob has.
 
     A name is not checked, except that - may stand for _. `place` begins every message. Raises UsageError.
     """
@@ -22,7 +22,7 @@ def read_knobs(text: str, place: str, special: tuple[str, ...] = ()) -> dict[str
         key, equals, value = part.partition("=")
         key = key.strip()
         if not equals or not key:
-            raise UsageError(f"{place}: {part.strip()!r} is not knob=value")
+            raise UsageError(f"{place}: {part.strip()!r} is not setting=value")
         names = (*known(), *special)
         if key not in names and (folded := key.replace("-", "_")) in names:
             key = folded

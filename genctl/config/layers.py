@@ -280,7 +280,7 @@ def _unknown(layer: Layer, key: str, value: Any) -> Wrong:
     if key == "preset":
         return Wrong(f'{sentence}: a preset says extends = "NAME"')
     if isinstance(value, dict) and any(inner in known() for inner in value):
-        return Wrong(f"{sentence}: write knobs as top-level keys, not in a table")
+        return Wrong(f"{sentence}: write settings as top-level keys, not in a table")
     near = did_you_mean(key, [*accepted(), *SPECIAL, *REFUSED])
     return Wrong(f"{sentence}; did you mean {near}?" if near else sentence, near=near)
 

@@ -126,7 +126,7 @@ def environment_layer(environment: Mapping[str, str] | None = None) -> Layer:
             continue
         near = did_you_mean(key, accepted())
         suggestion = f"; did you mean {PREFIX}{near.upper()}?" if near else ""
-        mistakes.append(PresetError(f"environment: {printable(name, 60)} names no knob{suggestion}"))
+        mistakes.append(PresetError(f"environment: {printable(name, 60)} names no setting{suggestion}"))
     where = {key: f"{PREFIX}{key.upper()}" for key in values}
     return Layer("environment", values, where, "user", tuple(mistakes))
 

@@ -317,7 +317,7 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
         for name in wanted:
             if name not in known and name != "seed":
                 near = nearest(name, known)
-                hint = f"did you mean {near}?" if near else "they are the knobs of genctl and until, max_gen_toks"
+                hint = f"did you mean {near}?" if near else "they are the settings of genctl and until, max_gen_toks"
                 raise UsageError(f"gen_kwargs: genctl has no setting {name!r}", hint=hint)
         if wanted["do_sample"]:
             wanted.setdefault("seed", self._seed())

@@ -12,7 +12,7 @@ from genctl.engines.protocol import Request, never
 from genctl.errors import GenctlError, ModelError
 from genctl.models.weights import read_json
 from genctl.parity.fault import FoundFault, find_fault
-from genctl.parity.noise import MeasuredNoise, measure_noise
+from genctl.parity.noise import MeasuredNoise, beyond_weights, measure_noise
 from genctl.parity.oracle import Reading
 from genctl.parity.partings import first_difference, parting, readings_of, worst_of
 from genctl.parity.reading import ReadBoth
@@ -209,16 +209,16 @@ def judge(
         return "drift", "the logits differ, and rounding could not be measured"
     noise = measured.noise
 
-    def beyond(ratio: float) -> str:
-        return f"what the weights do not explain is {ratio:.2g} times the rounding"
-
-    remains = beyond(noise.typical_ratio)
+    remains = beyond_weights(noise.typical_ratio)
     if noise.typical_ratio > noise.typical_allowed:
         return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
         place = int(measured.ratios.argmax())
         where = [reading.text.token(each) for reading in measured.readings for each in reading.indices][place]
-        return "defect", f"{where}: {beyond(noise.largest_ratio)}, and rounding itself reaches {noise.allowed:.2g}"
+        return (
+            "defect",
+            f"{where}: {beyond_weights(noise.largest_ratio)}, and rounding itself reaches {noise.allowed:.2g}",
+        )
     if measured.equal:
         return "tie", f"{remains}: the reference's own rounding explains it"
     return "drift", f"{remains}: {explained_by} explain the difference"

@@ -60,6 +60,13 @@ class MeasuredNoise:
         return ALLOWANCE * (self.moved + float(self.weights.abs().amax()))
 
 
+def beyond_weights(ratio: float) -> str:
+    """How large a difference is that the weights do not explain, in rounding errors."""
+    if ratio < 1:
+        return f"beyond the weights, the difference is smaller than rounding error ({ratio:.2g} of it)"
+    return f"beyond the weights, the difference is {ratio:.2g} times rounding error"
+
+
 def measure_noise(
     reference: LocalSide,
     other: LocalSide,

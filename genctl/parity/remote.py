@@ -19,7 +19,7 @@ from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTo
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
-from genctl.parity.noise import ALLOWANCE, MeasuredNoise, left_out, measure_noise, read_rows
+from genctl.parity.noise import ALLOWANCE, MeasuredNoise, beyond_weights, left_out, measure_noise, read_rows
 from genctl.parity.oracle import Reading
 from genctl.parity.partial import position_of_server
 from genctl.parity.partings import concluded, judge_margin
@@ -249,7 +249,7 @@ def _verdict(positions: Sequence[Position], judged: _JudgedServer | None) -> tup
         return "drift", "the log-probabilities differ, and rounding could not be measured"
     noise = judged.noise
     typical, largest = noise.typical_allowed, noise.allowed
-    remains = f"what the weights do not explain is {noise.typical_ratio:.2g} times the rounding"
+    remains = beyond_weights(noise.typical_ratio)
     if noise.typical_ratio <= typical and noise.largest_ratio <= largest:
         if judged.measured.equal:
             return "tie", f"{remains}: rounding explains it"

@@ -160,7 +160,7 @@ def _knobs(rest: str) -> Arguments:
     key, value = found[1].replace("-", "_"), found[2]
     if key not in known():
         near = did_you_mean(key, known())
-        raise ValueError(f"unknown knob {key!r:.60}" + (f"; did you mean {near}?" if near else ""))
+        raise ValueError(f"unknown setting {key!r:.60}" + (f"; did you mean {near}?" if near else ""))
     read = parse_value(key, value.strip())
     try:
         return {"key": key, "value": check(key, read)}

@@ -35,7 +35,7 @@ class Genctl:
         self.cuda = setup.device.startswith("cuda")
 
     def run(self, work: Work) -> Ran:
-        """Do the work and time it. Raises Unavailable for unknown knobs, ValueError if a prompt fails."""
+        """Do the work and time it. Raises Unavailable for unknown settings, ValueError if a prompt fails."""
         import torch
 
         from genctl import events

@@ -66,7 +66,7 @@ def test_every_layer_is_checked_whatever_is_wrong_with_the_others(project: Path)
             "b.toml:1: extends: preset greeedy: no such preset; did you mean greedy?",
             'b.toml:2: max_new_tokens = "ten": must be a whole number, not a string',
             "preset nope: no such preset",
-            "environment: GENCTL_TPO_P names no knob; did you mean GENCTL_TOP_P?",
+            "environment: GENCTL_TPO_P names no setting; did you mean GENCTL_TOP_P?",
             'GENCTL_SEED: seed = "x": must be a whole number, not a string',
             'flag --cache: cache_implementation = "dinamic": did you mean dynamic? It must be one of dynamic,',
             '--set "top_k": must be key=value',

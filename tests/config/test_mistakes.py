@@ -132,12 +132,12 @@ MISTAKES: list[tuple[str, str, str | None]] = [
     (
         "knobs in a table",
         "[generation]\ntop_k = 5",
-        "job.toml:1: unknown key generation: write knobs as top-level keys, not in a table",
+        "job.toml:1: unknown key generation: write settings as top-level keys, not in a table",
     ),
     (
         "dotted key",
         "sampling.top_k = 5",
-        "job.toml:1: unknown key sampling: write knobs as top-level keys, not in a table",
+        "job.toml:1: unknown key sampling: write settings as top-level keys, not in a table",
     ),
     ("settings key in a preset", 'preset = "greedy"', 'job.toml:1: unknown key preset: a preset says extends = "NAME"'),
     (

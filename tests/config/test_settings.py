@@ -171,7 +171,7 @@ def test_the_mistakes_of_all_files_are_told_at_once(project: Path) -> None:
     assert lines[1].startswith("genctl.toml:1:1: not valid TOML")
     assert lines[2].startswith("preset nuclues: no such preset; did you mean nucleus?")
     assert lines[3] == "none.toml: no such file"
-    assert lines[4] == "environment: GENCTL_TPO_K names no knob; did you mean GENCTL_TOP_K?"
+    assert lines[4] == "environment: GENCTL_TPO_K names no setting; did you mean GENCTL_TOP_K?"
 
 
 # -- the environment -----------------------------------------------------------------------------------------------
@@ -202,10 +202,10 @@ def test_a_variable_sets_its_knob_and_is_read_as_set_reads() -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("GENCTL_TEMPRATURE", "environment: GENCTL_TEMPRATURE names no knob; did you mean GENCTL_TEMPERATURE?"),
-        ("GENCTL_", "environment: GENCTL_ names no knob"),
-        ("GENCTL_Seed", "environment: GENCTL_Seed names no knob; did you mean GENCTL_SEED?"),
-        ("GENCTL_ABOUT", "environment: GENCTL_ABOUT names no knob"),
+        ("GENCTL_TEMPRATURE", "environment: GENCTL_TEMPRATURE names no setting; did you mean GENCTL_TEMPERATURE?"),
+        ("GENCTL_", "environment: GENCTL_ names no setting"),
+        ("GENCTL_Seed", "environment: GENCTL_Seed names no setting; did you mean GENCTL_SEED?"),
+        ("GENCTL_ABOUT", "environment: GENCTL_ABOUT names no setting"),
     ],
 )
 def test_a_variable_of_no_knob_is_told(name: str, sentence: str) -> None:

@@ -51,11 +51,11 @@ COMMANDS: tuple[SlashCommand, ...] = (
     SlashCommand("scores", "show each token's probability under an answer, or no longer"),
     SlashCommand(
         "set",
-        "set a knob, such as temperature=0.7; KEY alone shows it; without one, list what is set",
+        "change a setting, such as temperature=0.7; KEY alone shows it; without one, list what is set",
         "KEY=VALUE",
         "maybe",
     ),
-    SlashCommand("unset", "forget a knob that /set has set", "KEY", "something"),
+    SlashCommand("unset", "forget a setting that /set has changed", "KEY", "something"),
     SlashCommand("preset", "use a preset on top of the settings", "NAME", "something"),
     SlashCommand("system", "set the system message; without a text, take it away", "TEXT", "maybe"),
     SlashCommand("save", "say where the chat is saved, or continue in FILE", "FILE", "maybe"),

@@ -35,7 +35,7 @@ class CompareOptions(ModelOptions):
 
     presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
     strategies: tuple[str, ...] = RUNS.repeated(
-        "a decoding mode by name, or a run given inline; values as TOML or JSON; extends=PRESET",
+        "how to decode (greedy, beam, sample…), or a run given inline; values as TOML or JSON; extends=PRESET",
         "NAME:KNOB=VALUE,…",
         "--strategy",
     )
@@ -117,7 +117,7 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
             f"genctl compare needs at least two runs, but {have}",
-            hint='give several -p PRESET, --strategy "NAME:knob=value" or --models A,B, or repeat one with --seeds N',
+            hint='give several -p PRESET, --strategy "NAME:setting=value", --models A,B, or repeat one with --seeds N',
         )
     return runs
 

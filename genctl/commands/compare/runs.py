@@ -91,7 +91,7 @@ def check_names(runs: Iterable[RunSpec]) -> None:
     if twice:
         raise UsageError(
             f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
-            hint='--strategy "NAME:knob=value" gives a run a name of its own',
+            hint='--strategy "NAME:setting=value" gives a run a name of its own',
         )
 
 
@@ -107,7 +107,7 @@ def split_models(texts: Iterable[str]) -> list[str]:
 
 
 def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
-    """`NAME:knob=value,knob=value` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
+    """`NAME:setting=value,…` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
 
     `NAME` alone is a decoding mode, with its knobs. Commas inside quotes and brackets belong to the value. Raises
     UsageError.
@@ -118,7 +118,7 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
     if "=" in name or not name:
         raise UsageError(
             f"--strategy {text!r}: begins with no name",
-            hint='write it as "NAME:knob=value,knob=value", such as "beam5:num_beams=5"',
+            hint='write it as "NAME:setting=value,setting=value", such as "beam5:num_beams=5"',
         )
     if not NAME.fullmatch(name) or "/" in name:
         raise UsageError(f"--strategy {text!r}: a name has letters, digits, spaces and . : @ + - _, at most 60")
@@ -127,7 +127,7 @@ def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
         preset = f"-p {name} takes the preset of this name; " if is_preset else ""
         raise UsageError(
             named_strategies.unknown(name),
-            hint=f'{preset}there are: {", ".join(named_strategies.NAMED)}; "{name}:knob=value" gives a run a name',
+            hint=f'{preset}there are: {", ".join(named_strategies.NAMED)}; "{name}:setting=value" gives a run a name',
         )
     values = read_knobs(rest, place, ("extends",)) if separator else dict(named_strategies.NAMED[name])
     extended = _extended(values.pop("extends"), place) if "extends" in values else ()

@@ -33,7 +33,7 @@ class ParityCommandOptions(ModelOptions):
     """The command line of `genctl parity`. `arguments` are the prompts among the arguments, the others are sides."""
 
     arguments: tuple[str, ...] = argument(
-        "sides, the reference first: MODEL[@knob=value,…] or openai:URL; arguments with a space are prompts", "SIDE"
+        "sides, the reference first: MODEL[@setting=value,…] or openai:URL; arguments with a space are prompts", "SIDE"
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
@@ -46,7 +46,7 @@ class ParityCommandOptions(ModelOptions):
     max_regret: float | None = CHECKS.option("exit with 4 where the largest regret is more, in nats", "X", least=0)
     min_agreement: float | None = CHECKS.option("exit with 4 where fewer first choices agree, 0 to 1", "X", least=0)
     allow_defect: bool = CHECKS.option(
-        "a defect fails no check (default: exit with 4)", None, "--allow-defect/--no-defect", default=False
+        "exit 0 even on a defect (default: 4)", None, "--allow-defect/--no-defect", default=False
     )
     save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
     expect: str | None = CHECKS.option("this golden file is the reference", "FILE")
@@ -136,8 +136,8 @@ PARITY = Command(
     "parity",
     ParityCommandOptions,
     "genctl.commands.parity.job:ParityJob",
-    """A side is MODEL[@knob=value,…] or openai:URL[@knob=value,…]: the model ends at the first @ that a name and =
-    follow. The first side is the reference. All sides read its greedy texts, so that every position can be compared,
+    """A side is MODEL[@setting=value,…] or openai:URL[@setting=value,…]; the model ends at the first @ that a name and
+    = follow. The first side is the reference. All sides read its greedy texts, so that every position can be compared,
     and each writes greedy texts of its own, whose first difference is a tie, a drift or a defect.""",
     (
         "genctl parity A A@quantize=int4 -i prompts.txt",

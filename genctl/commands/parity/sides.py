@@ -1,4 +1,4 @@
-"""The sides of a comparison: `MODEL[@knob=value,…]` and `openai:URL[@knob=value,…]`, each with its own settings."""
+"""The sides of a comparison: `MODEL[@setting=value,…]` and `openai:URL[@setting=value,…]`, each with settings."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
         values.setdefault("cache_implementation", values.pop("cache"))
     wrong = [f"{place}: {sentence}" for key in values if (sentence := refused(key))]
     if not model and not knobs:
-        wrong.append(f"{place}: names neither a model nor a knob")
+        wrong.append(f"{place}: names neither a model nor a setting")
     if model and "model" in values and not model.startswith(SERVER):
         wrong.append(f"{place}: the model is said twice, as {model} and as model = {values['model']}")
     if model.startswith(SERVER):
@@ -152,7 +152,7 @@ def refused(key: str) -> str:
         return ""
     if key not in known():
         near = did_you_mean(key, COMPARED) or did_you_mean(key, known())
-        return f"unknown knob {named(key)}" + (f"; did you mean {near}?" if near else "")
+        return f"unknown setting {named(key)}" + (f"; did you mean {near}?" if near else "")
     item = {**params.knobs(Generation), **params.knobs(Runtime)}[key]
     reason = _REASONS.get(key) or _GROUP_REASONS.get(item.metadata["group"], _CHOOSES)
     return f"{key} cannot matter to a comparison: {reason}"

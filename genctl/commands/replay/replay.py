@@ -53,13 +53,13 @@ class ReplayOptions(CommandOptions):
     tree: bool = switch("draw the search tree at the end (on standard error where output is piped)")
     tree_format: TreeFormat | None = option("write the search tree instead of the texts")
     echo: bool | None = option(
-        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+        "repeat the prompt before the text (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
     report: str | None = option("also write a page with all details, to open in a browser", "FILE")
     svg: str | None = option("also draw what a terminal shows in the end, as a picture", "FILE")
     force: bool = switch("replace existing --report and --svg files")
     scores: bool = switch("show what was recorded of each token")
-    explain: bool = switch("show what each logits processor did")
+    explain: bool = switch("show which settings changed each token's probability")
     quiet: bool = QUIET
     color: Color = COLOR
 

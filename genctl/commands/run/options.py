@@ -43,21 +43,21 @@ class RunOptions(PresetOptions):
     format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
-    stream: bool = IN_OUT.switch("write text as soon as it is final")
+    stream: bool = IN_OUT.switch("print while generating")
     echo: bool | None = SHOWN.option(
-        "begin the text with the prompt (default: on a terminal, dimmed)", None, "--echo/--no-echo"
+        "repeat the prompt before the text (default: on a terminal, dimmed)", None, "--echo/--no-echo"
     )
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     watch: tuple[str, ...] = WATCH
-    explain: bool = SHOWN.switch("show what each logits processor did to each step")
+    explain: bool = SHOWN.switch("show which settings changed each token's probability")
     events: str | None = EVENTS
     timing: bool = SHOWN.switch("add load, prefill and decode seconds to records")
     fail_on: tuple[Ending, ...] = CHECKS.repeated(
         "exit with 4 if a sequence ended so, is empty, or lacks a forced word (unmet); repeatable",
         "length|context|empty|stop|time|unmet",
     )
-    dry: bool = CHECKS.switch("print all settings as TOML, with their origins")
+    dry: bool = CHECKS.switch("show the settings and stop; nothing is generated")
     workers: str | None = WORKERS
     address: str | None = ADDRESS
     view: Literal["run", "beam"] = "run"

@@ -207,7 +207,7 @@ def test_every_mistake_of_a_script_is_said_with_its_line(tmp_path: Path) -> None
     assert [line.partition(": ")[2] for line in done.err.splitlines()[:6]] == [
         "standard input, line 2: unknown command 'generat'; did you mean generate?",
         "standard input, line 4: take: a rank is a number from 1 on, not ''; expected take RANK|id:N|\"TEXT\" [N]",
-        "standard input, line 5: set: unknown knob 'topp'; did you mean top_p?; expected set KNOB=VALUE",
+        "standard input, line 5: set: unknown setting 'topp'; did you mean top_p?; expected set KNOB=VALUE",
         "standard input, line 6: set: top_p = 7: must be at most 1; expected set KNOB=VALUE",
         "standard input, line 7: left: n is a number from 1 on, not 'x'; expected left [N]",
         "standard input, line 8: edit: there is no text; expected edit TEXT",

@@ -184,7 +184,7 @@ def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
         assert shown.tree.knobs["do_sample"] is False
         await shown.press("s")
         await shown.answer("top_q=2")
-        assert "unknown knob" in shown.text
+        assert "unknown setting" in shown.text
 
     play(part, explorer(max_new_tokens=6, do_sample=True))
 
@@ -194,7 +194,7 @@ def test_s_changes_a_knob_and_the_distribution_without_a_forward_pass() -> None:
     [
         ("top_p=2", "set: top_p = 2: must be at most 1"),
         ("temperature=-1", "set: temperature = -1"),
-        ("temprature=1", "unknown knob 'temprature'; did you mean temperature?"),
+        ("temprature=1", "unknown setting 'temprature'; did you mean temperature?"),
         ("dtype=float16", "dtype"),
         ("top_p=", "top_p"),
         ("=2", "set: got '=2'"),

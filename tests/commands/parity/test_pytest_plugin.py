@@ -130,7 +130,7 @@ def test_two_sides_are_compared(pytester: pytest.Pytester) -> None:
         ('genctl_golden("x", "./nowhere", ["a"])', "golden x: there is no *"),
         (
             'genctl_parity("builtin:stories", "builtin:stories@dtyp=float32", ["a"])',
-            "*unknown knob dtyp; did you mean*",
+            "*unknown setting dtyp; did you mean*",
         ),
         ('genctl_parity("builtin:stories", "builtin:stories", [])', "there is no prompt to compare the sides on"),
         (

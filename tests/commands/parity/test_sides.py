@@ -51,7 +51,7 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
     with pytest.raises(GenctlError) as caught:
         read_sides(["a@dtyp=float32,seed=1", "b@threads=0", "c@temperature=0.5,quantize=int4"], ())
     lines = caught.value.message.split("\n")
-    assert lines[0] == "side a@dtyp=float32,seed=1: unknown knob dtyp; did you mean dtype?"
+    assert lines[0] == "side a@dtyp=float32,seed=1: unknown setting dtyp; did you mean dtype?"
     assert lines[1].startswith("side a@dtyp=float32,seed=1: seed cannot matter to a comparison: greedy texts")
     assert lines[2].startswith("side c@temperature=0.5,quantize=int4: temperature cannot matter to a comparison: ")
     assert lines[3].startswith("side b@threads=0: threads = 0: ")
@@ -62,12 +62,12 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names neither a model nor a knob"),
+        ("", "names neither a model nor a setting"),
         ("m@threads", "names neither"),
         ("a@model=b", "the model is said twice, as a and as model = b"),
         ("m@threads=1,threads=2", "threads is said twice"),
         ("m@x=[1", "a bracket is not closed"),
-        ("m@threads=1,two", "'two' is not knob=value"),
+        ("m@threads=1,two", "'two' is not setting=value"),
         ("openai:http://h@runtime=native", "runtime is for a checkpoint here; a server has already loaded its own"),
         ("m@resume=0", "resume = 0: must be a number of rows, at least 1"),
         ("m@backend=openai:http://h", "write a server as openai:URL"),
