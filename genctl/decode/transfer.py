@@ -27,7 +27,7 @@ def fetch(groups: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
 
     From another device each of the two kinds is copied as one tensor.
     """
-    if {tensor.device.type for group in groups for tensor in group} <= {"cpu"}:
+    if on_host(*[tensor for group in groups for tensor in group]):
         return [[tensor.tolist() for tensor in group] for group in groups]
     integers = _moved((tensor for group in groups for tensor in group if not tensor.is_floating_point()), torch.long)
     floats = _moved((tensor for group in groups for tensor in group if tensor.is_floating_point()), torch.float32)

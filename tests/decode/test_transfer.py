@@ -49,7 +49,7 @@ def case() -> Case:
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (transfer, filters):
-        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+        monkeypatch.setattr(module, "on_host", lambda *tensors: False)
 
 
 def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
@@ -110,7 +110,7 @@ def test_another_device_writes_the_same(case: Case, way: str, monkeypatch: pytes
     lanes = [lane(case, way, str(number), scores=True, top=3) for number in range(3)]
     expected = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
     for module in (transfer, filters):
-        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+        monkeypatch.setattr(module, "on_host", lambda *tensors: False)
     found = [event for event in case.stream(lanes, width=3) if isinstance(event, events.Finished)]
     for one, other in zip(expected, found, strict=True):
         for hypothesis, again in zip(one.hypotheses, other.hypotheses, strict=True):

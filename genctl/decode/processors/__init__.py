@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
-def on_host(tensor: Tensor) -> bool:
-    """Whether the host can read a tensor without waiting for another device."""
-    return tensor.device.type == "cpu"
+def on_host(*tensors: Tensor) -> bool:
+    """Whether the host can read tensors without waiting for another device."""
+    return all(tensor.device.type == "cpu" for tensor in tensors)
