@@ -128,7 +128,7 @@ ALLOWED: dict[str, set[str]] = {
     "native": {"compat", "config.generation_fields", "decode", "kernels"},
     "decode": {
         "compat",
-        "config.fit",
+        "config.check",
         "config.listed_knobs",
         "config.plugins",
         "events",

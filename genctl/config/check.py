@@ -3,14 +3,214 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+import math
+import types
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from genctl import params
-from genctl.config.fit import Misfit, fit
 from genctl.config.toml import printable, write_key, write_value
 from genctl.errors import nearest
+
+# -- check a value against a type with bounds: strict types, and a plain sentence for each misfit ----------------------
+# The types are those of knobs: bool, int, float, str, Any, list, tuple, dict, Literal, unions, and Annotated bounds.
+
+
+MOST_BITS = 64  # of a whole number: no id, count or seed is larger
+
+
+class Misfit(ValueError):
+    """A value that does not fit. `path` leads to the part that is wrong; `words` is the end of a sentence.
+
+    `meant` tells whether the type was right, so that among the branches of a union this one was meant.
+    """
+
+    def __init__(self, words: str, *path: str, meant: bool = False) -> None:
+        super().__init__(" ".join([", ".join(path), words]).strip())
+        self.words, self.path, self.meant = words, path, meant
+
+    def under(self, part: str) -> Misfit:
+        """The same mistake, with the path from the list or table that contains it."""
+        return Misfit(self.words, part, *self.path, meant=self.meant)
+
+
+def fit(hint: Any, value: Any) -> Any:
+    """`value` in the type `hint`; a whole number becomes a float where a float is expected.
+
+    Raises Misfit with the end of a sentence, such as "must be at least 0" or "item 2 must be a string, not a list".
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        check_plain(value)
+        return value
+    if origin is Annotated:
+        whole = type(value) is int and args[0] in (int, float)
+        fitted = value if whole else fit(args[0], value)
+        for bound in args[1:]:
+            _check_bound(bound, fitted)
+        return fit(args[0], fitted)
+    if origin in (Union, types.UnionType):
+        return _fit_union(hint, args, value)
+    if origin is Literal:
+        for arg in args:
+            if value == arg and isinstance(value, bool) == isinstance(arg, bool):
+                return arg
+        raise _not_a_choice(hint, value)
+    if origin in (list, tuple) and isinstance(value, (list, tuple)):
+        return _fit_items(origin, args, hint, value)
+    if origin is dict and isinstance(value, dict):
+        return _fit_entries(args, value)
+    if origin is None and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        check_plain(value)
+        return value
+    if hint is float and type(value) is int:
+        check_plain(value)
+        return float(value)
+    raise Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
+
+
+def _fit_union(hint: Any, branches: tuple[Any, ...], value: Any) -> Any:
+    misfits = []
+    for branch in branches:
+        try:
+            return fit(branch, value)
+        except Misfit as misfit:
+            misfits.append(misfit)
+    if isinstance(value, str) and any(get_origin(branch) is Literal for branch in branches):
+        raise _not_a_choice(hint, value)
+    best = max(misfits, key=lambda misfit: (misfit.meant, len(misfit.path)))
+    raise best if best.meant or best.path else Misfit(f"must be {describe(hint)}, not {kind_of(value)}")
+
+
+def _not_a_choice(hint: Any, value: Any) -> Misfit:
+    expected = f"must be {describe(hint)}"
+    if not isinstance(value, str):
+        return Misfit(f"{expected}, not {kind_of(value)}")
+    near = nearest(CHOICES_ELSEWHERE.get(value.lower(), value.lower()), _choices(hint))
+    return Misfit(f"did you mean {near}? It {expected}" if near else expected, meant=bool(near))
+
+
+# Names of choices in other tools.
+CHOICES_ELSEWHERE = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
+
+def _choices(hint: Any) -> Iterator[str]:
+    for arg in get_args(hint):
+        if isinstance(arg, str):
+            yield arg
+        else:
+            yield from _choices(arg)
+
+
+def _fit_items(origin: Any, args: tuple[Any, ...], hint: Any, value: Any) -> Any:
+    if origin is tuple and len(value) != len(args):
+        amount = "many" if len(value) > len(args) else "few"
+        raise Misfit(f"has too {amount} items; must be {describe(hint)}", meant=True)
+    kinds = args if origin is tuple else args * len(value)
+    fitted = []
+    for number, (kind, item) in enumerate(zip(kinds, value, strict=True), 1):
+        try:
+            fitted.append(fit(kind, item))
+        except Misfit as misfit:
+            raise misfit.under(f"item {number}") from None
+    return origin(fitted)
+
+
+def _fit_entries(args: tuple[Any, ...], value: dict[Any, Any]) -> dict[Any, Any]:
+    fitted = {}
+    for key, item in value.items():
+        fit(args[0], key)
+        try:
+            fitted[key] = fit(args[1], item)
+        except Misfit as misfit:
+            raise misfit.under(f"key {key[:40]}") from None
+    return fitted
+
+
+BOUNDS = {Ge: ("ge", "at least"), Gt: ("gt", "above"), Le: ("le", "at most"), Lt: ("lt", "below")}
+
+
+def _check_bound(bound: Any, value: Any) -> None:
+    attribute, words = BOUNDS[type(bound)]
+    limit = getattr(bound, attribute)
+    holds = {Ge: value >= limit, Gt: value > limit, Le: value <= limit, Lt: value < limit}[type(bound)]
+    if not holds:
+        raise Misfit(f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}", meant=True)
+
+
+def check_plain(value: Any) -> None:
+    """Raise Misfit unless `value` is made of what JSON has: no dates, no nan, no half characters, no huge numbers."""
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise Misfit("must be a number, not nan", meant=True)
+    elif isinstance(value, str):
+        if any("\ud800" <= mark <= "\udfff" for mark in value):
+            raise Misfit("is not Unicode text", meant=True)
+    elif isinstance(value, bool) or value is None:
+        return
+    elif isinstance(value, int):
+        if value.bit_length() > MOST_BITS:
+            raise Misfit("is too large", meant=True)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            check_plain(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            check_plain(key)
+            check_plain(item)
+    else:
+        raise Misfit(f"cannot be {kind_of(value)}", meant=True)
+
+
+KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    (bool, "a boolean"),
+    (int, "a whole number"),
+    (float, "a decimal number"),
+    (str, "a string"),
+    (dict, "a table"),
+    ((list, tuple), "a list"),
+    ((datetime.date, datetime.time), "a date or time"),
+    (type(None), "null"),
+)
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a value, in TOML's terms."""
+    return next((name for kind, name in KINDS if isinstance(value, kind)), type(value).__name__)
+
+
+def describe(hint: Any, *, plural: bool = False) -> str:
+    """A type in words: `int | list[int] | None` is "a whole number or a list of whole numbers"."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return describe(args[0], plural=plural)
+    if origin in (Union, types.UnionType):
+        words = [describe(arg, plural=plural) for arg in args if arg is not type(None)]
+        return " or ".join(dict.fromkeys(words))
+    if origin is Literal:
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(str, args))
+    if hint is Any:
+        return "values" if plural else "a value"
+    if origin in (list, set, frozenset) or (origin is tuple and args[-1] is Ellipsis):
+        return ("lists of " if plural else "a list of ") + describe(args[0], plural=True)
+    if origin is tuple:
+        inner = ", ".join(describe(arg) for arg in args)
+        return f"lists ({inner})" if plural else f"a list of {len(args)} ({inner})"
+    if origin in (dict, Mapping):
+        return ("tables of " if plural else "a table of ") + describe(args[1], plural=True)
+    singular, several = {
+        bool: ("true or false", "true or false"),
+        int: ("a whole number", "whole numbers"),
+        float: ("a number", "numbers"),
+        str: ("a string", "strings"),
+        list: ("a list", "lists"),
+        type(None): ("null", "null"),
+    }.get(hint, ("a table", "tables"))
+    return several if plural else singular
+
 
 # Switches that run code from a file: only a flag on the command line can set them.
 UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")

@@ -12,9 +12,20 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from genctl import params
-from genctl.config.check import UNSAFE, ListMistakes, Wrong, accepted, check, did_you_mean, known, named, shown
+from genctl.config.check import (
+    UNSAFE,
+    ListMistakes,
+    Misfit,
+    Wrong,
+    accepted,
+    check,
+    did_you_mean,
+    fit,
+    known,
+    named,
+    shown,
+)
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
-from genctl.config.fit import Misfit, fit
 from genctl.config.generation_fields import REFUSED
 from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable

@@ -6,8 +6,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from genctl.config.check import ListMistake, ListMistakes, Wrong, check, did_you_mean, known, named, shown
-from genctl.config.fit import Misfit, check_plain, kind_of
+from genctl.config.check import (
+    ListMistake,
+    ListMistakes,
+    Misfit,
+    Wrong,
+    check,
+    check_plain,
+    did_you_mean,
+    kind_of,
+    known,
+    named,
+    shown,
+)
 from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable
 from genctl.errors import nearest

@@ -308,7 +308,7 @@ def _damaged(state: LaneState) -> ModelError:
 
 def _judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
     """Check the best score of each row after the processors. Raises UsageError or ModelError."""
-    from genctl.decode.processors.context import judge
+    from genctl.decode.processors.build import judge
 
     judge(best, processors)
 

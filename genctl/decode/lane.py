@@ -22,7 +22,7 @@ from genctl.errors import GenctlError, ModelError
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import PrefixCache
-    from genctl.decode.processors.context import NamedProcessor
+    from genctl.decode.processors.build import NamedProcessor
 
 ROOM = 1024  # new tokens that fit without a reallocation
 
@@ -247,7 +247,7 @@ def _first(key: Any) -> Any:
 def _named(lane: Lane) -> list[NamedProcessor]:
     if not lane.processors:
         return []
-    from genctl.decode.processors.context import NamedProcessor
+    from genctl.decode.processors.build import NamedProcessor
 
     return [processor for processor in lane.processors if isinstance(processor, NamedProcessor)]
 

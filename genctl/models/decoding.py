@@ -81,7 +81,7 @@ class DecodingVocabulary:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
         content = self._bytes.get(id)
         if content is None:
-            from genctl.decode.processors.byte_level import bytes_of
+            from genctl.decode.processors.token_bytes import bytes_of
 
             content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
@@ -136,7 +136,7 @@ def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
-    from genctl.decode.processors.byte_level import decoder_of
+    from genctl.decode.processors.token_bytes import decoder_of
 
     decoder = decoder_of(backend)
     if decoder is None:

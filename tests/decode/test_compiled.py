@@ -16,8 +16,7 @@ from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.static import SlottedLayer
 from genctl.decode.guidance import Unconditional
 from genctl.decode.loop import decode
-from genctl.decode.processors.build import build
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.engines.local.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, prepare

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from genctl.decode.guidance import Unconditional
-from genctl.decode.processors.build import build
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from genctl.decode.processors.byte_level import STANDINS
+from genctl.decode.processors.token_bytes import STANDINS
 from tests.hostile.damage import TOKENIZER
 
 HOSTILE: tuple[str, ...] = (

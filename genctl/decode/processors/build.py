@@ -4,16 +4,149 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
 
 from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, check_finite, is_set, processors_of
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import NamedProcessor, ProcessorContext
-from genctl.errors import GenctlError, UsageError, one_line
+from genctl.errors import GenctlError, ModelError, UsageError, one_line, raised
 from genctl.params import Generation
+
+# -- the input and the output of building processors, `ProcessorContext` and `NamedProcessor`, and what checks them ----
+
+
+Unconditional: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessorContext:
+    """The input for building processors.
+
+    A lane's history has no padding, so unlike transformers there is no length of padding.
+    """
+
+    generation: Generation
+    prompt_len: int  # tokens of the decoder before the first new one
+    max_length: int  # most tokens, prompt included
+    vocab_size: int  # V, how many scores a row has
+    eos: tuple[int, ...] = ()
+    device: torch.device | str = "cpu"
+    encoder_ids: Tensor | None = None  # int64 [1, S], the encoder's input, or the prompt without an encoder
+    tokenizer: Any = None
+    is_encoder_decoder: bool = False
+    seed: int = 0  # for processors that draw numbers (XTC)
+    explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
+    allow_plugins: bool = False
+    written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
+    begun: bool = False  # whether the text goes on behind other text, so that a blank at its beginning is shown
+    healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
+    half: bool = False  # whether the model computes in half precision, where equal scores are common
+    unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
+
+    @property
+    def min_tokens_to_keep(self) -> int:
+        """The fewest tokens that a filter must keep: with beams one more than the EOS ids, so a row can continue."""
+        if not self.generation.is_beam_search:
+            return 1
+        return len(self.eos) + 1 if self.eos else 2
+
+
+@dataclass(frozen=True, eq=False)
+class NamedProcessor:
+    """A processor with its name and the settings it was built with; call it like any processor."""
+
+    name: str
+    function: Processor
+    settings: dict[str, Any] = field(default_factory=dict)
+    foreign: bool = False  # a user's own: its failures are reported as such
+    key: Hashable = None  # equal keys: the same function of scores alone; None: it may depend on the text
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].
+
+        Raises UsageError or ModelError if a row has no token left, UsageError if a user's own processor fails.
+        """
+        if not self.foreign:
+            try:
+                return self.function(history, scores)
+            except (ValueError, RuntimeError, IndexError):
+                check(scores, ())  # gives a clearer error than transformers on a row without tokens
+                raise
+        try:
+            output = self.function(history, scores)
+        except GenctlError:
+            raise
+        except Exception as error:
+            raise UsageError(f"processor {self.name} failed: {raised(error)}") from error
+        if not isinstance(output, Tensor) or output.shape != scores.shape:
+            kind = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise UsageError(f"processor {self.name} returned {kind} instead of scores of shape {tuple(scores.shape)}")
+        return output
+
+
+def own(name: str, *arguments: Any, **keywords: Any) -> Processor:
+    """An instance of transformers' own class `name`."""
+    from transformers.generation import logits_process
+
+    processor: Processor = getattr(logits_process, name)(*arguments, **keywords)
+    return processor
+
+
+def encoder_ids(m: ProcessorContext, knob: str) -> Tensor:
+    """int64 [1, S]. Raises UsageError if there is no source and no prompt with ids."""
+    ids = m.encoder_ids
+    if ids is None or bool((ids < 0).any()):
+        raise UsageError(f"{knob}: there are no ids of a prompt or source to compare with")
+    return ids.to(m.device)
+
+
+def within(m: ProcessorContext, knob: str, ids: Any) -> None:
+    """Raises UsageError for a sequence of ids that is empty or leaves the vocabulary."""
+    if not ids:
+        raise UsageError(f"{knob}: a sequence of ids is empty")
+    for token in ids:
+        if not 0 <= token < m.vocab_size:
+            raise UsageError(f"{knob}: {token} is not one of the {m.vocab_size} ids of the vocabulary")
+
+
+# -- what processors leave ---------------------------------------------------------------------------------------------
+
+
+def name_of(processor: Processor) -> str:
+    """The name of a processor in traces and errors."""
+    return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
+
+
+def check(scores: Tensor, processors: Sequence[Processor]) -> None:
+    """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
+    judge([scores.amax(-1).tolist()], processors)
+
+
+def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> None:
+    """Check the largest score of each row, NaN if any score of the row is, after `processors`.
+
+    Raises UsageError naming the processors if a row has no token left, ModelError if a score is NaN or +inf.
+    """
+    if all(math.isfinite(score) for line in best for score in line):
+        return
+    names = [name_of(processor) for processor in processors]
+    after = f" after {', '.join(names)}" if names else ""
+    if any(math.isnan(score) or score == math.inf for line in best for score in line):
+        raise ModelError(
+            f"the scores are not all numbers{after}: NaN or infinite",
+            hint="remove_invalid_values = true replaces them; a larger dtype may avoid them",
+        )
+    if not names:
+        raise ModelError("the model gave every token a score of minus infinity")
+    raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")
+
 
 __all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build", "unlisted"]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor, on_host
-from genctl.decode.processors.context import ProcessorContext, own
+from genctl.decode.processors.build import ProcessorContext, own
 from genctl.decode.processors.rows import Places, RowCandidates, front, largest
 from genctl.kernels.ops import total
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import ProcessorContext, own, within
+from genctl.decode.processors.build import ProcessorContext, own, within
 from genctl.errors import UsageError
 from genctl.params import Ids, Words
 

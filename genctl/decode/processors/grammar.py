@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.closing_search import ClosingSearch, Tokens
 from genctl.decode.processors.closing_witness import reach
-from genctl.decode.processors.context import ProcessorContext
 from genctl.decode.processors.grammar_completion import Closing
 from genctl.decode.processors.grammar_source import GrammarSource, read
 from genctl.decode.processors.grammar_tokens import llguidance_tokenizer

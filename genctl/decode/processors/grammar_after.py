@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.token_bytes import Spelling
 from genctl.errors import UsageError, quote
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
 Past: TypeAlias = tuple[float, Places, NDArray[Any]]

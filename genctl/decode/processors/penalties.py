@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode.processors import Processor, token_sequences
-from genctl.decode.processors.context import ProcessorContext, encoder_ids, own, within
+from genctl.decode.processors.build import ProcessorContext, encoder_ids, own, within
 from genctl.errors import UsageError
 from genctl.params import Bias
 

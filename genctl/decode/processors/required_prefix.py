@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import begins
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import ProcessorContext, own
+from genctl.decode.processors.build import ProcessorContext, own
 from genctl.decode.processors.filters import there
 from genctl.decode.processors.rows import RowCandidates
 from genctl.errors import UsageError

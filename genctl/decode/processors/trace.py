@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import check, name_of
+from genctl.decode.processors.build import check, name_of
 from genctl.decode.processors.filters import Filter, cut
 from genctl.decode.processors.rows import RowCandidates
 from genctl.events import Trace

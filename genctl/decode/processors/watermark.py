@@ -11,9 +11,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from genctl import compat
-from genctl.config.fit import Misfit, fit
+from genctl.config.check import Misfit, fit
 from genctl.decode.processors import Processor
-from genctl.decode.processors.context import ProcessorContext, own
+from genctl.decode.processors.build import ProcessorContext, own
 from genctl.errors import UsageError, nearest
 
 

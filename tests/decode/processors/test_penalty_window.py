@@ -9,8 +9,7 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
 import genctl
-from genctl.decode.processors.build import build
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext, build
 from genctl.params import Generation
 from tests.cli.tool import genctl as tool
 from tests.tiny import tokenizer

@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from genctl.decode.processors.build import build
-from genctl.decode.processors.context import NamedProcessor, check
+from genctl.decode.processors.build import NamedProcessor, build, check
 from genctl.decode.processors.trace import run_checked, run_traced, traces
 from genctl.errors import ModelError, UsageError
 from genctl.events import Trace

@@ -11,7 +11,7 @@ import torch
 
 import genctl
 from genctl.config.search_conflicts import grammars as conflicts
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import constraint
 from genctl.decode.processors.grammar_after import GrammarAfter
 from genctl.errors import UsageError

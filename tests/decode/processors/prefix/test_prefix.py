@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.processors.context import ProcessorContext
+from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.required_prefix import RequiredPrefix, prefix
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
