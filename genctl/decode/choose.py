@@ -74,7 +74,7 @@ class Chosen:
 
 
 @dataclass(eq=False)
-class Over:
+class Done:
     """A lane whose search returned, or failed."""
 
     state: LaneState
@@ -87,7 +87,7 @@ class Over:
 
 
 @dataclass(eq=False)
-class Stuck:
+class OutOfRoom:
     """A choice that ran out of memory: the lanes before it are committed, those after it do not choose."""
 
     error: OutOfMemory
@@ -99,15 +99,15 @@ class Stuck:
         raise self.error
 
 
-def choose(states: Sequence[LaneState]) -> list[Chosen | Over | Stuck]:
+def choose(states: Sequence[LaneState]) -> list[Chosen | Done | OutOfRoom]:
     """The choices of all lanes that have scores."""
-    choices: list[Chosen | Over | Stuck] = []
+    choices: list[Chosen | Done | OutOfRoom] = []
     for group in _groups([state for state in states if state.scores is not None]):
         try:
             choices += _together(group) if len(group) > 1 else [_alone(group[0])]
         except OutOfMemory as error:
-            group[0].torn = error.torn
-            choices.append(Stuck(error.without_frames()))
+            group[0].failed_inside_choice = error.failed_inside_choice
+            choices.append(OutOfRoom(error.without_frames()))
             break
     return choices
 
@@ -126,7 +126,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
         yield group
 
 
-def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
+def _together(states: list[LaneState]) -> list[Chosen | Done | OutOfRoom]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
     lane, strategy, model = first.lane, first.mode.independent, first.scores
@@ -147,7 +147,7 @@ def _together(states: list[LaneState]) -> list[Chosen | Over | Stuck]:
         return [_alone(state) for state in states]  # so that only the lane at fault fails
 
 
-def _alone(state: LaneState) -> Chosen | Over:
+def _alone(state: LaneState) -> Chosen | Done:
     """One lane's choice."""
     lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
     with shortages():
@@ -155,7 +155,7 @@ def _alone(state: LaneState) -> Chosen | Over:
         if independent is None and (strategy.reads_scores or not strategy.drafts):
             _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
     try:
-        with shortages(torn=independent is None):
+        with shortages(failed_inside_choice=independent is None):
             _refuse(state)
             if strategy.reads_scores and not state.mode.tolerant:
                 _finite(state, model.logprobs)
@@ -178,16 +178,16 @@ def _alone(state: LaneState) -> Chosen | Over:
                 scored = scored._replace(stages=state.stages)
             return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
-        return Over(state)
+        return Done(state)
     except ContractError:  # of a draft model
         raise
     except GenctlError as error:
-        return Over(state, _damage(state, model.logits) or error)
+        return Done(state, _damage(state, model.logits) or error)
     except (ValueError, RuntimeError, IndexError):
         damage = _damage(state, model.logits)
         if damage is None:
             raise
-        return Over(state, damage)
+        return Done(state, damage)
 
 
 def _independent(state: LaneState, strategy: Independent, scored: ProcessedScores) -> Choice:

@@ -60,8 +60,8 @@ class LaneState:
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
-        self.front: ModelScores | None = None  # F = 1, after the newest token, if the draft held that token
-        self.torn = False  # whether its search was interrupted by a shortage of memory
+        self.front: ModelScores | None = None  # F = 1, already known after the last accepted draft token
+        self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
         self.own: Cache | None = None  # the cache of its rows from `reread`
         self.is_forgotten = False  # whether the prefix has lost its cache
 

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class OutOfMemory(Exception):
-    """A step or a prompt did not fit. `torn`: a search was interrupted in its choice and cannot be resumed."""
+    """A step or a prompt did not fit. `failed_inside_choice`: a search was interrupted there and cannot be resumed."""
 
-    def __init__(self, why: str, *, torn: bool = False) -> None:
+    def __init__(self, why: str, *, failed_inside_choice: bool = False) -> None:
         super().__init__(why)
-        self.torn = torn
+        self.failed_inside_choice = failed_inside_choice
 
     def without_frames(self) -> OutOfMemory:
         """A copy without the traceback, whose frames hold tensors of what did not fit."""
-        return OutOfMemory(str(self), torn=self.torn)
+        return OutOfMemory(str(self), failed_inside_choice=self.failed_inside_choice)
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -47,8 +47,8 @@ def is_shortage(error: BaseException) -> bool:
 class shortages:
     """A context that turns any exception for a shortage of memory into OutOfMemory."""
 
-    def __init__(self, *, torn: bool = False) -> None:
-        self.torn = torn
+    def __init__(self, *, failed_inside_choice: bool = False) -> None:
+        self.failed_inside_choice = failed_inside_choice
 
     def __enter__(self) -> None:
         """Nothing to do."""
@@ -56,7 +56,8 @@ class shortages:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
             error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
-            raise OutOfMemory((str(error).splitlines() or [""])[0][:120], torn=self.torn) from None
+            why = (str(error).splitlines() or [""])[0][:120]
+            raise OutOfMemory(why, failed_inside_choice=self.failed_inside_choice) from None
 
 
 def release() -> None:

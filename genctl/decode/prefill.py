@@ -165,7 +165,7 @@ class Reader(ABC):
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
         """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
 
-        Only for texts that may be cut anywhere (`Abilities.several_cached`, `bound`).
+        Only for texts that may be cut anywhere (`Abilities.multi_token_exact`, `bound`).
         """
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         cache: Cache | None = self.new_cache(room=len(ids) - size)

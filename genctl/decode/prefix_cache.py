@@ -55,7 +55,7 @@ class PrefixCache:
         if forward.device.type != "cuda" or length <= PIECE or length > forward.bound or lane.source is not None:
             return None
         unread, _ = self.unread([lane])
-        if not unread or not forward.abilities.several_cached or not forward.abilities.supports_cache:
+        if not unread or not forward.abilities.multi_token_exact or not forward.abilities.supports_cache:
             return None
         return forward.prefill_in_pieces(lane.tokens, PIECE)
 

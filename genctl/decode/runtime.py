@@ -54,8 +54,8 @@ class Abilities:
     pads_sources: bool = True  # encoder sources of different lengths may share a pass, padded on the right
     pads_behind: bool = True  # complete texts of different lengths may share a pass, padded on the right
     reads_padded: bool = True  # padding leaves no trace in the cache of a prompt
-    several_cached: bool = True  # several tokens in one pass get the numbers that each gets in a pass of its own
-    several_uncached: bool = True  # the same without a cache
+    multi_token_exact: bool = True  # several tokens in one pass get the numbers that each gets in a pass of its own
+    multi_token_exact_uncached: bool = True  # the same without a cache
     shares_prompt: bool = False  # rows that continue a prompt may share its keys and values
     shares_source: bool = False  # several rows may attend to one row of encoder states
 
@@ -66,7 +66,7 @@ class Abilities:
 
     def reads_several(self, cached: bool) -> bool:
         """Whether several tokens in one pass get the numbers that each gets in a pass of its own."""
-        return self.several_cached if cached else self.several_uncached
+        return self.multi_token_exact if cached else self.multi_token_exact_uncached
 
 
 def depth_of(model: ModelRuntime) -> int:

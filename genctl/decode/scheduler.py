@@ -100,8 +100,8 @@ class Scheduler:
             state.scores = state.own = None  # the next pass computes them, after its rows were read again
             state.forget_prompt(source=True)
         self._reclaim()
-        if shortage.torn:  # a search that failed within its choice cannot repeat it
-            lost = states.pop(next(place for place, state in enumerate(states) if state.torn))
+        if shortage.failed_inside_choice:  # a search that failed within its choice cannot repeat it
+            lost = states.pop(next(place for place, state in enumerate(states) if state.failed_inside_choice))
         elif len(states) == 1:
             lost = states.pop()
         if lost is not None:
@@ -109,7 +109,7 @@ class Scheduler:
             yield too_large(lost.lane, lost.rows, shortage)
         self.preempted.extend(states)
         if states:
-            self._narrow(max(1, (len(states) + shortage.torn) // 2))
+            self._narrow(max(1, (len(states) + shortage.failed_inside_choice) // 2))
 
     def close(self) -> None:
         """End every search."""

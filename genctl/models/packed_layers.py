@@ -72,12 +72,12 @@ class PackingReport:
 
 
 def pack(
-    model: nn.Module, *, quantize: str | None = None, look: Look | None = None, smallest: int | None = None
+    model: nn.Module, *, quantize: str | None = None, check_tensor: Look | None = None, smallest: int | None = None
 ) -> PackingReport:
     """Replace every suitable linear layer of `model`, one by one; each original is freed before the next.
 
-    `look` receives each parameter once, by name, before its layer is packed, and may raise. `quantize` is None for the
-    same numbers in another layout, or "int8". Only for inference.
+    `check_tensor` receives each parameter once, by name, before its layer is packed, and may raise. `quantize` is None
+    for the same numbers in another layout, or "int8". Only for inference.
     """
     report = PackingReport()
     seen: set[int] = set()
@@ -88,9 +88,9 @@ def pack(
     for name in [name for name, _ in model.named_modules()]:  # names, because a list of modules would keep them
         module = model.get_submodule(name)
         for key, parameter in module.named_parameters(recurse=False):
-            if look is not None and id(parameter) not in seen:
+            if check_tensor is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
-                look(f"{name}.{key}" if name else key, parameter)
+                check_tensor(f"{name}.{key}" if name else key, parameter)
         if not is_linear(module):
             continue
         why = unfit(model, places[id(module)], quantize, smallest) or _impossible(module, quantize)

@@ -115,20 +115,20 @@ def prepare_for_device(
             check_part(name, part)
         return []
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
-    look = finite_check(size)
+    check_tensor = finite_check(size)
     packs = runtime.pack and not (
         runtime.compile or runtime.fsdp
     )  # packed layers are opaque to a compiler, and it fuses by itself
     if device is None or device.type != "cpu" or not packs:
-        if look is not None:
+        if check_tensor is not None:
             for name, weight in model.named_parameters():
-                look(name, weight)
+                check_tensor(name, weight)
         return []
     from genctl.models.packed_layers import pack, weights_bytes
 
     if runtime.quantize is not None and config.get("quantization_config"):
         raise ModelError(f"--quantize {runtime.quantize}: the checkpoint is quantised already, by its config.json")
-    report = pack(model, quantize=runtime.quantize, look=look)
+    report = pack(model, quantize=runtime.quantize, check_tensor=check_tensor)
     if runtime.quantize is not None and not report.packed:
         raise ModelError(f"--quantize {runtime.quantize}: no layer of this model can hold such weights{_left(report)}")
     if not report.packed and not set(report.left) - {"small"}:  # nothing to gain, so no note

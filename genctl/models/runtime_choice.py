@@ -178,12 +178,12 @@ def load(
     runtime: Runtime,
     checkpoint: Checkpoint,
     device: torch.device,
-    look: Callable[[str, Tensor], None] | None,
+    check_tensor: Callable[[str, Tensor], None] | None,
     on_event: OnEvent | None,
 ) -> tuple[NativeModel, list[str]]:
     """Map the weights, or move them to a GPU while reading; the model, and notes for --verbose.
 
-    `look` receives each tensor and may raise. On a GPU `--dtype auto` is that of `prepare.dtype_on`.
+    `check_tensor` receives each tensor and may raise. On a GPU `--dtype auto` is that of `prepare.dtype_on`.
     """
     import torch
 
@@ -195,8 +195,8 @@ def load(
 
     def receive(name: str, tensor: Tensor) -> None:
         nonlocal done
-        if look is not None:
-            look(name, tensor)
+        if check_tensor is not None:
+            check_tensor(name, tensor)
         done += 1
         if on_event is not None:
             on_event(Loading(runtime.model, done, len(plan_.reads), "tensors"))
@@ -224,7 +224,7 @@ def load(
         special,
         dtype=dtype,
         device=None if device.type == "cpu" else device,
-        look=receive,
+        check_tensor=receive,
         products=products,
         name=family.model_class,
     )

@@ -19,11 +19,13 @@ from genctl.native.pages import DTYPES
 class GgufFile:
     """A file whose header has been checked (see `models.gguf_header`).
 
-    `look` is shown each tensor once, by its name, and may raise; of blocks it is shown the scales.
+    `check_tensor` is shown each tensor once, by its name, and may raise; of blocks it is shown the scales.
     """
 
-    def __init__(self, path: Path, tensors: GgufTensors, look: Callable[[str, Tensor], object] | None = None) -> None:
-        self.tensors, self.look = tensors, look
+    def __init__(
+        self, path: Path, tensors: GgufTensors, check_tensor: Callable[[str, Tensor], object] | None = None
+    ) -> None:
+        self.tensors, self.check_tensor = tensors, check_tensor
         self.looked: set[str] = set()
         with path.open("rb") as file:
             # private and writable, so that torch takes it; nothing is written
@@ -80,6 +82,6 @@ class GgufFile:
         return in_halves
 
     def _look(self, name: str, numbers: Callable[[], Tensor]) -> None:
-        if self.look is not None and name not in self.looked:
+        if self.check_tensor is not None and name not in self.looked:
             self.looked.add(name)
-            self.look(name, numbers())
+            self.check_tensor(name, numbers())

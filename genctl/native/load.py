@@ -31,22 +31,22 @@ def read(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
-    look: Callable[[str, Tensor], object] | None = None,
+    check_tensor: Callable[[str, Tensor], object] | None = None,
     products: Products | None = None,
     name: str = "",
 ) -> NativeModel:
     """Map the files and build the model. `dtype` is the type to compute in: None for that of the embeddings.
 
-    Tensors are moved to `device` as they are read; None leaves them mapped. `look` is called with each tensor and its
-    name in the files, and may raise. `products` makes the matrix products.
+    Tensors are moved to `device` as they are read; None leaves them mapped. `check_tensor` is called with each tensor and
+    its name in the files, and may raise. `products` makes the matrix products.
     """
     blocks: Callable[[str], Blocks | None] | None = None
     if plan.gguf is None:
-        get = mapped(files, look)
+        get = mapped(files, check_tensor)
     else:
         from genctl.native.gguf_file import GgufFile
 
-        held = GgufFile(files[0], plan.gguf, look)
+        held = GgufFile(files[0], plan.gguf, check_tensor)
         get, blocks = held.tensor, held.blocks
     model = build(plan, get, config, special, blocks=blocks, dtype=dtype, device=device, products=products, name=name)
     pages.trim_rest()
@@ -84,7 +84,7 @@ def build(
             return pages.converted(get(name), kind, device)
         if name not in embeddings:
             table = embeddings[name] = pages.converted(get(name), kind, device)
-            # `look` has read all of it, and a step reads a row for each token; a head that is not rounded reads all
+            # `check_tensor` has read all of it, and a step reads a row for a token; a head that is not rounded reads all
             if name != plan.embeddings["head"] or products.quantize is not None:
                 pages.release(table, pages.mapped_files())
         return embeddings[name]

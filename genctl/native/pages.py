@@ -29,10 +29,12 @@ _LARGE = 8 << 20  # bytes of weights after which returning memory is worth a few
 _worked = [0]  # bytes of weights since then
 
 
-def mapped(files: Sequence[Path], look: Callable[[str, Tensor], object] | None = None) -> Callable[[str], Tensor]:
+def mapped(
+    files: Sequence[Path], check_tensor: Callable[[str, Tensor], object] | None = None
+) -> Callable[[str], Tensor]:
     """A function from a name to the tensor of that name in the files. `models.weights` has checked their headers.
 
-    `look` is called with each tensor, and may raise.
+    `check_tensor` is called with each tensor, and may raise.
     """
     places: dict[str, tuple[mmap.mmap, int, dict[str, Any]]] = {}
     for path in files:
@@ -54,8 +56,8 @@ def mapped(files: Sequence[Path], look: Callable[[str, Tensor], object] | None =
         else:
             tensor = torch.frombuffer(memory, dtype=dtype, count=math.prod(shape), offset=data + begin)
         tensor = tensor.view(shape)
-        if look is not None:
-            look(name, tensor)
+        if check_tensor is not None:
+            check_tensor(name, tensor)
         return tensor
 
     return get

@@ -78,12 +78,12 @@ class MeasuredAbilities(Abilities):
         return self._always_cached and self.supports_cache and not self._has("cache")
 
     @cached_property
-    def several_cached(self) -> bool:
+    def multi_token_exact(self) -> bool:
         """Measured, also after a rejected draft."""
         return self._has("several")
 
     @cached_property
-    def several_uncached(self) -> bool:
+    def multi_token_exact_uncached(self) -> bool:
         """Measured."""
         return self._has("whole")
 
