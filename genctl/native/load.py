@@ -37,8 +37,8 @@ def read(
 ) -> NativeModel:
     """Map the files and build the model. `dtype` is the type to compute in: None for that of the embeddings.
 
-    Tensors are moved to `device` as they are read; None leaves them mapped. `check_tensor` is called with each tensor and
-    its name in the files, and may raise. `products` makes the matrix products.
+    Tensors are moved to `device` as they are read; None leaves them mapped. `check_tensor` is called with each tensor
+    and its name in the files, and may raise. `products` makes the matrix products.
     """
     blocks: Callable[[str], Blocks | None] | None = None
     if plan.gguf is None:
@@ -84,7 +84,7 @@ def build(
             return pages.converted(get(name), kind, device)
         if name not in embeddings:
             table = embeddings[name] = pages.converted(get(name), kind, device)
-            # `check_tensor` has read all of it, and a step reads a row for a token; a head that is not rounded reads all
+            # `check_tensor` has read all of it; a step reads a row for each token; a head that is not rounded reads all
             if name != plan.embeddings["head"] or products.quantize is not None:
                 pages.release(table, pages.mapped_files())
         return embeddings[name]
