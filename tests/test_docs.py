@@ -24,9 +24,9 @@ def defined(path: Path) -> set[str]:
     return found
 
 
-def test_there_are_twelve_steps_and_each_names_a_file() -> None:
+def test_there_are_ten_steps_and_each_names_a_file() -> None:
     steps = re.split(r"^\d+\. ", TEXT.partition("\n## ")[0], flags=re.MULTILINE)[1:]
-    assert len(steps) == 12
+    assert len(steps) == 10
     assert all(re.search(r"`genctl/[a-z_/]+\.py`", step) for step in steps)
 
 
