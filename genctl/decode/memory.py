@@ -1,4 +1,4 @@
-"""Free memory, and how many prompts fit into it at once."""
+"""Memory: a shortage is recognised, what is unused is freed, and so many prompts begin as fit at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard input as a text inside other prompts: `{stdin}`; and a pipe that nobody reads."""
+"""Standard input: one prompt, a text inside other prompts (`{stdin}`), or a pipe that nobody reads."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from genctl.models.weights import read_json
 from genctl.params import Generation, Runtime, knobs
 from genctl.results import Collector, Result
 
-# -- the `--model_args` of lm_eval: names of its hf backend, and the knobs by which genctl loads a checkpoint ----------
+# -- the `--model_args` of lm_eval: names of its hf backend, and the settings with which genctl loads a checkpoint -----
 
 
 # knobs that the harness gives in another way: what to say instead

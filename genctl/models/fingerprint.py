@@ -81,7 +81,7 @@ def state_of(path: Path) -> os.stat_result | None:
     return state if stat.S_ISREG(state.st_mode) else None
 
 
-# -- A cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
+# -- a cache of digests of large files between runs: one small file in genctl's cache folder ---------------------------
 # `$XDG_CACHE_HOME/genctl/digests.json`, else `~/.cache/genctl/digests.json`. It only saves time: if it is damaged,
 # owned by another user or not writable, files are read again without a message.
 

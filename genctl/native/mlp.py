@@ -16,7 +16,7 @@ from genctl.native.linear import Joined, Linear
 from genctl.native.norms import Norm
 from genctl.native.spec import Experts
 
-# -- A mixture of experts in place of an MLP: a router chooses some of many MLPs for each token ------------------------
+# -- a mixture of experts in place of an MLP: a router chooses some of many MLPs for each token ------------------------
 # N rows, F tokens fed to each, E features of the residual stream, X experts, C of them chosen for a token.
 
 

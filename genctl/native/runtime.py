@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from genctl.native.graphs import Graphs
 
 
-# -- A native model with its configuration and special tokens: the attributes of transformers' models that genctl uses
+# -- a native model with its configuration and special tokens: the attributes of transformers' models that genctl uses
 
 
 class NativeConfig:

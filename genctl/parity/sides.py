@@ -20,7 +20,7 @@ from genctl.params import MOST_DRAFTED, Generation
 from genctl.parity.values import Text
 from genctl.results import Collector
 
-# -- A strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
+# -- a strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
 
 
 Observe: TypeAlias = Callable[[int, Tensor], None]  # index of a token, logits f32 [V] before it

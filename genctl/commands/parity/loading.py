@@ -1,4 +1,4 @@
-"""Sides, loaded: a checkpoint that two sides share is loaded once."""
+"""Sides, loaded (a checkpoint that two share once), and whether they read and write the same tokens."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _token(token: str | None) -> str:
     return "missing" if token is None else quote(token)
 
 
-# -- A side whose rows were decoded by two runs: one that was interrupted, and one that continues it with `--resume` ---
+# -- a side whose rows were decoded by two runs: one that was interrupted, and one that continues it with `--resume` ---
 
 
 Interrupted: TypeAlias = Callable[[], str]

@@ -1,4 +1,4 @@
-"""What `genctl run` writes: records of results, and to which output."""
+"""What `genctl run` writes and shows: records of results, to which output, and the view beside it."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
-# -- A scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
+# -- a scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
 
 
 def scored_events(lane: str, before: str, model: str, one: Scored) -> Iterator[Event]:

@@ -1,4 +1,4 @@
-"""The results of OpenAI's batches, as records of this program."""
+"""OpenAI's batch files: rows as requests, and their results as records of this program."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from genctl.errors import InputError
 from genctl.io.records import error_record, record
 from genctl.io.rows import InputRow
 
-# -- openAI's batch files: rows as requests, one JSON object on each line ----------------------------------------------
+# -- OpenAI's batch files: rows as requests, one JSON object on each line ----------------------------------------------
 
 
 Kind: TypeAlias = Literal["openai", "vllm", "sglang"]
