@@ -153,6 +153,9 @@ ELSEWHERE = {
     "beams": "num-beams",
 }
 
+# flags that went, and what does their work
+GONE = {"fsdp": "parameters are not shared out any more: see --device-map auto, --tensor-parallel or --workers N"}
+
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
@@ -166,6 +169,8 @@ def option_hint(context: Any, flag: str) -> str:
     hint = f"see {context.command_path} --help"
     if not flag.startswith("--"):
         return hint
+    if flag[2:] in GONE:
+        return GONE[flag[2:]]
     known = [flag[2:] for flag in _flags(context.command, context)]
     key = flag[2:].replace("-", "_")
     knob = {**knobs(Generation), **knobs(Runtime)}.get(key)

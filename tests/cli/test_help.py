@@ -89,6 +89,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], erro
     [
         (("run", "--stop", "x"), 'did you mean "--stop-strings"?'),
         (("run", "--max-tokens", "3"), 'did you mean "--max-new-tokens"?'),
+        (("run", "--fsdp", "x"), "see --device-map auto, --tensor-parallel or --workers N"),
         (("run", "--logit-bias", "x"), "it has no flag of its own: --set logit_bias=…"),
         (("Once upon a time",), 'genctl run "Once upon a time" continues it as a prompt'),
         (('say "no"',), "genctl run 'say \"no\"' continues it as a prompt"),
