@@ -17,10 +17,16 @@ from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.engine import _groups
-from genctl.engines.pool.joined_rows import JoinedRows
 from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
-from genctl.engines.pool.work import DecodeWork, WorkerProgress
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import (
+    DecodeWork,
+    FinishedGroup,
+    JoinedRows,
+    OpenedWorker,
+    WorkerProgress,
+    WorkerSetup,
+    own_genctl,
+)
 from genctl.engines.requests import Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -57,10 +63,9 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
 
     session.on_plan = planned
     before = session.passes
-    calls = [joined.join(0, DecodeWork(rows[:2], Report(), 8, threads=1))]
+    calls = [joined.join(DecodeWork(rows[:2], Report(), 8, threads=1))]
     assert begun.wait(PATIENCE)
-    calls += [joined.join(n, DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1)) for n in (1, 2, 3)]
-    assert joined.join(1, DecodeWork(rows[2:4], Report(), 8)) is calls[1]  # Ray sends a call again, which is at work
+    calls += [joined.join(DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1)) for n in (1, 2, 3)]
     came.set()
     wait(calls, PATIENCE)
     parts = [finished(call.result().events) for call in calls]
@@ -74,7 +79,7 @@ def test_a_batch_begins_again_after_its_last_row(gpt2: Path) -> None:
     joined = JoinedRows(session, WorkerProgress())
     for number in range(3):
         work = DecodeWork(requests(session, number), Report(steps=False), 2, threads=1)
-        assert [*finished(joined.join(number, work).result(PATIENCE).events)] == [f"row {number}"]
+        assert [*finished(joined.join(work).result(PATIENCE).events)] == [f"row {number}"]
 
 
 def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: Path) -> None:
@@ -86,9 +91,9 @@ def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: P
         raise broken
 
     session.on_plan = fails
-    assert joined.join(0, DecodeWork(rows[:1], Report(), 2)).exception(PATIENCE) is broken
+    assert joined.join(DecodeWork(rows[:1], Report(), 2)).exception(PATIENCE) is broken
     session.on_plan = lambda tokens: None
-    assert [*finished(joined.join(1, DecodeWork(rows[1:], Report(), 2)).result(PATIENCE).events)] == ["row 1"]
+    assert [*finished(joined.join(DecodeWork(rows[1:], Report(), 2)).result(PATIENCE).events)] == ["row 1"]
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
@@ -107,7 +112,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
         pool = WorkerPool(None, 3, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
-        pool.open(lambda: None, lambda line: None)
+        pool.open(lambda line: None)
         return pool
 
     return start
