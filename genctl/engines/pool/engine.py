@@ -164,13 +164,13 @@ class PoolEngine:
         self._in_groups = not flow.continuous
 
         def work(rows: tuple[Request, ...]) -> DecodeWork:
-            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads)
+            return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads, flow.continuous)
 
         share, span = IN_TURN, flow.span or width
         if flow.continuous:
             span = max(width // CALLS, 1)
             # each unfinished call has an unfinished row, so that this many fill the batch, however long some rows are
-            share = Share(at_once=width + max(width // 2, 1), held=HELD * width // span, joined=True)
+            share = Share(at_once=width + max(width // 2, 1), held=HELD * width // span)
         works = _groups(requests, span, work, whole=not flow.continuous)
         for group in pool.results(works, flow.interrupted, ordered=flow.ordered, share=share):
             for event in self._events(group, flow.on_shortage):

@@ -25,18 +25,16 @@ HELD = 4  # times as many groups as workers are on their way or wait for an earl
 RETRIES = 2  # of a group whose worker dies: beside others, and then, by Ray, alone
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
-MOST_CALLS = 1000  # that wait for their rows in a worker at once
 SLOW_S = 60.0  # without all workers, until somebody is told
 _LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
 
 
 @dataclass(frozen=True)
 class Share:
-    """How many groups are on their way, and what a worker does with several."""
+    """How many groups are on their way."""
 
     at_once: int = IN_FLIGHT  # groups that a worker has
     held: int = HELD  # times as many as workers are on their way or wait for an earlier one
-    joined: bool = False  # their rows join one batch; else one group follows the other
 
 
 IN_TURN = Share()
@@ -78,7 +76,7 @@ class WorkerHandle:
     tokens: int = 0
     process: int = 0
     reported: int = 0  # tokens of that process
-    current: tuple[int, int] = (-1, 0)  # its group, and the rows of it that are done
+    ahead: int = 0  # rows that are done of groups that are not
     deaths: int = 0  # with groups that were then tried alone
     report_due: float = 0.0
 
@@ -116,7 +114,7 @@ class WorkerPool:
             max_task_retries=RETRIES,
             num_cpus=1,
             num_gpus=self.cluster.gpus,
-            concurrency_groups={"report": 1, "rows": MOST_CALLS},
+            concurrency_groups={"report": 1},
         )
         spread = {} if self.cluster.alone else {"scheduling_strategy": "SPREAD"}
         made = setup(self.cluster)
@@ -283,25 +281,21 @@ class WorkerPool:
         return min(free, key=lambda worker: len(worker.groups), default=None)
 
     def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
-        if group.alone:
-            call = worker.actor.work
-        elif self._share.joined:
-            call = worker.actor.join.options(concurrency_group="rows", max_task_retries=0)
-        else:
-            call = worker.actor.work.options(max_task_retries=0)
-        worker.groups[call.remote(group.number, group.work)] = group
+        call = worker.actor.work.options(max_task_retries=RETRIES if group.alone else 0)
+        worker.groups[call.remote(group.work)] = group
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
         self._ask_for_reports()
         working = {ref: worker for worker in self.workers for ref in worker.groups}
-        refs = [*self._opening, *working, *self._reports]
+        refs = [*self._opening, *self._reports, *working]  # reports are older than results
         if not refs:
             time.sleep(POLL_S)
             return
-        arrived, _ = self._ray.wait(refs, num_returns=1, timeout=POLL_S)
+        first, _ = self._ray.wait(refs, num_returns=1, timeout=POLL_S)
         more, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        for ref in dict.fromkeys([*arrived, *more]):
+        arrived = {*first, *more}
+        for ref in [ref for ref in refs if ref in arrived]:
             if ref in self._opening:
                 self._take_opened(ref, self._opening.pop(ref))
             elif ref in self._reports:
@@ -321,7 +315,7 @@ class WorkerPool:
         worker.done += 1
         worker.rows += group.rows
         worker.count(finished.process, finished.tokens)
-        worker.current = (-1, 0)
+        worker.ahead = 0
         group.value = finished.value
         self._finished[group.number] = group
 
@@ -350,18 +344,15 @@ class WorkerPool:
 
     def _take_report(self, ref: Any, worker: WorkerHandle) -> None:
         with suppress(_Died):  # its groups tell
-            process, group, rows, tokens = self._get(ref)
+            process, rows, tokens = self._get(ref)
             worker.count(process, tokens)
-            worker.current = group, rows
+            worker.ahead = rows
 
     @property
     def rows_ahead(self) -> int:
         """Rows that are finished and were not given out."""
-        rows = sum(group.rows for group in self._finished.values())
-        for worker in self.workers:
-            number, done = worker.current
-            rows += done if any(group.number == number for group in worker.groups.values()) else 0
-        return rows
+        ahead = sum(worker.ahead for worker in self.workers if worker.groups)
+        return ahead + sum(group.rows for group in self._finished.values())
 
     @property
     def tokens(self) -> int:

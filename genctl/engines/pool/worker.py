@@ -12,13 +12,13 @@ import os
 import platform
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config.layers import Layer
@@ -70,22 +70,6 @@ class FinishedGroup:
     tokens: int
 
 
-class WorkerProgress:
-    """What a worker has done since it began. The task counts here while it works on a group."""
-
-    def __init__(self) -> None:
-        self.group = -1
-        self.rows = 0  # of that group, finished
-        self.tokens = 0  # of all groups
-
-
-class Work(Protocol):
-    """What is done with a group of rows."""
-
-    def perform(self, session: Session, progress: WorkerProgress) -> Any:
-        """The result of the group: plain values that can be pickled."""
-
-
 @dataclass(frozen=True)
 class DecodedGroup:
     """The events of a group; the widths that were too much for the memory, each with the one to go on with."""
@@ -103,27 +87,7 @@ class DecodeWork:
     width: int
     ahead: int = 0  # requests read ahead, so that the longest begins first
     threads: int | None = None  # that compute a step; None: as they are
-
-    def perform(self, session: Session, progress: WorkerProgress) -> DecodedGroup:
-        """Decode the group to its end. Steps that nobody reads are left out."""
-        shortages: list[tuple[int, int]] = []
-        stream = self.stream(session, self.requests, progress, shortages)
-        return DecodedGroup(tuple(stream), tuple(shortages))
-
-    def stream(
-        self,
-        session: Session,
-        requests: Iterable[Request | None],
-        progress: WorkerProgress,
-        shortages: list[tuple[int, int]],
-    ) -> Iterator[events.Event]:
-        """The events of these or other requests, as they occur. `shortages` gets those of `DecodedGroup`."""
-        if self.threads is not None:
-            set_threads(self.threads)
-        flow = Flow(self.width, ahead=self.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
-        counted = _counted(session.stream(requests, self.report, flow), progress)
-        wanted = any(request.resolved.runtime.processed_logprobs for request in self.requests)
-        return counted if self.report.steps or wanted else without_steps(counted, self.report.parents)
+    joined: bool = False  # requests that come later may join
 
 
 @dataclass(frozen=True)
@@ -140,26 +104,6 @@ class ScoreWork:
 
     texts: tuple[TextToScore, ...]
     options: Options
-
-    def perform(self, session: Session, progress: WorkerProgress) -> ScoredGroup:
-        """Score the group."""
-        outcomes = []
-        options = dataclasses.replace(self.options, chunk=len(self.texts))
-        for _, outcome in session.score(enumerate(self.texts), options):
-            outcomes.append(outcome)
-            progress.rows += 1
-            if not isinstance(outcome, GenctlError):
-                progress.tokens += sum(scored.count for scored in outcome)
-        return ScoredGroup(tuple(outcomes), tuple(session.findings))
-
-
-def _counted(stream: Iterator[events.Event], progress: WorkerProgress) -> Iterator[events.Event]:
-    for event in stream:
-        if isinstance(event, events.Stepped):
-            progress.tokens += event.new_tokens
-        elif isinstance(event, (events.Finished, events.Failed)):
-            progress.rows += 1
-        yield event
 
 
 def without_steps(stream: Iterator[events.Event], parents: bool) -> Iterator[events.Event]:
@@ -184,65 +128,97 @@ def without_steps(stream: Iterator[events.Event], parents: bool) -> Iterator[eve
 
 @dataclass(eq=False)
 class _Call:
-    """Rows that came together."""
+    """Work that waits for its result."""
 
-    work: DecodeWork
-    left: int
+    work: DecodeWork | ScoreWork
     events: list[events.Event] = field(default_factory=list)
-    result: Future[DecodedGroup] = field(default_factory=Future)
+    done: int = 0  # rows
+    result: Future[Any] = field(default_factory=Future)
 
 
-class JoinedRows:
-    """A running batch of a session. A thread decodes it until no row is left, and begins again with the next."""
+class WorkQueue:
+    """Work for a session. A thread does one after the other; requests may join those that it decodes."""
 
-    def __init__(self, session: Session, progress: WorkerProgress) -> None:
-        self.session, self.progress = session, progress
-        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # whose rows have not begun
-        threading.Thread(target=self._decode, name="joined rows", daemon=True).start()
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.rows = 0  # that are finished, of work that is not
+        self.tokens = 0  # of all work
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # that have not begun
+        threading.Thread(target=self._perform, name="work", daemon=True).start()
 
-    def join(self, work: DecodeWork) -> Future[DecodedGroup]:
-        """The events of rows that join as places become free."""
-        call = _Call(work, len(work.requests))
+    def put(self, work: DecodeWork | ScoreWork) -> Future[Any]:
+        """The DecodedGroup or ScoredGroup of the work, once it is done."""
+        call = _Call(work)
         self._calls.put(call)
         return call.result
 
-    def _decode(self) -> None:
+    def _perform(self) -> None:
         while True:
-            first, lanes = self._calls.get(), dict[str, _Call]()
+            first, lanes, self.rows = self._calls.get(), dict[str, _Call](), 0
             try:
-                self._decode_all(first, lanes)
-            except BaseException as error:  # every call that has begun raises it
+                if isinstance(first.work, ScoreWork):
+                    first.result.set_result(self._score(first.work))
+                else:
+                    self._decode(first, first.work, lanes)
+            except BaseException as error:  # all work that has begun raises it
                 for call in dict.fromkeys([first, *lanes.values()]):
                     if not call.result.done():
                         call.result.set_exception(error)
 
-    def _decode_all(self, first: _Call, lanes: dict[str, _Call]) -> None:
-        """Decode until no row is left, as the first call says: all calls of a run want the same, but for their rows.
+    def _score(self, work: ScoreWork) -> ScoredGroup:
+        outcomes = []
+        options = dataclasses.replace(work.options, chunk=len(work.texts))
+        for _, outcome in self.session.score(enumerate(work.texts), options):
+            outcomes.append(outcome)
+            self.rows += 1
+            if not isinstance(outcome, GenctlError):
+                self.tokens += sum(scored.count for scored in outcome)
+        return ScoredGroup(tuple(outcomes), tuple(self.session.findings))
 
-        `lanes` gets those that have begun and not ended, each with its call.
+    def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
+        """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.
+
+        `lanes` gets those that have begun and not ended, each with its call. Steps that nobody reads are left out.
         """
+        if work.threads is not None:
+            set_threads(work.threads)
         shortages: list[tuple[int, int]] = []
-
-        def requests() -> Iterator[Request | None]:
-            call: _Call | None = first
-            while call is not None or lanes:
-                if call is None:
-                    yield None
-                else:
-                    lanes.update(dict.fromkeys((request.id for request in call.work.requests), call))
-                    yield from call.work.requests
-                call = None if self._calls.empty() else self._calls.get()
-
-        for event in first.work.stream(self.session, requests(), self.progress, shortages):
+        flow = Flow(work.width, ahead=work.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
+        stream = self._counted(self.session.stream(self._requests(first, work, lanes), work.report, flow))
+        if not (work.report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)):
+            stream = without_steps(stream, work.report.parents)
+        for event in stream:
             assert not isinstance(event, events.Loading)
             call = lanes[event.lane]
             call.events.append(event)
             if isinstance(event, (events.Finished, events.Failed)):
                 del lanes[event.lane]
-                call.left -= 1
-                if not call.left:
+                call.done += 1
+                self.rows += 1
+                if call not in lanes.values():
+                    self.rows -= call.done
                     call.result.set_result(DecodedGroup(tuple(call.events), tuple(shortages)))
                     shortages.clear()
+
+    def _requests(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> Iterator[Request | None]:
+        """The requests of a call, and of others that may join; None while there are none."""
+        call: _Call | None = first
+        while call is not None or lanes:
+            if call is None:
+                yield None
+            else:
+                assert isinstance(call.work, DecodeWork)
+                lanes.update(dict.fromkeys((request.id for request in call.work.requests), call))
+                yield from call.work.requests
+            if not work.joined:
+                return
+            call = None if self._calls.empty() else self._calls.get()
+
+    def _counted(self, stream: Iterator[events.Event]) -> Iterator[events.Event]:
+        for event in stream:
+            if isinstance(event, events.Stepped):
+                self.tokens += event.new_tokens
+            yield event
 
 
 class Worker:
@@ -253,50 +229,40 @@ class Worker:
         if Path(setup.folder).is_dir():
             os.chdir(setup.folder)
         self.setup = setup
-        self.progress = WorkerProgress()
-        self.opened: tuple[Session, OpenedWorker] | None = None
-        self.joined: JoinedRows | None = None
+        self.queue: WorkQueue | None = None
+        self._opened: OpenedWorker | None = None
         self._loading = threading.Lock()
 
     def open(self) -> OpenedWorker:
         """Load the checkpoint, if that is not done yet."""
         with self._placed():
-            return self._open()[1]
+            self._loaded()
+        assert self._opened is not None
+        return self._opened
 
-    def work(self, number: int, work: Work) -> FinishedGroup:
-        """Work on the group `number`."""
+    async def work(self, work: DecodeWork | ScoreWork) -> FinishedGroup:
+        """Work on a group."""
         with self._placed():
-            session, _ = self._open()
-            self.progress.rows, self.progress.group = 0, number
-            return self._finished(work.perform(session, self.progress))
+            queue = self._loaded()
+            value = await asyncio.wrap_future(queue.put(work))
+            return FinishedGroup(value, os.getpid(), queue.tokens)
 
-    async def join(self, number: int, work: DecodeWork) -> FinishedGroup:
-        """Decode rows beside those of other calls that are awaited."""
-        with self._placed():
-            session, _ = self._open()
-            self.joined = self.joined or JoinedRows(session, self.progress)
-            return self._finished(await asyncio.wrap_future(self.joined.join(work)))
-
-    def report(self) -> tuple[int, int, int, int]:
-        """The process, the group that it works on, how many rows of it are done, and the tokens of all groups."""
-        progress = self.progress
-        return os.getpid(), progress.group, progress.rows, progress.tokens
+    def report(self) -> tuple[int, int, int]:
+        """The process, the rows that are done of groups that are not, and the tokens of all groups."""
+        return os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens))
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """The attribute `name` of the session, or the result of the method of that name."""
         with self._placed():
-            session, _ = self._open()
-            value = getattr(session, name)
+            value = getattr(self._loaded().session, name)
             return value(*arguments) if callable(value) else value
 
-    def _finished(self, value: Any) -> FinishedGroup:
-        return FinishedGroup(value, os.getpid(), self.progress.tokens)
-
-    def _open(self) -> tuple[Session, OpenedWorker]:
+    def _loaded(self) -> WorkQueue:
         with self._loading:
-            if self.opened is None:
-                self.opened = self._load()
-            return self.opened
+            if self.queue is None:
+                session, self._opened = self._load()
+                self.queue = WorkQueue(session)
+            return self.queue
 
     def _load(self) -> tuple[Session, OpenedWorker]:
         setup = self.setup

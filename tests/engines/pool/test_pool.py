@@ -28,7 +28,7 @@ def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
     if method == "open":
         return opened(number)
-    return FinishedGroup(f"result of {arguments[1]}", number, 1) if method == "work" else (number, -1, 0, 0)
+    return FinishedGroup(f"result of {arguments[0]}", number, 1) if method == "work" else (number, 0, 0)
 
 
 @pytest.fixture
@@ -77,9 +77,10 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "work":
-            tries[arguments[0]] += 1
-            beside = arguments[0] in (4, 6, 8) and tries[arguments[0]] == 1  # it was there when another killed
-            if arguments[0] == 5 or beside:
+            group = int(arguments[0].removeprefix("group "))
+            tries[group] += 1
+            beside = group in (4, 6, 8) and tries[group] == 1  # it was there when another killed
+            if group == 5 or beside:
                 raise Died
         return well(number, method, arguments)
 
