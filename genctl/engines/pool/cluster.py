@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +53,16 @@ class RayCluster:
     threads: int  # for each worker
     alone: bool  # it was started here, on this machine
     about: str  # in words
-    ours: bool = True  # to be shut down at the end
+    ours: bool = True  # to be left at the end
+    group: RayGroup | None = None  # of what was started here
+
+    def end(self, *, keep_logs: bool) -> None:
+        """Leave the cluster, with all that runs for this process; what was started here ends."""
+        _end(self.group, keep_logs=keep_logs)
 
 
-def start_cluster(address: str | None, workers: int | None, *, gpu: bool, group: RayGroup | None = None) -> RayCluster:
-    """Start Ray here, in a `group`, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
+def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> RayCluster:
+    """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
 
     Without `workers` there is one for each GPU, or, where there is none, for each machine. A Ray that runs in this
     process is used as it is. Raises UsageError.
@@ -67,15 +72,32 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool, group:
     import ray
 
     ours = not ray.is_initialized()
-    if ours:
-        _init(address, max(workers or 0, cores()), group)
-    elif address not in (None, "auto"):
-        here = str(ray.get_runtime_context().gcs_address)
-        if not same_place(str(address), here):
-            raise UsageError(
-                f"--address {address}: this process uses the Ray cluster at {here} already",
-                hint="without --address that one is used",
-            )
+    group = RayGroup() if ours and address is None else None
+    try:
+        if ours:
+            _init(address, max(workers or 0, cores()), group)
+        elif address not in (None, "auto"):
+            _check_same_cluster(str(address), str(ray.get_runtime_context().gcs_address))
+        return replace(_found(address, workers, gpu), ours=ours, group=group)
+    except Exception:  # after a signal, which raises SystemExit, all ends with this process
+        if ours:
+            _end(group, keep_logs=True)
+        raise
+
+
+def _check_same_cluster(address: str, here: str) -> None:
+    """Raises UsageError where this process uses another cluster."""
+    if not same_place(address, here):
+        raise UsageError(
+            f"--address {address}: this process uses the Ray cluster at {here} already",
+            hint="without --address that one is used",
+        )
+
+
+def _found(address: str | None, workers: int | None, gpu: bool) -> RayCluster:
+    """What the cluster has for workers. Raises UsageError for too many of them."""
+    import ray
+
     total = ray.cluster_resources()
     machines = [node for node in ray.nodes() if node.get("Alive")]
     cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if gpu else 0
@@ -89,13 +111,14 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool, group:
         raise UsageError(f"--workers {number}: the cluster at {address} has {count(cpus, 'core')}, one for each worker")
     available = cpus if address is not None else cores()
     where = "on this machine" if address is None else f"at {address}, {count(len(machines), 'machine')}"
-    return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where, ours)
+    return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where)
 
 
-def stop_cluster() -> None:
-    """Leave the cluster; one that was started here ends."""
+def _end(group: RayGroup | None, *, keep_logs: bool) -> None:
     if is_running():
         apart(sys.modules["ray"].shutdown)
+    if group is not None:
+        group.end(keep_logs=keep_logs)
 
 
 def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:

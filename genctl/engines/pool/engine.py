@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.decode.threads import from_environment
-from genctl.engines.pool.checks import check_memory, is_running
-from genctl.engines.pool.cluster import RayCluster, RayGroup, stop_cluster
+from genctl.engines.pool.checks import check_memory
+from genctl.engines.pool.cluster import RayCluster, start_cluster
 from genctl.engines.pool.pool import IN_TURN, Share, WorkerPool, WorkGroup
 from genctl.engines.pool.worker import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork, WorkerSetup
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
@@ -47,8 +47,8 @@ class PoolEngine:
     passes = 0
 
     def __init__(self) -> None:
+        self.cluster: RayCluster | None = None
         self.pool: WorkerPool | None = None
-        self.group: RayGroup | None = None  # of the Ray that was started here
         self.name = ""
         self.has_texts = self.is_encoder_decoder = False
         self.prompt_cache: str | None = None
@@ -57,32 +57,28 @@ class PoolEngine:
 
     def start(self, setup: EngineSetup, address: str | None, workers: int | None) -> None:
         """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
-        runtime = setup.runtime
+        runtime, folder = setup.runtime, Path(setup.runtime.model)
         self.prompt_cache = runtime.prompt_cache
         collection.resume()  # torch is not imported here
-
-        def setup_of(cluster: RayCluster) -> WorkerSetup:
-            if cluster.alone and not cluster.gpus:
-                check_memory(cluster.workers, runtime, setup.trust)
-            folder = Path(runtime.model)
-            return WorkerSetup(
-                runtime,
-                setup.layers,
-                runtime.threads or cluster.threads,
-                str(Path.cwd()),
-                setup.need_tokenizer,
-                **setup.trust,
-                allow_plugins=setup.allow_plugins,
-                exact=runtime.threads is not None or from_environment() is not None,
-                local=str(folder.resolve()) if folder.is_dir() else "",
-                alone=cluster.alone,
-            )
-
-        self._given = runtime.threads
-        if address is None and not is_running():
-            self.group = RayGroup()
-        gpu = runtime.device in ("auto", "cuda")
-        self.pool = WorkerPool(address, workers, gpu, setup_of, self.group)
+        self.cluster = cluster = start_cluster(address, workers, gpu=runtime.device in ("auto", "cuda"))
+        if cluster.alone and not cluster.gpus:
+            check_memory(cluster.workers, runtime, setup.trust)
+        each = WorkerSetup(
+            runtime,
+            setup.layers,
+            runtime.threads or cluster.threads,
+            str(Path.cwd()),
+            setup.need_tokenizer,
+            **setup.trust,
+            allow_plugins=setup.allow_plugins,
+            exact=runtime.threads is not None or from_environment() is not None,
+            local=str(folder.resolve()) if folder.is_dir() else "",
+            alone=cluster.alone,
+        )
+        share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
+        own = f"{'each ' if cluster.workers > 1 else ''}with {share}"
+        self._about = f"{count(cluster.workers, 'worker')} {cluster.about}, {own}"
+        self.pool = WorkerPool(cluster, each)
         self.pool.open(setup.remark)
         self.name, self.has_texts = self.pool.ask("name"), self.pool.ask("has_texts")
         self.is_encoder_decoder = self.pool.ask("is_encoder_decoder")
@@ -113,13 +109,6 @@ class PoolEngine:
     def notes(self) -> tuple[str, ...]:
         """The same, and how it runs."""
         return (self._about, *self._workers.ask("notes"))
-
-    @property
-    def _about(self) -> str:
-        cluster = self._workers.cluster
-        each = "each " if cluster.workers > 1 else ""
-        share = f"{count(self._given or cluster.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
-        return f"{count(cluster.workers, 'worker')} {cluster.about}, {each}with {share}"
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -230,13 +219,11 @@ class PoolEngine:
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
-        if hurried and (self.group is not None or (self.pool is not None and self.pool.cluster.ours)):
-            return  # the group ends after this process
-        if self.pool is not None:
+        if self.cluster is not None and self.cluster.ours:
+            if not hurried:  # else they end after this process
+                self.cluster.end(keep_logs=failed)
+        elif self.pool is not None:
             self.pool.close()
-        if self.group is not None:
-            stop_cluster()
-            self.group.end(keep_logs=failed)
 
 
 def _groups(

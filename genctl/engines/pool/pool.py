@@ -16,9 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from genctl.engines.pool.cluster import RayCluster, RayGroup, start_cluster, stop_cluster
+from genctl.engines.pool.cluster import RayCluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import ModelError
 
 IN_FLIGHT = 2  # groups that a worker has at once
 HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
@@ -73,19 +73,19 @@ class WorkerHandle:
     why: str = ""  # it died, if that is known
     done: int = 0  # groups
     rows: int = 0
-    tokens: int = 0
-    process: int = 0
-    reported: int = 0  # tokens of that process
+    written: dict[int, int] = field(default_factory=dict)  # tokens of each of its processes
     ahead: int = 0  # rows that are done of groups that are not
     deaths: int = 0  # with groups that were then tried alone
     report_due: float = 0.0
 
     def count(self, process: int, tokens: int) -> None:
         """Take in the tokens of a process since it began. Older numbers may come late."""
-        if process != self.process:
-            self.process, self.reported = process, 0
-        self.tokens += max(tokens - self.reported, 0)
-        self.reported = max(tokens, self.reported)
+        self.written[process] = max(tokens, self.written.get(process, 0))
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it wrote."""
+        return sum(self.written.values())
 
     @property
     def name(self) -> str:
@@ -96,15 +96,7 @@ class WorkerHandle:
 class WorkerPool:
     """Starts workers and gives them groups. Raises UsageError or ModelError."""
 
-    def __init__(
-        self,
-        address: str | None,
-        workers: int | None,
-        gpu: bool,
-        setup: Callable[[RayCluster], WorkerSetup],
-        group: RayGroup | None = None,
-    ) -> None:
-        self.cluster = start_cluster(address, workers, gpu=gpu, group=group)
+    def __init__(self, cluster: RayCluster, setup: WorkerSetup) -> None:
         import ray
 
         self._ray = ray
@@ -113,14 +105,13 @@ class WorkerPool:
             max_restarts=-1,
             max_task_retries=RETRIES,
             num_cpus=1,
-            num_gpus=self.cluster.gpus,
+            num_gpus=cluster.gpus,
             concurrency_groups={"report": 1},
         )
-        spread = {} if self.cluster.alone else {"scheduling_strategy": "SPREAD"}
-        made = setup(self.cluster)
+        spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         self.workers = [
-            WorkerHandle(number, actor(Worker).options(**spread).remote(made))
-            for number in range(1, self.cluster.workers + 1)
+            WorkerHandle(number, actor(Worker).options(**spread).remote(setup))
+            for number in range(1, cluster.workers + 1)
         ]
         self._opening = {worker.actor.open.remote(): worker for worker in self.workers}
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
@@ -154,18 +145,15 @@ class WorkerPool:
         return self._get(self._first[0].actor.ask.remote(name, *arguments))
 
     def _get(self, ref: Any) -> Any:
-        """The result of a call. Raises what the call raised, or returned as an error, and _Died."""
+        """The result of a call. Raises what the call raised, and _Died."""
         try:
-            value = self._ray.get(ref)
+            return self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
         except self._ray.exceptions.OutOfMemoryError as error:
             raise _Died(": no memory is left on its machine") from error
         except self._ray.exceptions.RayError as error:
             raise _Died("") from error
-        if isinstance(value, GenctlError):
-            raise value
-        return value
 
     def _take_opened(self, ref: Any, worker: WorkerHandle) -> None:
         try:
@@ -186,7 +174,7 @@ class WorkerPool:
         _check_genctl(worker, opened)
         self._first = self._first or (worker, opened)
         _check_same(self._first[1], opened)
-        worker.ready, worker.node, worker.process, worker.reported = True, opened.node, opened.process, 0
+        worker.ready, worker.node = True, opened.node
         if worker.suspect is not None:
             worker.suspect.lost = f"{worker.name} died {RETRIES + 1} times{worker.why}"
             self._finished[worker.suspect.number] = worker.suspect
@@ -315,7 +303,7 @@ class WorkerPool:
         worker.done += 1
         worker.rows += group.rows
         worker.count(finished.process, finished.tokens)
-        worker.ahead = 0
+        worker.ahead = finished.ahead
         group.value = finished.value
         self._finished[group.number] = group
 
@@ -367,10 +355,7 @@ class WorkerPool:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all workers, and Ray if it was started here."""
-        if self.cluster.ours:
-            stop_cluster()
-            return
+        """End all workers."""
         for worker in self.workers:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(worker.actor)

@@ -68,6 +68,7 @@ class FinishedGroup:
     value: Any
     process: int
     tokens: int
+    ahead: int = 0  # rows that are done of groups that are not
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ class Worker:
         with self._placed():
             queue = self._loaded()
             value = await asyncio.wrap_future(queue.put(work))
-            return FinishedGroup(value, os.getpid(), queue.tokens)
+            return FinishedGroup(value, os.getpid(), queue.tokens, queue.rows)
 
     def report(self) -> tuple[int, int, int]:
         """The process, the rows that are done of groups that are not, and the tokens of all groups."""

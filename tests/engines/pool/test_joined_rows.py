@@ -15,6 +15,7 @@ from genctl import events
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
 from genctl.engines.pool import pool as pools
+from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import _groups
 from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
 from genctl.engines.pool.worker import (
@@ -109,7 +110,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
             return FinishedGroup(arguments[0], number, 1) if method == "work" else (number, 0, 0)
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(None, 3, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
+        pool = WorkerPool(start_cluster(None, 3, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
         pool.open(lambda line: None)
         return pool
 

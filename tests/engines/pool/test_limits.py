@@ -265,8 +265,8 @@ def shutdown():
     {}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, shutdown=shutdown)
 signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
-from genctl.engines.pool import cluster
-cluster.stop_cluster()
+from genctl.engines.pool.cluster import RayCluster
+RayCluster(1, 0, 1, True, '').end(keep_logs=False)
 """
 
 

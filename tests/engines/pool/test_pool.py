@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from genctl.engines.pool import pool as pools
+from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.pool import WorkerPool, WorkGroup
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
 from genctl.errors import ModelError
@@ -35,7 +36,7 @@ def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
 def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
     def start(behave: Behave, workers: int = 3, seed: int = 0) -> WorkerPool:
         monkeypatch.setitem(sys.modules, "ray", FakeRay(behave, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(None, workers, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
+        pool = WorkerPool(start_cluster(None, workers, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
         pool.open(lambda line: None)
         return pool
 
