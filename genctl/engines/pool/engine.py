@@ -16,7 +16,7 @@ from genctl.config.layers import Resolved
 from genctl.decode.threads import from_environment
 from genctl.engines.pool.checks import check_memory
 from genctl.engines.pool.cluster import RayCluster, start_cluster
-from genctl.engines.pool.pool import IN_TURN, Share, WorkerPool, WorkGroup
+from genctl.engines.pool.pool import HELD, IN_FLIGHT, WorkerPool, WorkGroup
 from genctl.engines.pool.worker import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork, WorkerSetup
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Rows, StreamProgress, never
 from genctl.engines.requests import Report, Request, Skipped
@@ -24,7 +24,7 @@ from genctl.errors import ModelError, count
 from genctl.models import collection
 
 CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
-HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
+ROWS_HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
@@ -155,13 +155,13 @@ class PoolEngine:
         def work(rows: tuple[Request, ...]) -> DecodeWork:
             return DecodeWork(rows, report or Report(), width, flow.ahead, flow.threads, flow.continuous)
 
-        share, span = IN_TURN, flow.span or width
+        at_once, held, span = IN_FLIGHT, HELD, flow.span or width
         if flow.continuous:
             span = max(width // CALLS, 1)
             # each unfinished call has an unfinished row, so that this many fill the batch, however long some rows are
-            share = Share(at_once=width + max(width // 2, 1), held=HELD * width // span)
+            at_once, held = width + max(width // 2, 1), ROWS_HELD * width // span
         works = _groups(requests, span, work, whole=not flow.continuous)
-        for group in pool.results(works, flow.interrupted, ordered=flow.ordered, share=share):
+        for group in pool.results(works, flow.interrupted, ordered=flow.ordered, at_once=at_once, held=held):
             for event in self._events(group, flow.on_shortage):
                 if flow.interrupted():
                     return

@@ -20,24 +20,13 @@ from genctl.engines.pool.cluster import RayCluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.errors import ModelError
 
-IN_FLIGHT = 2  # groups that a worker has at once
-HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
+IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
+HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
 RETRIES = 2  # of a group whose worker dies: beside others, and then, by Ray, alone
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
 SLOW_S = 60.0  # without all workers, until somebody is told
 _LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
-
-
-@dataclass(frozen=True)
-class Share:
-    """How many groups are on their way."""
-
-    at_once: int = IN_FLIGHT  # groups that a worker has
-    held: int = HELD  # times as many as workers are on their way or wait for an earlier one
-
-
-IN_TURN = Share()
 
 
 @dataclass(eq=False)
@@ -118,7 +107,7 @@ class WorkerPool:
         self._reports: dict[Any, WorkerHandle] = {}
         self._finished: dict[int, WorkGroup] = {}
         self._returned: list[WorkGroup] = []  # their workers died; any may have them
-        self._share = IN_TURN
+        self._at_once, self._held = IN_FLIGHT, HELD
         self._next = 0  # the first group whose result was not given out
         self._given = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
@@ -200,14 +189,16 @@ class WorkerPool:
         interrupted: Callable[[], object],
         *,
         ordered: bool = True,
-        share: Share = IN_TURN,
+        at_once: int = IN_FLIGHT,
+        held: int = HELD,
     ) -> Iterator[WorkGroup]:
         """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
 
-        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
-        of a worker that cannot load the checkpoint.
+        `groups` are taken as workers become free; None says that the next one is not there yet. A worker has `at_once`,
+        and `held` times as many as workers are on their way or wait for an earlier one. Raises the first error of a
+        worker that cannot load the checkpoint.
         """
-        self._share = share
+        self._at_once, self._held = at_once, held
         more = True
         while not interrupted():
             self._redistribute()
@@ -239,8 +230,8 @@ class WorkerPool:
 
     def _assign(self, groups: Iterator[WorkGroup | None]) -> bool:
         """Give groups to workers that have room. Returns whether there may be more groups."""
-        held = self._share.held * len(self.workers)
-        while not self._returned and self._unfinished() + len(self._finished) < held:
+        most = self._held * len(self.workers)
+        while not self._returned and self._unfinished() + len(self._finished) < most:
             worker = self._free()
             if worker is None:
                 break
@@ -263,7 +254,7 @@ class WorkerPool:
             worker
             for worker in self.workers
             if worker.ready
-            and len(worker.groups) < self._share.at_once
+            and len(worker.groups) < self._at_once
             and not any(group.alone for group in worker.groups.values())
         ]
         return min(free, key=lambda worker: len(worker.groups), default=None)

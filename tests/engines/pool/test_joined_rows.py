@@ -17,7 +17,7 @@ from genctl.engines.local.session import Session
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import _groups
-from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
+from genctl.engines.pool.pool import WorkerPool, WorkGroup
 from genctl.engines.pool.worker import (
     DecodeWork,
     FinishedGroup,
@@ -32,7 +32,6 @@ from tests.cli.tool import genctl
 from tests.engines.pool.fake_ray import Died, FakeRay
 
 PATIENCE = 60.0  # seconds
-JOINED = Share(at_once=6, held=20)
 
 
 # -- a worker ----------------------------------------------------------------------------------------------------------
@@ -119,7 +118,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
 
 def decoded(pool: WorkerPool, groups: int = 40) -> list[Any]:
     given = (WorkGroup(number, 1, number, number) for number in range(groups))
-    return [result.lost or result.value for result in pool.results(given, lambda: False, share=JOINED)]
+    return [result.lost or result.value for result in pool.results(given, lambda: False, at_once=6, held=20)]
 
 
 @pytest.mark.parametrize("seed", range(10))
