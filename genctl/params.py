@@ -432,7 +432,6 @@ class Runtime:
     max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
     offload_folder: str | None = knob(None, "with --device-map: folder for weights that fit nowhere else", MODEL)
     tensor_parallel: bool = knob(False, "share out the model over the processes that torchrun started", MODEL)
-    fsdp: bool = knob(False, "share out the parameters over those processes, each with prompts of its own", MODEL)
     adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
     merge_adapter: bool | None = knob(
         None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL

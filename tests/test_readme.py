@@ -82,7 +82,7 @@ def test_a_shown_figure_that_the_command_does_not_print_is_found() -> None:
     for printed, shown in (("one 1.6", ["one 1.5"]), ("one 1.5\ntwo", ["one 1.5"]), ("one 1.52", ["…", "one 1.5"])):
         with pytest.raises(AssertionError, match=r"page-1: shown"):
             block.check(printed, shown)
-    assert unknown_flags("torchrun --no-python genctl run -m X --fsdp --fdsp=1 'a --b'") == ["--fdsp"]
+    assert unknown_flags("torchrun --no-python genctl run -m X --tensor-parallel --fdsp=1 'a --b'") == ["--fdsp"]
     assert unknown_flags("genctl rum X") == ["rum"]
 
 

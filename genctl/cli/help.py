@@ -157,6 +157,7 @@ ELSEWHERE = {
 GONE = {
     "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
     "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
+    "--fsdp": "--device-map auto, --tensor-parallel or --workers N",
     "--no-use-cache": "--cache off",
     "--raw": "`| cat`: a pipe gets texts as they are",
     "--trace": "--events FILE",

@@ -54,13 +54,6 @@ def shared(setup: EngineSetup) -> Engine:
     return load_shared(setup)
 
 
-def own_rows(setup: EngineSetup) -> Engine:
-    """Ranks that have rows of their own."""
-    from genctl.engines.ranks.own_rows import load_own_rows
-
-    return load_own_rows(setup)
-
-
 def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> Resolved:
     from genctl.engines.local.session import planned
 
@@ -80,12 +73,12 @@ class EngineChoice:
     planned: Callable[[Runtime, list[Layer], dict[str, bool]], Resolved] = _planned  # the settings, for --dry
     live: bool = True  # events come as they are made, so that a view can follow them
     batches: bool = True  # rows are computed together, so the last digits of a row's numbers depend on its neighbours
-    ranks: str = ""  # the option that shares the work among processes that were started together
+    ranks: bool = False  # processes that were started together share the work
 
     @property
     def follows(self) -> bool:
         """Whether another process reads and writes, and this one computes beside it."""
-        return bool(self.ranks) and os.environ.get("RANK") != "0"
+        return self.ranks and os.environ.get("RANK") != "0"
 
     def meet(self, stack: ExitStack) -> None:
         """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
@@ -160,7 +153,7 @@ def _check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
     if getattr(options, "dry", False):
         return
-    from genctl.engines.pool.cluster import check_cores, require_ray
+    from genctl.engines.pool.checks import check_cores, require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):

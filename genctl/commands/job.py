@@ -100,10 +100,10 @@ class Job(ABC, Generic[SomeOptions]):
 
     def check_launch(self, runtime: Runtime) -> None:
         """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
-        if runtime.tensor_parallel or runtime.fsdp or "WORLD_SIZE" in os.environ:
+        if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
             from genctl.engines.ranks import launch
 
-            launch.check(runtime, shares=bool(self.choice.ranks))
+            launch.check(runtime, shares=self.choice.ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""

@@ -33,8 +33,7 @@ def check_options(runtime: Runtime) -> None:
         if runtime.device_map is not None:
             raise UsageError(f"--compile and --device-map {runtime.device_map}: only a model that lies on one device")
         use_own_compile_cache()
-    shared = "--tensor-parallel" if runtime.tensor_parallel else "--fsdp" if runtime.fsdp else ""
-    if shared:
+    if runtime.tensor_parallel:
         conflicting = {
             "--compile": runtime.compile,
             f"--quantize {runtime.quantize}": runtime.quantize is not None,
@@ -43,7 +42,7 @@ def check_options(runtime: Runtime) -> None:
             "--prompt-cache": runtime.prompt_cache is not None,
         }
         for conflict in (name for name, is_set in conflicting.items() if is_set):
-            raise UsageError(f"{shared} and {conflict}: not for a model that is shared out over ranks")
+            raise UsageError(f"--tensor-parallel and {conflict}: not for a model that is shared out over ranks")
     if runtime.adapter is not None and runtime.device_map is not None:
         raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.quantize is None:
@@ -116,9 +115,7 @@ def prepare_for_device(
         return []
     size = sum(weight.nbytes for weight in model.parameters() if weight.device.type != "meta")
     check_tensor = finite_check(size)
-    packs = runtime.pack and not (
-        runtime.compile or runtime.fsdp
-    )  # packed layers are opaque to a compiler, and it fuses by itself
+    packs = runtime.pack and not runtime.compile  # packed layers are opaque to a compiler, and it fuses by itself
     if device is None or device.type != "cpu" or not packs:
         if check_tensor is not None:
             for name, weight in model.named_parameters():

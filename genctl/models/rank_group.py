@@ -112,16 +112,6 @@ def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
     return broadcast(None if dist.get_rank() else make())
 
 
-def gathered(value: Any) -> list[Any] | None:
-    """The values of all ranks, in their order, on rank 0; None on the others. Raises as `broadcast` does."""
-    box: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    try:
-        dist.gather_object(value, box, dst=0)
-    except RuntimeError as error:
-        raise lost(error) from error
-    return box
-
-
 def share(tensor: torch.Tensor) -> torch.Tensor:
     """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()

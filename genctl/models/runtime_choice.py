@@ -90,7 +90,6 @@ def _options(runtime: Runtime, trust_remote_code: bool) -> None:
         f"--device-map {runtime.device_map}": runtime.device_map is not None,
         "--compile": runtime.compile,
         "--tensor-parallel": runtime.tensor_parallel,
-        "--fsdp": runtime.fsdp,
         "--adapter": runtime.adapter is not None,
     }
     for flag, is_set in flags.items():

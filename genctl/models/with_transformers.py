@@ -185,10 +185,6 @@ def load(
     notes += prepare.prepare_for_device(model, runtime, device, checkpoint.config)
     if device is not None and not runtime.tensor_parallel:
         model = guarded(lambda: model.to(device), f"cannot move the model to {device}")
-    if runtime.fsdp:
-        from genctl.models import fully_sharded
-
-        fully_sharded.shard(model)
     return model, words, notes
 
 

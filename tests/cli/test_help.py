@@ -114,6 +114,7 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
             "genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
         ),
         ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
+        ("run --fsdp x", "--device-map auto, --tensor-parallel or --workers N"),
         ("run --raw x", "`| cat`: a pipe gets texts as they are"),
         ("beam --trace=run.jsonl x", "--events FILE"),
         ("run --no-use-cache x", "--cache off"),

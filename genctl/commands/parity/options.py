@@ -152,5 +152,5 @@ PARITY = Command(
     },
     CONFLICTS,
     without=frozenset(params.knobs(params.Generation)) - FLAGS
-    | {"backend", "tensor_parallel", "fsdp", "row_timeout", "tokenizer"},
+    | {"backend", "tensor_parallel", "row_timeout", "tokenizer"},
 )

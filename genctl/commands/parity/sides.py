@@ -46,7 +46,6 @@ _REASONS = {
     "offline": "it decides where files come from, not what they compute; --offline holds for all sides",
     "backend": "write a server as openai:URL",
     "tensor_parallel": "a side is one process; compare the output of such a run with genctl compare",
-    "fsdp": "a side is one process; compare the output of such a run with genctl compare",
     "row_timeout": "it ends rows and computes nothing",
     "truncate": "all sides read the same prompts; --truncate holds for all sides",
     "chat": "all sides read the same prompts; --chat holds for all sides",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, own_rows, shared
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, shared
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 
@@ -22,15 +21,10 @@ def run(options: Any) -> int | None:
 
         choice = replace(SERVERS, check=check_backend)
     elif choice is LOCAL and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        if any(layer.values.get("fsdp") for layer in options.layers()):
-            # results come group by group, so there is nothing live
-            choice = EngineChoice(own_rows, partial(_check_ranks, "--fsdp"), live=False, ranks="--fsdp")
-        else:
-            flag = "--tensor-parallel"
-            choice = EngineChoice(shared, partial(_check_ranks, flag), ranks=flag)
+        choice = EngineChoice(shared, _check_ranks, ranks=True)
     return RunJob.perform(options, choice)
 
 
-def _check_ranks(flag: str, options: Any, early: Resolved) -> None:
+def _check_ranks(options: Any, early: Resolved) -> None:
     if options.resume:
-        raise UsageError(f"{flag} and --resume: only one process can do that")
+        raise UsageError("--tensor-parallel and --resume: only one process can do that")

@@ -136,7 +136,7 @@ class Planner:
         if name not in self.auxiliary_models:
             # pack it, and never compile it: its steps alternate with the model's
             runtime = replace(
-                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False, fsdp=False
+                self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
             )
             # without a tokenizer, different vocabularies cannot be detected
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)

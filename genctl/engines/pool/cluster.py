@@ -1,126 +1,33 @@
-"""Ray: started on this machine, or joined at an address. It stays quiet, and installs no signal handlers."""
+"""Ray: started on this machine, or joined at an address. It is quiet, installs no signal handlers and leaves nothing.
+
+Workers import what is installed, and nothing from the driver's working directory.
+"""
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import logging
 import os
+import shutil
 import signal
-import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from genctl.decode.threads import cores, from_environment
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
-from genctl.engines.pool.worker_env import worker_env
-from genctl.errors import UsageError, count, extra
-
-if TYPE_CHECKING:
-    from genctl.engines.pool.processes import RayProcesses
-
-
-# -- whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and say little -------
-# Ray's head (`HOST:PORT`) and its client server (`ray://HOST:PORT`) speak gRPC. Each has a call that only asks whether
-# it is there; one such call, with a deadline, tells a cluster from a port that says nothing or speaks something else,
-# and a token that is missing from one that is wrong.
-
-
-ANSWER_S = 30.0  # until an address that accepts connections and does not answer is given up
-CONNECT_S = 10.0  # until one that does not accept is
-LONGEST_TOKEN = 1 << 16  # bytes
-CLIENT = "ray://"
-# The calls, and what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
-_HEAD = ("/ray.rpc.NodeInfoGcsService/CheckAlive", b"")
-_CLIENT_SERVER = ("/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x04")
-
-
-def probe(address: str) -> None:
-    """Raises UsageError where no Ray cluster answers at HOST:PORT, within `ANSWER_S`. `auto` is not looked at."""
-    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
-    if not (colon and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise nothing_there(address, getattr(error, "strerror", None) or "no answer") from error
-    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-        return  # Ray has the certificates
-    try:
-        import grpc
-    except ImportError:  # Ray without its client
-        return
-    method, request = _CLIENT_SERVER if address.startswith(CLIENT) else _HEAD
-    with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
-        try:
-            channel.unary_unary(method)(request, timeout=ANSWER_S, metadata=_token())
-        except grpc.RpcError as error:
-            _judge(address, error, grpc.StatusCode)
-
-
-def same_place(one: str, other: str) -> bool:
-    """Whether two addresses HOST:PORT name the same place."""
-    (host, _, port), (there, _, its) = one.rpartition(":"), other.rpartition(":")
-    if port != its:
-        return False
-    try:
-        found = [{entry[4][0] for entry in socket.getaddrinfo(name.strip("[]"), None)} for name in (host, there)]
-    except (OSError, UnicodeError):
-        return host == there
-    return bool(found[0] & found[1])
-
-
-def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
-    """The error of an address at which there is no cluster to join."""
-    return UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint)
-
-
-def _judge(address: str, error: Any, codes: Any) -> None:
-    """Raises UsageError for an answer that no cluster gives, or that asks for a token."""
-    code, details = error.code(), str(error.details())
-    if code == codes.UNAUTHENTICATED:
-        if _token():
-            raise UsageError(f"--address {address}: the cluster does not accept this token", hint=_WHERE)
-        raise UsageError(
-            f"--address {address}: the cluster asks for a token, and none is {'found' if _sends() else 'sent'}",
-            hint=_WHERE if _sends() else f"RAY_AUTH_MODE=token sends it; {_WHERE}",
-        )
-    if code == codes.UNIMPLEMENTED:
-        raise nothing_there(address, "what listens there speaks gRPC, but is not Ray's")
-    if code == codes.DEADLINE_EXCEEDED or (code == codes.UNAVAILABLE and "timed out" in details):
-        raise nothing_there(address, f"what listens there does not answer within {ANSWER_S:.0f} s")
-    if code == codes.UNAVAILABLE:
-        http = "HTTP/2" in details or "http1" in details
-        raise nothing_there(address, "what listens there does not speak Ray's protocol" if http else "no answer")
-
-
-_WHERE = "it is read from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
-
-
-def _sends() -> bool:
-    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-
-
-def _token() -> tuple[tuple[str, str], ...]:
-    """The header with the token that Ray sends, as Ray finds it; none unless RAY_AUTH_MODE is `token`."""
-    environment = os.environ
-    if not _sends():
-        return ()
-    token = environment.get("RAY_AUTH_TOKEN", "")
-    if not token:
-        path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
-        try:
-            token = reader.text(path.expanduser(), LONGEST_TOKEN, regular=True)
-        except (Unreadable, RuntimeError):
-            return ()
-    return (("authorization", f"Bearer {token.strip()}"),)
-
+import genctl
+from genctl import children
+from genctl.decode.threads import cores
+from genctl.engines.pool.checks import is_running, nothing_there, probe, same_place, threads_for
+from genctl.errors import UsageError, count
+from genctl.kernels.variant import VARIABLE
 
 # Read by Ray when it is imported or started. The messages of its daemons would go to standard output, between results.
 QUIET = {
@@ -128,11 +35,13 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "(?s).*",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
+    "RAY_process_group_cleanup_enabled": "0",  # workers stay in the group of `RayGroup`
 }
 JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
 POLL_S = 0.02  # between two looks at whether Ray is there
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MiB
+LONGEST = 24  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
 
 
 @dataclass(frozen=True)
@@ -144,52 +53,51 @@ class RayCluster:
     threads: int  # for each worker
     alone: bool  # it was started here, on this machine
     about: str  # in words
-    ours: bool = True  # to be shut down at the end
+    ours: bool = True  # to be left at the end
+    group: RayGroup | None = None  # of what was started here
+
+    def end(self, *, keep_logs: bool) -> None:
+        """Leave the cluster, with all that runs for this process; what was started here ends."""
+        _end(self.group, keep_logs=keep_logs)
 
 
-def require_ray(flag: str) -> None:
-    """Raises UsageError where Ray is not installed."""
-    if importlib.util.find_spec("ray") is None:
-        raise UsageError(f"{flag} needs Ray, which is not installed", hint=extra("ray"))
-
-
-def check_cores(workers: int | None, address: str | None) -> None:
-    """Raises UsageError for more workers than there are cores here. `start_cluster` checks those of a cluster."""
-    number = cores()
-    if workers is None or address is not None or is_running() or workers <= number:
-        return
-    there = f"there {'is' if number == 1 else 'are'} {count(number, 'core')}"
-    raise UsageError(f"--workers {workers}: {there}, and each worker takes one", hint=f"--workers {number} fits")
-
-
-def is_running() -> bool:
-    """Whether this process uses a Ray already."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
-
-
-def start_cluster(
-    address: str | None, workers: int | None, *, gpu: bool, processes: RayProcesses | None = None
-) -> RayCluster:
+def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> RayCluster:
     """Start Ray here, or join the cluster at `address`. `gpu`: the checkpoint may go to GPUs.
 
-    Without `workers` there is one for each GPU, or, where there is none, for each machine. `processes` learns what was
-    started. A Ray that runs in this process is used as it is. Raises UsageError.
+    Without `workers` there is one for each GPU, or, where there is none, for each machine. A Ray that runs in this
+    process is used as it is. Raises UsageError.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     import ray
 
     ours = not ray.is_initialized()
-    if ours:
-        _init(address, max(workers or 0, cores()), processes)
-    elif address not in (None, "auto"):
-        here = str(ray.get_runtime_context().gcs_address)
-        if not same_place(str(address), here):
-            raise UsageError(
-                f"--address {address}: this process uses the Ray cluster at {here} already",
-                hint="without --address that one is used",
-            )
+    group = RayGroup() if ours and address is None else None
+    try:
+        if ours:
+            _init(address, max(workers or 0, cores()), group)
+        elif address not in (None, "auto"):
+            _check_same_cluster(str(address), str(ray.get_runtime_context().gcs_address))
+        return replace(_found(address, workers, gpu), ours=ours, group=group)
+    except Exception:  # after a signal, which raises SystemExit, all ends with this process
+        if ours:
+            _end(group, keep_logs=True)
+        raise
+
+
+def _check_same_cluster(address: str, here: str) -> None:
+    """Raises UsageError where this process uses another cluster."""
+    if not same_place(address, here):
+        raise UsageError(
+            f"--address {address}: this process uses the Ray cluster at {here} already",
+            hint="without --address that one is used",
+        )
+
+
+def _found(address: str | None, workers: int | None, gpu: bool) -> RayCluster:
+    """What the cluster has for workers. Raises UsageError for too many of them."""
+    import ray
+
     total = ray.cluster_resources()
     machines = [node for node in ray.nodes() if node.get("Alive")]
     cpus, gpus = int(total.get("CPU", 1)), int(total.get("GPU", 0)) if gpu else 0
@@ -203,16 +111,17 @@ def start_cluster(
         raise UsageError(f"--workers {number}: the cluster at {address} has {count(cpus, 'core')}, one for each worker")
     available = cpus if address is not None else cores()
     where = "on this machine" if address is None else f"at {address}, {count(len(machines), 'machine')}"
-    return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where, ours)
+    return RayCluster(number, int(gpus > 0), threads_for(available, number), address is None, where)
 
 
-def stop_cluster() -> None:
-    """Leave the cluster; one that was started here ends."""
+def _end(group: RayGroup | None, *, keep_logs: bool) -> None:
     if is_running():
-        _apart(sys.modules["ray"].shutdown, None)
+        apart(sys.modules["ray"].shutdown)
+    if group is not None:
+        group.end(keep_logs=keep_logs)
 
 
-def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> None:
+def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
     """`ray.init`. Raises UsageError where no cluster can be reached."""
     import ray
 
@@ -221,12 +130,13 @@ def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> Non
     arguments: dict[str, Any] = {"address": "local" if address is None else address}
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
+        if group is not None and not os.environ.get("RAY_TMPDIR"):
+            arguments["_temp_dir"] = group.folder
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
-        folder = "" if processes is None else processes.own_folder()
-        with _hushed(), worker_env(folder, here=address is None) as arguments["runtime_env"]:
-            _apart(lambda: ray.init(**arguments), None if address is None else JOIN_S)
+        with _hushed(), worker_env(here=address is None) as arguments["runtime_env"]:
+            apart(lambda: ray.init(**arguments), None if address is None else JOIN_S, group)
     except TimeoutError as error:
         assert address is not None
         raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
@@ -236,89 +146,59 @@ def _init(address: str | None, cpus: int, processes: RayProcesses | None) -> Non
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
         raise nothing_there(address, reason, hint) from error
-    finally:
-        if processes is not None:
-            processes.note()
 
 
-def _apart(call: Callable[[], Any], limit_s: float | None) -> Any:
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def apart(call: Callable[[], Any], limit_s: float | None = None, group: RayGroup | None = None) -> Any:
     """What `call` returns, in a thread of its own. Raises what it raises, and TimeoutError after `limit_s`.
 
-    This thread stays free for signals: Ray would replace their handlers in the main thread, and swallow what they
-    raise. The other thread is kept to the end, because on Linux Ray's daemons end with the thread that started them.
+    Ray would replace the signal handlers of the main thread, and swallow what they raise. The other thread is kept to
+    the end, because on Linux Ray's daemons end with the thread that started them. They join the `group`.
     """
-    outcome: list[Any] = []
-    done = threading.Event()
+    outcome: Future[Any] = Future()
 
     def perform() -> None:
-        _forking.add(threading.get_ident())
+        if group is not None:
+            _starting[threading.get_ident()] = group.number
         try:
-            outcome.append((call(), None))
+            outcome.set_result(call())
         except BaseException as error:  # whatever it is, it is raised where it is waited for
-            outcome.append((None, error))
-        _forking.discard(threading.get_ident())
-        done.set()
+            outcome.set_exception(error)
+        _starting.pop(threading.get_ident(), None)
         threading.Event().wait()
 
-    with _own_signals() as wait:
+    with _own_signals():
         threading.Thread(target=perform, name="ray", daemon=True).start()
-        until = None if limit_s is None else time.monotonic() + limit_s
-        while not done.is_set():
-            wait(done)
-            if until is not None and time.monotonic() > until:
-                raise TimeoutError
-    value, error = outcome[0]
-    if error is not None:
-        raise error
-    return value
-
-
-_forking: set[int] = set()  # threads whose forks are Ray's daemons
-
-
-def _leave_group() -> None:
-    """In a daemon that Ray has just forked: a signal to the processes of a job (by a terminal, by `timeout`) ends the
-    job. The daemons end after it: a job that loses them first is ended by Ray, with a status of Ray's.
-    """
-    if threading.get_ident() in _forking:
-        os.setsid()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-
-
-if hasattr(os, "register_at_fork") and hasattr(os, "setsid"):
-    os.register_at_fork(after_in_child=_leave_group)
+    until = None if limit_s is None else time.monotonic() + limit_s
+    while not outcome.done():
+        with _own_signals():
+            wait([outcome], POLL_S)
+        if until is not None and time.monotonic() > until:
+            raise TimeoutError
+    return outcome.result()
 
 
 @contextmanager
-def _own_signals() -> Iterator[Callable[[threading.Event], None]]:
-    """Gives a function that waits for an event, or a moment, and handles signals as Python's handlers say.
+def _own_signals() -> Iterator[None]:
+    """Signals that come inside are handled at the end, by Python's handlers.
 
     Ray's C++ part replaces the handler of SIGTERM, unseen by Python: as it starts by one that prints a stack, as it
-    ends by the default, which ends the process. So signals are blocked, here and in the threads that Ray starts, and
-    this thread accepts them: that calls no handler. Python's handlers are put back at the end.
+    ends by the default, which ends the process. So signals are blocked, in threads that start inside, too, and Python's
+    handler is put back before they are let through.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "sigtimedwait"):
-        yield lambda done: (done.wait(POLL_S), None)[1]
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "pthread_sigmask"):
+        yield
         return
-
-    def restored() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
         handler = signal.getsignal(signal.SIGTERM)
         if handler is not None:  # Python knows it
             signal.signal(signal.SIGTERM, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def wait(done: threading.Event) -> None:
-        taken = signal.sigtimedwait(ENDING, POLL_S)
-        if taken is not None:
-            restored()
-            signal.raise_signal(taken.si_signo)
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-    try:
-        yield wait
-    finally:
-        restored()
 
 
 @contextmanager
@@ -337,7 +217,99 @@ def _hushed() -> Iterator[None]:
         os.close(null)
 
 
-def threads_for(cores: int, workers: int) -> int:
-    """Threads of each worker: OMP_NUM_THREADS where it is set, else an equal share of the cores at most."""
-    given = from_environment()
-    return max(cores // workers, 1) if given is None else given[0]
+# -- what Ray starts here ----------------------------------------------------------------------------------------------
+
+# Standard input ends with the process that has its other end. The one that kills may not be in the group.
+_REAPER = """
+import os, shutil, signal, sys
+sys.stdin.buffer.read()
+group = os.getpgrp()
+if os.fork() == 0:
+    os.setsid()
+    os.killpg(group, signal.SIGKILL)
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+"""
+
+
+class RayGroup:
+    """A process group of all that Ray starts here, and a folder for its sockets and logs. Both end with this process.
+
+    Signals to the processes of a job (by a terminal, by `timeout`) do not reach the group: Ray ends a process that
+    loses its daemons with a status of its own, so they end after it.
+    """
+
+    def __init__(self) -> None:
+        # Ray's usual folder is everybody's, and everybody may replace files in it
+        usual = tempfile.gettempdir()
+        self.folder = tempfile.mkdtemp(prefix="ray-", dir=usual if len(usual) <= LONGEST else "/tmp")
+        self.number = 0  # of the group; 0 where there are none
+        if hasattr(os, "setpgrp"):
+            self._reaper = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _REAPER, self.folder],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                preexec_fn=os.setpgrp,
+            )
+            self.number = self._reaper.pid
+
+    def end(self, *, keep_logs: bool) -> None:
+        """End all that is left, and remove the folder. Ray is not used any more."""
+        if self.number:
+            with suppress(ProcessLookupError):
+                os.killpg(self.number, signal.SIGKILL)
+            self._reaper.communicate()
+        if not keep_logs:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_starting: dict[int, int] = {}  # threads whose forks are Ray's daemons, and the group of these
+
+
+def _join_group() -> None:
+    """In a daemon that Ray has just forked."""
+    number = _starting.get(threading.get_ident(), 0)
+    if number:
+        os.setpgid(0, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_join_group)
+
+
+# -- what workers import -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
+    """`runtime_env` of `ray.init`, which is called inside. `here`: the workers are on this machine.
+
+    Ray puts the folder of the driver's script and its working directory on the path of every worker, before that of
+    Python, unless the job names a working directory of its own. So it names an empty one.
+    """
+    variables = {children.SAFE: "1"}
+    if os.environ.get(VARIABLE):
+        variables[VARIABLE] = os.environ[VARIABLE]
+    if here and (path := _python_path()):
+        variables["PYTHONPATH"] = path
+    with tempfile.TemporaryDirectory(prefix="genctl-") as empty:
+        yield {"env_vars": variables, **({} if _job_names_one() else {"working_dir": empty})}
+
+
+def _python_path() -> str:
+    """PYTHONPATH with whole paths, since workers start elsewhere. It leads to genctl where nothing else does."""
+    entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    home = str(Path(genctl.__file__).absolute().parents[1])
+    if home not in (*entries, *sys.path[1:]):  # a checkout, found because it is the working folder
+        entries.append(home)
+    return os.pathsep.join(entries)
+
+
+def _job_names_one() -> bool:
+    """Whether this process is a job of `ray job submit --working-dir`, which names the working directory of workers."""
+    try:
+        job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+        return bool(job["runtime_env"]["working_dir"])
+    except (ValueError, KeyError, TypeError):
+        return False

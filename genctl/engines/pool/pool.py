@@ -3,10 +3,9 @@
 A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
 their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
 
-Ray starts a worker that died again, and gives it the groups that it had, one after another. Those whose rows join a
-batch go to any worker. A group cannot be blamed for a death while others are there too: a group with which workers
-died again and again is tried alone. If the worker dies then, too, and can be started again, the group is lost, and
-the others go on. The groups of a worker that cannot be started again go to the others.
+Ray starts a worker that died again; its groups go to any worker. A group cannot be blamed for a death while others are
+there too: a group with which workers died again and again is tried alone. If the worker dies then, too, and can be
+started again, the group is lost, and the others go on.
 """
 
 from __future__ import annotations
@@ -14,51 +13,79 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from genctl.engines.pool.assignments import Assignment, GroupResult, WorkerHandle, WorkGroup
-from genctl.engines.pool.cluster import RayCluster, start_cluster, stop_cluster
+from genctl.engines.pool.cluster import RayCluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import ModelError
 
-if TYPE_CHECKING:
-    from genctl.engines.pool.processes import RayProcesses
-
-IN_FLIGHT = 2  # groups that a worker has at once
-HELD = 4  # times as many groups as workers are on their way or wait for an earlier one
-RETRIES = 2  # of a group, by Ray, when its worker dies
+IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
+HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
+RETRIES = 2  # of a group whose worker dies: beside others, and then, by Ray, alone
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
-MOST_CALLS = 1000  # that wait for their rows in a worker at once
-_LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
 SLOW_S = 60.0  # without all workers, until somebody is told
+_LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
 
 
-@dataclass(frozen=True)
-class Share:
-    """How many groups are on their way, and what a worker does with several."""
+@dataclass(eq=False)
+class WorkGroup:
+    """Rows that are worked on together: what a worker is given, its rows in the input, and what became of it."""
 
-    at_once: int = IN_FLIGHT  # groups that a worker has
-    held: int = HELD  # times as many as workers are on their way or wait for an earlier one
-    joined: bool = False  # their rows join one batch; else one group follows the other
+    work: Any
+    rows: int
+    first: int
+    last: int
+    number: int = 0  # in the order of the groups
+    deaths: int = 0  # of workers that had it
+    value: Any = None  # its result
+    lost: str = ""  # why there is none
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is tried without others."""
+        return self.deaths > RETRIES
 
 
-IN_TURN = Share()
+@dataclass(eq=False)
+class WorkerHandle:
+    """A worker, as the driver knows it."""
+
+    number: int  # from 1
+    actor: Any
+    node: str = ""
+    ready: bool = False  # it has loaded the checkpoint, and did not die since
+    gone: bool = False  # it died and cannot be started again
+    groups: dict[Any, WorkGroup] = field(default_factory=dict)  # that it has, by the reference of their result
+    suspect: WorkGroup | None = None  # it died with that alone
+    why: str = ""  # it died, if that is known
+    done: int = 0  # groups
+    rows: int = 0
+    written: dict[int, int] = field(default_factory=dict)  # tokens of each of its processes
+    ahead: int = 0  # rows that are done of groups that are not
+    deaths: int = 0  # with groups that were then tried alone
+    report_due: float = 0.0
+
+    def count(self, process: int, tokens: int) -> None:
+        """Take in the tokens of a process since it began. Older numbers may come late."""
+        self.written[process] = max(tokens, self.written.get(process, 0))
+
+    @property
+    def tokens(self) -> int:
+        """The tokens that it wrote."""
+        return sum(self.written.values())
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"worker {self.number}" + (f" on {self.node}" if self.node else "")
 
 
 class WorkerPool:
     """Starts workers and gives them groups. Raises UsageError or ModelError."""
 
-    def __init__(
-        self,
-        address: str | None,
-        workers: int | None,
-        gpu: bool,
-        setup: Callable[[RayCluster], WorkerSetup],
-        processes: RayProcesses | None = None,
-    ) -> None:
-        self.cluster = start_cluster(address, workers, gpu=gpu, processes=processes)
+    def __init__(self, cluster: RayCluster, setup: WorkerSetup) -> None:
         import ray
 
         self._ray = ray
@@ -67,23 +94,20 @@ class WorkerPool:
             max_restarts=-1,
             max_task_retries=RETRIES,
             num_cpus=1,
-            num_gpus=self.cluster.gpus,
-            concurrency_groups={"report": 1, "rows": MOST_CALLS},
+            num_gpus=cluster.gpus,
+            concurrency_groups={"report": 1},
         )
-        spread = {} if self.cluster.alone else {"scheduling_strategy": "SPREAD"}
-        made = setup(self.cluster)
+        spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         self.workers = [
-            WorkerHandle(number, actor(Worker).options(**spread).remote(made))
-            for number in range(1, self.cluster.workers + 1)
+            WorkerHandle(number, actor(Worker).options(**spread).remote(setup))
+            for number in range(1, cluster.workers + 1)
         ]
-        self._opening: dict[Any, WorkerHandle] = {}
-        for worker in self.workers:
-            self._open(worker)
+        self._opening = {worker.actor.open.remote(): worker for worker in self.workers}
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
         self._reports: dict[Any, WorkerHandle] = {}
-        self._finished: dict[int, GroupResult] = {}
-        self._share = IN_TURN
-        self._returned: list[Assignment] = []  # their workers died; any may have them
+        self._finished: dict[int, WorkGroup] = {}
+        self._returned: list[WorkGroup] = []  # their workers died; any may have them
+        self._at_once, self._held = IN_FLIGHT, HELD
         self._next = 0  # the first group whose result was not given out
         self._given = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
@@ -91,77 +115,71 @@ class WorkerPool:
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def open(self, waiting: Callable[[], object], slow: Callable[[str], object]) -> OpenedWorker:
+    def open(self, slow: Callable[[str], object]) -> None:
         """Wait until a worker has loaded the checkpoint; the others may follow while it works.
 
-        `waiting` is called now and then, `slow` once if it takes long.
+        `slow` is called once if it takes long.
         """
-        began = time.monotonic()
+        slow_at = time.monotonic() + SLOW_S
         while self._first is None:
-            waiting()
             self._wait()
-            if time.monotonic() - began > SLOW_S:
+            if time.monotonic() > slow_at:
                 slow("no worker is ready yet")
-                began = float("inf")
+                slow_at = float("inf")
         self.began = time.monotonic()
-        return self._first[1]
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session of the first worker answers (`Worker.ask`). Raises its errors."""
         assert self._first is not None
-        answer = self._ray.get(self._first[0].actor.ask.remote(name, *arguments))
-        if isinstance(answer, GenctlError):
-            raise answer
-        return answer
+        return self._get(self._first[0].actor.ask.remote(name, *arguments))
 
-    def _open(self, worker: WorkerHandle) -> None:
-        worker.ready = False
-        self._opening[worker.actor.open.remote()] = worker
+    def _get(self, ref: Any) -> Any:
+        """The result of a call. Raises what the call raised, and _Died."""
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause or error from error
+        except self._ray.exceptions.OutOfMemoryError as error:
+            raise _Died(": no memory is left on its machine") from error
+        except self._ray.exceptions.RayError as error:
+            raise _Died("") from error
 
     def _take_opened(self, ref: Any, worker: WorkerHandle) -> None:
         try:
-            opened = self._ray.get(ref)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause or error from error
-        except self._ray.exceptions.RayError as error:
+            opened: OpenedWorker = self._get(ref)
+        except _Died as died:
             if worker.node:
-                self._give_up(worker, self._why(error))
+                self._give_up(worker, died.why)
                 return
-            if _LACKING in str(error):
+            if _LACKING in str(died.__cause__):
                 raise ModelError(
                     f"{worker.name} cannot import genctl, and this is genctl {own_genctl(True)}",
                     hint="genctl has to be installed for the Python of each machine's Ray",
-                ) from error
+                ) from died
             raise ModelError(
-                f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{self._why(error)}",
+                f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{died.why}",
                 hint="the usual reason is memory: fewer --workers need less",
-            ) from error
-        if isinstance(opened, GenctlError):
-            raise opened
-        assert isinstance(opened, OpenedWorker)
+            ) from died
         _check_genctl(worker, opened)
         self._first = self._first or (worker, opened)
         _check_same(self._first[1], opened)
-        worker.ready, worker.node, worker.process = True, opened.node, opened.process
-        worker.reported = 0
-        for suspect in [suspect for suspect in worker.suspects if suspect.alone]:
-            worker.suspects.remove(suspect)
-            lost = f"{worker.name} died {RETRIES + 1} times{suspect.why}"
-            self._finished[suspect.number] = GroupResult(suspect.group, None, worker.number, lost)
+        worker.ready, worker.node = True, opened.node
+        if worker.suspect is not None:
+            worker.suspect.lost = f"{worker.name} died {RETRIES + 1} times{worker.why}"
+            self._finished[worker.suspect.number] = worker.suspect
+            worker.suspect = None
 
     def _give_up(self, worker: WorkerHandle, why: str) -> None:
-        """Give the groups of a worker that cannot be started again to the others. Raises ModelError without others."""
+        """Do without a worker that cannot be started again. Raises ModelError for the last one."""
         worker.gone = True
-        others = [other for other in self.workers if not other.gone]
-        if not others:
+        if all(other.gone for other in self.workers):
             raise ModelError(
                 f"all workers are gone: each died {RETRIES + 1} times while it loaded the checkpoint again{why}",
                 hint="the usual reason is memory: fewer --workers need less, and --resume goes on with what is written",
             )
-        while worker.suspects:
-            suspect = worker.suspects.popleft()
-            other = min(others, key=lambda other: len(other.suspects))
-            other.suspects.append(replace(suspect, alone=False))
+        if worker.suspect is not None:
+            self._returned.append(worker.suspect)
+            worker.suspect = None
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -171,17 +189,18 @@ class WorkerPool:
         interrupted: Callable[[], object],
         *,
         ordered: bool = True,
-        share: Share = IN_TURN,
-    ) -> Iterator[GroupResult]:
+        at_once: int = IN_FLIGHT,
+        held: int = HELD,
+    ) -> Iterator[WorkGroup]:
         """The result of each group, in order, unless not `ordered`. Ends early when `interrupted` returns true.
 
-        `groups` are taken as workers become free; None says that the next one is not there yet. Raises the first error
-        of a worker that cannot load the checkpoint.
+        `groups` are taken as workers become free; None says that the next one is not there yet. A worker has `at_once`,
+        and `held` times as many as workers are on their way or wait for an earlier one. Raises the first error of a
+        worker that cannot load the checkpoint.
         """
-        self._share = share
+        self._at_once, self._held = at_once, held
         more = True
         while not interrupted():
-            self._retry()
             self._redistribute()
             more = more and self._assign(groups)
             for number in sorted(self._finished):
@@ -198,68 +217,64 @@ class WorkerPool:
                 self._wait()
 
     def _unfinished(self) -> int:
-        given = sum(len(worker.assignments) + len(worker.suspects) for worker in self.workers)
+        given = sum(len(worker.groups) + (worker.suspect is not None) for worker in self.workers)
         return given + len(self._returned)
 
-    def _retry(self) -> None:
-        """Try groups with which a worker died alone."""
-        for worker in self.workers:
-            if worker.ready and worker.suspects and not worker.assignments:
-                self._give(worker, replace(worker.suspects.popleft(), alone=True))
-
     def _redistribute(self) -> None:
-        """Give groups whose workers died to workers that have room."""
+        """Give groups whose workers died to workers that have room, first those that are tried alone."""
+        self._returned.sort(key=lambda group: (not group.alone, group.number))
         while self._returned and (worker := self._free()) is not None:
-            first = min(self._returned, key=lambda assignment: assignment.number)
-            self._returned.remove(first)
-            self._give(worker, first)
+            if self._returned[0].alone and worker.groups:
+                return  # once a worker has nothing else
+            self._give(worker, self._returned.pop(0))
 
     def _assign(self, groups: Iterator[WorkGroup | None]) -> bool:
         """Give groups to workers that have room. Returns whether there may be more groups."""
-        while True:
+        most = self._held * len(self.workers)
+        while not self._returned and self._unfinished() + len(self._finished) < most:
             worker = self._free()
-            if worker is None or self._unfinished() + len(self._finished) >= self._share.held * len(self.workers):
-                return True
+            if worker is None:
+                break
             try:
                 group = next(groups)
             except StopIteration:
                 return False
             if group is None:
-                return True
-            number, self._given = self._given, self._given + 1
-            if not group.rows:
-                self._finished[number] = GroupResult(group, None, 0)
+                break
+            group.number, self._given = self._given, self._given + 1
+            if group.rows:
+                self._give(worker, group)
             else:
-                self._give(worker, Assignment(number, group, alone=False))
+                self._finished[group.number] = group
+        return True
 
     def _free(self) -> WorkerHandle | None:
-        """The worker with the fewest groups, if there is room for another."""
-        free = [worker for worker in self.workers if self._has_room(worker)]
-        return min(free, key=lambda worker: len(worker.assignments)) if free else None
+        """The worker with the fewest groups, if there is room for another: none beside one that is tried alone."""
+        free = [
+            worker
+            for worker in self.workers
+            if worker.ready
+            and len(worker.groups) < self._at_once
+            and not any(group.alone for group in worker.groups.values())
+        ]
+        return min(free, key=lambda worker: len(worker.groups), default=None)
 
-    def _has_room(self, worker: WorkerHandle) -> bool:
-        """Whether it may have another group: none beside one that is tried alone, or that is to be."""
-        alone = any(assignment.alone for assignment in worker.assignments.values())
-        full = len(worker.assignments) >= self._share.at_once
-        return worker.ready and not (alone or full or worker.suspects)
-
-    def _give(self, worker: WorkerHandle, assignment: Assignment) -> None:
-        call = worker.actor.work
-        if self._share.joined and not assignment.alone:
-            call = worker.actor.join.options(concurrency_group="rows", max_task_retries=0)
-        worker.assignments[call.remote(assignment.number, assignment.group.work)] = assignment
+    def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
+        call = worker.actor.work.options(max_task_retries=RETRIES if group.alone else 0)
+        worker.groups[call.remote(group.work)] = group
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
-        self._ask()
-        working = {ref: worker for worker in self.workers for ref in worker.assignments}
-        refs = [*self._opening, *working, *self._reports]
+        self._ask_for_reports()
+        working = {ref: worker for worker in self.workers for ref in worker.groups}
+        refs = [*self._opening, *self._reports, *working]  # reports are older than results
         if not refs:
             time.sleep(POLL_S)
             return
-        arrived, _ = self._ray.wait(refs, num_returns=1, timeout=POLL_S)
+        first, _ = self._ray.wait(refs, num_returns=1, timeout=POLL_S)
         more, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        for ref in dict.fromkeys([*arrived, *more]):
+        arrived = {*first, *more}
+        for ref in [ref for ref in refs if ref in arrived]:
             if ref in self._opening:
                 self._take_opened(ref, self._opening.pop(ref))
             elif ref in self._reports:
@@ -270,64 +285,53 @@ class WorkerPool:
             self.on_progress()
 
     def _take_result(self, ref: Any, worker: WorkerHandle) -> None:
-        assignment = worker.assignments.pop(ref)
+        group = worker.groups.pop(ref)
         try:
-            finished = self._ray.get(ref)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause or error from error
-        except self._ray.exceptions.RayError as error:
-            self._died_with(worker, assignment, self._why(error))
-            if worker.gone:
-                self._give_up(worker, self._why(error))
-            elif worker.ready:
-                self._open(worker)  # whether it can be started again
+            finished: FinishedGroup = self._get(ref)
+        except _Died as died:
+            self._take_back(worker, group, died.why)
             return
-        if isinstance(finished, GenctlError):
-            raise finished
-        assert isinstance(finished, FinishedGroup)
-        worker.groups += 1
-        worker.rows += assignment.group.rows
+        worker.done += 1
+        worker.rows += group.rows
         worker.count(finished.process, finished.tokens)
-        worker.current = (-1, 0)
-        self._finished[assignment.number] = GroupResult(assignment.group, finished.value, worker.number)
+        worker.ahead = finished.ahead
+        group.value = finished.value
+        self._finished[group.number] = group
 
-    def _died_with(self, worker: WorkerHandle, assignment: Assignment, why: str) -> None:
-        """Take a group back from a worker that died: for any worker, or, if Ray or others tried again, to try alone."""
-        assignment = replace(assignment, deaths=assignment.deaths + 1, why=why)
-        if self._share.joined and not assignment.alone and assignment.deaths <= RETRIES:
-            self._returned.append(assignment)
+    def _take_back(self, worker: WorkerHandle, group: WorkGroup, why: str) -> None:
+        """Take a group back from a worker that died, and see whether Ray can start it again."""
+        if group.alone:
+            worker.suspect, worker.why = group, why
         else:
-            worker.deaths += 1
-            worker.suspects.append(assignment)
+            group.deaths += 1
+            worker.deaths += group.alone
+            self._returned.append(group)
+        if worker.ready:
+            worker.ready = False
+            self._opening[worker.actor.open.remote()] = worker
 
     # -- progress ------------------------------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
+    def _ask_for_reports(self) -> None:
         """Ask each worker for a report, where somebody wants to know."""
         now = time.monotonic()
         for worker in self.workers if self.on_progress is not None else ():
-            if worker.assignments and now - worker.asked >= REPORT_S and worker not in self._reports.values():
-                worker.asked = now
-                self._reports[worker.actor.report.options(concurrency_group="report", max_task_retries=0).remote()] = (
-                    worker
-                )
+            if worker.groups and now >= worker.report_due and worker not in self._reports.values():
+                worker.report_due = now + REPORT_S
+                call = worker.actor.report.options(concurrency_group="report", max_task_retries=0)
+                self._reports[call.remote()] = worker
 
     def _take_report(self, ref: Any, worker: WorkerHandle) -> None:
-        try:
-            process, group, rows, tokens = self._ray.get(ref)
-        except self._ray.exceptions.RayError:  # it died: its groups tell
-            return
-        worker.count(process, tokens)
-        worker.current = group, rows
+        with suppress(_Died):  # its groups tell
+            process, rows, tokens = self._get(ref)
+            worker.count(process, tokens)
+            worker.ahead = rows
 
     @property
     def rows_ahead(self) -> int:
         """Rows that are finished and were not given out."""
-        rows = sum(result.group.rows for result in self._finished.values())
-        for worker in self.workers:
-            number, done = worker.current
-            rows += done if any(each.number == number for each in worker.assignments.values()) else 0
-        return rows
+        ahead = sum(worker.ahead for worker in self.workers if worker.groups)
+        return ahead + sum(group.rows for group in self._finished.values())
 
     @property
     def tokens(self) -> int:
@@ -342,16 +346,18 @@ class WorkerPool:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all workers, and Ray if it was started here."""
+        """End all workers."""
         for worker in self.workers:
             with suppress(self._ray.exceptions.RayError):
                 self._ray.kill(worker.actor)
-        if self.cluster.ours:
-            stop_cluster()
 
-    def _why(self, error: Exception) -> str:
-        """What Ray knows of the death of a worker."""
-        return ": no memory is left on its machine" if isinstance(error, self._ray.exceptions.OutOfMemoryError) else ""
+
+class _Died(ModelError):
+    """The worker of a call died. `why`, if that is known."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"a worker died{why}")
+        self.why = why
 
 
 def _check_genctl(worker: WorkerHandle, opened: OpenedWorker) -> None:

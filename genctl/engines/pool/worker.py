@@ -1,31 +1,36 @@
 """What a worker process does: it loads the checkpoint once, and works on one group of rows after another, or decodes
 rows that join a running batch.
 
-`pool` makes a Ray actor of `Worker`; nothing of Ray is imported here. Errors that a user can fix are returned, not
-raised, so that they arrive as they are.
+`pool` makes a Ray actor of `Worker`; nothing of Ray is imported here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import platform
+import queue
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from genctl import events
 from genctl.config.layers import Layer
-from genctl.engines.pool.work import WorkerProgress
-from genctl.errors import ContractError, GenctlError, ModelError
+from genctl.decode.threads import set_threads
+from genctl.engines.protocol import Flow, Report, Request
+from genctl.errors import GenctlError, ModelError
 from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.engines.pool.joined_rows import JoinedRows
-    from genctl.engines.pool.work import DecodeWork
+    from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
 @dataclass(frozen=True)
@@ -45,13 +50,6 @@ class WorkerSetup:
     alone: bool = True  # all workers are on the driver's machine
 
 
-class GroupWork(Protocol):
-    """What is done with a group of rows."""
-
-    def perform(self, session: Session, progress: WorkerProgress) -> Any:
-        """The result of the group: plain values that can be pickled."""
-
-
 @dataclass(frozen=True)
 class OpenedWorker:
     """A worker that has loaded the checkpoint."""
@@ -69,6 +67,158 @@ class FinishedGroup:
     value: Any
     process: int
     tokens: int
+    ahead: int = 0  # rows that are done of groups that are not
+
+
+@dataclass(frozen=True)
+class DecodedGroup:
+    """The events of a group; the widths that were too much for the memory, each with the one to go on with."""
+
+    events: tuple[events.Event, ...]
+    shortages: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """Requests: a group that is decoded together, or rows that join a running batch."""
+
+    requests: tuple[Request, ...]
+    report: Report
+    width: int
+    ahead: int = 0  # requests read ahead, so that the longest begins first
+    threads: int | None = None  # that compute a step; None: as they are
+    joined: bool = False  # requests that come later may join
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """The outcome of each text, and facts found about the model."""
+
+    outcomes: tuple[list[Scored] | GenctlError, ...]
+    findings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ScoreWork:
+    """Texts that are scored together."""
+
+    texts: tuple[TextToScore, ...]
+    options: Options
+
+
+def without_steps(stream: Iterator[events.Event], parents: bool) -> Iterator[events.Event]:
+    """The events without steps, which are most of what has to be sent. Their counts of drafts remain, in one step.
+
+    With `parents` the steps of beam searches are kept.
+    """
+    drafts: dict[str, list[int]] = {}  # of the lanes that are left without steps: tokens tried, and accepted
+    for event in stream:
+        if isinstance(event, events.Began):
+            if not (parents and "beam" in event.strategy):
+                drafts[event.lane] = [0, 0]
+        elif isinstance(event, events.Stepped) and event.lane in drafts:
+            counts = drafts[event.lane]
+            counts[0] += event.drafted
+            counts[1] += event.accepted
+            continue
+        elif isinstance(event, (events.Finished, events.Failed)) and (counts := drafts.pop(event.lane, [0, 0]))[0]:
+            yield events.Stepped(event.lane, 1, (), (), *counts)
+        yield event
+
+
+@dataclass(eq=False)
+class _Call:
+    """Work that waits for its result."""
+
+    work: DecodeWork | ScoreWork
+    events: list[events.Event] = field(default_factory=list)
+    done: int = 0  # rows
+    result: Future[Any] = field(default_factory=Future)
+
+
+class WorkQueue:
+    """Work for a session. A thread does one after the other; requests may join those that it decodes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.rows = 0  # that are finished, of work that is not
+        self.tokens = 0  # of all work
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # that have not begun
+        threading.Thread(target=self._perform, name="work", daemon=True).start()
+
+    def put(self, work: DecodeWork | ScoreWork) -> Future[Any]:
+        """The DecodedGroup or ScoredGroup of the work, once it is done."""
+        call = _Call(work)
+        self._calls.put(call)
+        return call.result
+
+    def _perform(self) -> None:
+        while True:
+            first, lanes, self.rows = self._calls.get(), dict[str, _Call](), 0
+            try:
+                if isinstance(first.work, ScoreWork):
+                    first.result.set_result(self._score(first.work))
+                else:
+                    self._decode(first, first.work, lanes)
+            except BaseException as error:  # all work that has begun raises it
+                for call in dict.fromkeys([first, *lanes.values()]):
+                    if not call.result.done():
+                        call.result.set_exception(error)
+
+    def _score(self, work: ScoreWork) -> ScoredGroup:
+        outcomes = []
+        options = dataclasses.replace(work.options, chunk=len(work.texts))
+        for _, outcome in self.session.score(enumerate(work.texts), options):
+            outcomes.append(outcome)
+            self.rows += 1
+            if not isinstance(outcome, GenctlError):
+                self.tokens += sum(scored.count for scored in outcome)
+        return ScoredGroup(tuple(outcomes), tuple(self.session.findings))
+
+    def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
+        """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.
+
+        `lanes` gets those that have begun and not ended, each with its call. Steps that nobody reads are left out.
+        """
+        if work.threads is not None:
+            set_threads(work.threads)
+        shortages: list[tuple[int, int]] = []
+        flow = Flow(work.width, ahead=work.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
+        stream = self._counted(self.session.stream(self._requests(first, work, lanes), work.report, flow))
+        if not (work.report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)):
+            stream = without_steps(stream, work.report.parents)
+        for event in stream:
+            assert not isinstance(event, events.Loading)
+            call = lanes[event.lane]
+            call.events.append(event)
+            if isinstance(event, (events.Finished, events.Failed)):
+                del lanes[event.lane]
+                call.done += 1
+                self.rows += 1
+                if call not in lanes.values():
+                    self.rows -= call.done
+                    call.result.set_result(DecodedGroup(tuple(call.events), tuple(shortages)))
+                    shortages.clear()
+
+    def _requests(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> Iterator[Request | None]:
+        """The requests of a call, and of others that may join; None while there are none."""
+        call: _Call | None = first
+        while call is not None or lanes:
+            if call is None:
+                yield None
+            else:
+                assert isinstance(call.work, DecodeWork)
+                lanes.update(dict.fromkeys((request.id for request in call.work.requests), call))
+                yield from call.work.requests
+            if not work.joined:
+                return
+            call = None if self._calls.empty() else self._calls.get()
+
+    def _counted(self, stream: Iterator[events.Event]) -> Iterator[events.Event]:
+        for event in stream:
+            if isinstance(event, events.Stepped):
+                self.tokens += event.new_tokens
+            yield event
 
 
 class Worker:
@@ -79,66 +229,40 @@ class Worker:
         if Path(setup.folder).is_dir():
             os.chdir(setup.folder)
         self.setup = setup
-        self.progress = WorkerProgress()
-        self.opened: tuple[Session, OpenedWorker] | None = None
-        self.joined: JoinedRows | None = None
+        self.queue: WorkQueue | None = None
+        self._opened: OpenedWorker | None = None
         self._loading = threading.Lock()
 
-    def open(self) -> OpenedWorker | GenctlError:
+    def open(self) -> OpenedWorker:
         """Load the checkpoint, if that is not done yet."""
-        try:
-            return self._open()[1]
-        except GenctlError as error:
-            return self._placed(error)
+        with self._placed():
+            self._loaded()
+        assert self._opened is not None
+        return self._opened
 
-    def work(self, number: int, work: GroupWork) -> FinishedGroup | GenctlError:
-        """Work on the group `number`."""
-        try:
-            session, _ = self._open()
-        except GenctlError as error:
-            return self._placed(error)
-        self.progress.rows, self.progress.group = 0, number
-        try:
-            value = work.perform(session, self.progress)
-        except ContractError as error:
-            return self._placed(error)
-        return FinishedGroup(value, os.getpid(), self.progress.tokens)
+    async def work(self, work: DecodeWork | ScoreWork) -> FinishedGroup:
+        """Work on a group."""
+        with self._placed():
+            queue = self._loaded()
+            value = await asyncio.wrap_future(queue.put(work))
+            return FinishedGroup(value, os.getpid(), queue.tokens, queue.rows)
 
-    async def join(self, number: int, work: DecodeWork) -> FinishedGroup | GenctlError:
-        """Decode rows beside those of other calls that are awaited."""
-        try:
-            session, _ = self._open()
-        except GenctlError as error:
-            return self._placed(error)
-        if self.joined is None:
-            from genctl.engines.pool.joined_rows import JoinedRows
-
-            self.joined = JoinedRows(session, self.progress)
-        try:
-            value = await asyncio.wrap_future(self.joined.join(number, work))
-        except ContractError as error:
-            return self._placed(error)
-        return FinishedGroup(value, os.getpid(), self.progress.tokens)
-
-    def report(self) -> tuple[int, int, int, int]:
-        """The process, the group that it works on, how many rows of it are done, and the tokens of all groups."""
-        progress = self.progress
-        return os.getpid(), progress.group, progress.rows, progress.tokens
+    def report(self) -> tuple[int, int, int]:
+        """The process, the rows that are done of groups that are not, and the tokens of all groups."""
+        return os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens))
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The attribute `name` of the session, or the result of the method of that name. Errors are returned."""
-        try:
-            session, _ = self._open()
-            value = getattr(session, name)
+        """The attribute `name` of the session, or the result of the method of that name."""
+        with self._placed():
+            value = getattr(self._loaded().session, name)
             return value(*arguments) if callable(value) else value
-        except GenctlError as error:
-            return self._placed(error)
 
-    def _open(self) -> tuple[Session, OpenedWorker]:
+    def _loaded(self) -> WorkQueue:
         with self._loading:
-            if self.opened is None:
-                self.opened = self._load()
-            return self.opened
+            if self.queue is None:
+                session, self._opened = self._load()
+                self.queue = WorkQueue(session)
+            return self.queue
 
     def _load(self) -> tuple[Session, OpenedWorker]:
         setup = self.setup
@@ -162,12 +286,16 @@ class Worker:
         computes = session.forward.device.type == "cpu"
         return session, OpenedWorker(platform.node(), os.getpid(), identity_of(session), own_genctl(computes))
 
-    def _placed(self, error: GenctlError) -> GenctlError:
-        """The error, with the name of the node where there are several."""
-        if not self.setup.alone:
-            error.message = f"{error.message} (on node {platform.node()})"
-            error.args = (error.message,)
-        return error
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Errors name the node, where there are several."""
+        try:
+            yield
+        except GenctlError as error:
+            if not self.setup.alone:
+                error.message = f"{error.message} (on node {platform.node()})"
+                error.args = (error.message,)
+            raise
 
 
 @cache

@@ -63,21 +63,16 @@ def check(runtime: Runtime, *, shares: bool) -> None:
     `shares`: the command can share its work.
     """
     launch = launch_of()
-    flags = [
-        flag for flag, is_set in (("--tensor-parallel", runtime.tensor_parallel), ("--fsdp", runtime.fsdp)) if is_set
-    ]
-    if len(flags) > 1:
-        raise UsageError("--tensor-parallel and --fsdp are two ways to share out a model; leave out one of them")
-    if launch is not None and not flags:
+    if launch is not None and not runtime.tensor_parallel:
         raise UsageError(
             f"{launch.size} processes were started together (WORLD_SIZE), and each would decode every prompt and write "
             "the same outputs",
-            hint="add --tensor-parallel or --fsdp to share out one model, or start one process (and see --workers)",
+            hint="add --tensor-parallel to share out one model, or start one process (and see --workers)",
         )
-    if flags and launch is None:
+    if runtime.tensor_parallel and launch is None:
         raise UsageError(
-            f"{flags[0]} shares out a model over several processes, but this one was started alone",
-            hint=f"torchrun --nproc-per-node 2 --no-python genctl run … {flags[0]}",
+            "--tensor-parallel shares out a model over several processes, but this one was started alone",
+            hint="torchrun --nproc-per-node 2 --no-python genctl run … --tensor-parallel",
         )
-    if flags and not shares:
-        raise UsageError(f"{flags[0]} is for genctl run and genctl beam")
+    if runtime.tensor_parallel and not shares:
+        raise UsageError("--tensor-parallel is for genctl run and genctl beam")

@@ -75,7 +75,7 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
         ("m@repetition_penalty=1.2", "it changes which token is chosen, not what the model computes"),
         ("m@num_beams=4", "it changes which token is chosen"),
         ("m@chat=true", "--chat holds for all sides"),
-        ("m@fsdp=true", "a side is one process"),
+        ("m@tensor_parallel=true", "a side is one process"),
     ],
 )
 def test_what_no_side_can_be_is_refused(text: str, message: str) -> None:

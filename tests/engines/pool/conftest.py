@@ -27,11 +27,9 @@ def ray_here() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        start_cluster(None, 4, gpu=False)
-        import ray
-
+        cluster = start_cluster(None, 4, gpu=False)
         yield
-        ray.shutdown()
+        cluster.end(keep_logs=False)
 
 
 @pytest.fixture(params=["objects", pytest.param("processes", marks=pytest.mark.night)])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from genctl.engines.pool import cluster
+from genctl.engines.pool import checks, cluster
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.worker import Worker, WorkerSetup
 from genctl.errors import ModelError
@@ -70,13 +70,13 @@ def test_a_folder_that_a_node_lacks_is_named_with_the_node(tmp_path: Path) -> No
     setup = WorkerSetup(Runtime(model="gone"), (), 1, str(tmp_path), local=str(gone), alone=False)
     before = os.environ.get("OMP_NUM_THREADS"), Path.cwd()
     try:
-        error = Worker(setup).open()
+        with pytest.raises(ModelError) as caught:
+            Worker(setup).open()
     finally:
         os.environ["OMP_NUM_THREADS"] = before[0] or "1"
         os.chdir(before[1])
-    assert isinstance(error, ModelError)
-    assert error.message == f"gone is a local folder, and there is no {gone} (on node {platform.node()})"
-    assert str(error) == error.message
+    assert caught.value.message == f"gone is a local folder, and there is no {gone} (on node {platform.node()})"
+    assert str(caught.value) == caught.value.message
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +122,10 @@ def test_rows_from_a_keyboard_are_refused() -> None:
 
 def test_cores_are_shared_unless_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [cluster.threads_for(8, workers) for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [checks.threads_for(8, workers) for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
     for value, threads in (("3", 3), ("2,1", 2), ("0", 4), ("x", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert cluster.threads_for(8, 2) == threads
+        assert checks.threads_for(8, 2) == threads
 
 
 class _Ray:

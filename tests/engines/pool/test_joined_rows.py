@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from pathlib import Path
@@ -16,18 +15,23 @@ from genctl import events
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
 from genctl.engines.pool import pool as pools
+from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import _groups
-from genctl.engines.pool.joined_rows import JoinedRows
-from genctl.engines.pool.pool import Share, WorkerPool, WorkGroup
-from genctl.engines.pool.work import DecodeWork, WorkerProgress
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.pool import WorkerPool, WorkGroup
+from genctl.engines.pool.worker import (
+    DecodeWork,
+    FinishedGroup,
+    OpenedWorker,
+    WorkerSetup,
+    WorkQueue,
+    own_genctl,
+)
 from genctl.engines.protocol import Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.pool.fake_ray import Died, FakeRay
 
 PATIENCE = 60.0  # seconds
-JOINED = Share(at_once=6, held=20, joined=True)
 
 
 # -- a worker ----------------------------------------------------------------------------------------------------------
@@ -49,7 +53,7 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
     alone = {}
     for row in rows:
         alone |= finished(session.stream([row]))
-    joined, begun, came = JoinedRows(session, WorkerProgress()), threading.Event(), threading.Event()
+    joined, begun, came = WorkQueue(session), threading.Event(), threading.Event()
 
     def planned(tokens: int) -> None:
         begun.set()
@@ -57,10 +61,9 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
 
     session.on_plan = planned
     before = session.passes
-    calls = [joined.join(0, DecodeWork(rows[:2], Report(), 8, threads=1))]
+    calls = [joined.put(DecodeWork(rows[:2], Report(), 8, threads=1, joined=True))]
     assert begun.wait(PATIENCE)
-    calls += [joined.join(n, DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1)) for n in (1, 2, 3)]
-    assert joined.join(1, DecodeWork(rows[2:4], Report(), 8)) is calls[1]  # Ray sends a call again, which is at work
+    calls += [joined.put(DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1, joined=True)) for n in (1, 2, 3)]
     came.set()
     wait(calls, PATIENCE)
     parts = [finished(call.result().events) for call in calls]
@@ -71,24 +74,24 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
 
 def test_a_batch_begins_again_after_its_last_row(gpt2: Path) -> None:
     session = Session.load(Runtime(model=str(gpt2)))
-    joined = JoinedRows(session, WorkerProgress())
+    joined = WorkQueue(session)
     for number in range(3):
-        work = DecodeWork(requests(session, number), Report(steps=False), 2, threads=1)
-        assert [*finished(joined.join(number, work).result(PATIENCE).events)] == [f"row {number}"]
+        work = DecodeWork(requests(session, number), Report(steps=False), 2, threads=1, joined=True)
+        assert [*finished(joined.put(work).result(PATIENCE).events)] == [f"row {number}"]
 
 
 def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: Path) -> None:
     session = Session.load(Runtime(model=str(gpt2)))
-    joined, broken = JoinedRows(session, WorkerProgress()), Exception("broken")
+    joined, broken = WorkQueue(session), Exception("broken")
     rows = requests(session, 0, 1)
 
     def fails(tokens: int) -> None:
         raise broken
 
     session.on_plan = fails
-    assert joined.join(0, DecodeWork(rows[:1], Report(), 2)).exception(PATIENCE) is broken
+    assert joined.put(DecodeWork(rows[:1], Report(), 2, joined=True)).exception(PATIENCE) is broken
     session.on_plan = lambda tokens: None
-    assert [*finished(joined.join(1, DecodeWork(rows[1:], Report(), 2)).result(PATIENCE).events)] == ["row 1"]
+    assert [*finished(joined.put(DecodeWork(rows[1:], Report(), 2, joined=True)).result(PATIENCE).events)] == ["row 1"]
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
@@ -103,11 +106,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
                 return found
             if method == "open":
                 return OpenedWorker(f"node {number}", number, {}, own_genctl(True))
-            return FinishedGroup(arguments[1], number, 1) if method in ("work", "join") else (number, -1, 0, 0)
+            return FinishedGroup(arguments[0], number, 1) if method == "work" else (number, 0, 0)
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(None, 3, False, lambda cluster: WorkerSetup(Runtime(), (), 1, "."))
-        pool.open(lambda: None, lambda line: None)
+        pool = WorkerPool(start_cluster(None, 3, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
+        pool.open(lambda line: None)
         return pool
 
     return start
@@ -115,7 +118,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
 
 def decoded(pool: WorkerPool, groups: int = 40) -> list[Any]:
     given = (WorkGroup(number, 1, number, number) for number in range(groups))
-    return [result.lost or result.value for result in pool.results(given, lambda: False, share=JOINED)]
+    return [result.lost or result.value for result in pool.results(given, lambda: False, at_once=6, held=20)]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -123,7 +126,7 @@ def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callabl
     by: dict[int, set[int]] = {}
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "join":
+        if method == "work":
             by.setdefault(arguments[0], set()).add(number)
             if number == 2:
                 raise Died
@@ -136,11 +139,12 @@ def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callabl
 
 @pytest.mark.parametrize("seed", range(10))
 def test_only_the_row_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
-    tries = Counter[str]()
+    tries = 0
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method in ("work", "join") and arguments[0] == 5:
-            tries[method] += 1
+        nonlocal tries
+        if method == "work" and arguments[0] == 5:
+            tries += 1
             raise Died
         return None
 
@@ -148,7 +152,7 @@ def test_only_the_row_that_kills_alone_is_lost(seed: int, started: Callable[...,
     lost = found.pop(5)
     assert found == [number for number in range(40) if number != 5]
     assert lost in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
-    assert tries == {"join": pools.RETRIES + 1, "work": 1}
+    assert tries == pools.RETRIES + 2  # of which Ray repeats the last
 
 
 def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group(gpt2: Path) -> None:

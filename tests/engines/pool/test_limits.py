@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from genctl.engines.pool import cluster, memory
-from genctl.engines.pool.memory import own_weights
-from genctl.engines.pool.processes import RayProcesses
+from genctl.engines.pool import checks, cluster
+from genctl.engines.pool.checks import own_weights
 from genctl.errors import UsageError
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -40,7 +39,7 @@ NO_TRUST = {"allow_pickle": False, "trust_remote_code": False}
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray does not run in this process, and is not started."""
-    monkeypatch.setattr(cluster, "is_running", lambda: False)
+    monkeypatch.setattr(checks, "is_running", lambda: False)
     monkeypatch.setattr(cluster, "_init", lambda *arguments: pytest.fail("Ray was started"))
 
 
@@ -50,20 +49,20 @@ def test_more_workers_than_cores_are_refused_with_the_number_that_fits(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, there in ((2, "there are 2 cores"), (1, "there is 1 core")):
-        monkeypatch.setattr(cluster, "cores", lambda number=number: number)
+        monkeypatch.setattr(checks, "cores", lambda number=number: number)
         done = genctl(command, "hi", "--workers", "200", stdin="")
         message = f"error: --workers 200: {there}, and each worker takes one\nhint: --workers {number} fits\n"
         assert (done.status, done.out, done.err) == (2, "", message)
 
 
 def test_a_cluster_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "is_running", lambda: False)
-    monkeypatch.setattr(cluster, "cores", lambda: 2)
-    cluster.check_cores(200, "auto")
-    cluster.check_cores(None, None)
-    cluster.check_cores(2, None)
+    monkeypatch.setattr(checks, "is_running", lambda: False)
+    monkeypatch.setattr(checks, "cores", lambda: 2)
+    checks.check_cores(200, "auto")
+    checks.check_cores(None, None)
+    checks.check_cores(2, None)
     with pytest.raises(UsageError):
-        cluster.check_cores(3, None)
+        checks.check_cores(3, None)
 
 
 def test_weights_that_every_worker_copies_must_fit_into_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +74,11 @@ def test_weights_that_every_worker_copies_must_fit_into_memory(llama: Path, monk
     halves = Runtime(model=str(llama), dtype="bfloat16")
     assert own_weights(halves, NO_TRUST) == own_weights(copied, NO_TRUST) // 2
     assert own_weights(Runtime(model="nobody/nothing"), NO_TRUST) == 0
-    each = own_weights(copied, NO_TRUST) + memory.PROCESS
+    each = own_weights(copied, NO_TRUST) + checks.PROCESS
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(2.5 * each)))
-    memory.check_memory(2, copied, NO_TRUST)
+    checks.check_memory(2, copied, NO_TRUST)
     with pytest.raises(UsageError, match=r"^--workers 3: each needs .* MiB of memory .* are free$") as caught:
-        memory.check_memory(3, copied, NO_TRUST)
+        checks.check_memory(3, copied, NO_TRUST)
     assert caught.value.hint == "--workers 2 fits"
 
 
@@ -145,12 +144,12 @@ def grpc_server(answer: str, seen: list[Any]) -> Iterator[int]:
 def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
     listens: Any, sentence: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
-    monkeypatch.setattr(cluster, "is_running", lambda: False)
+    monkeypatch.setattr(checks, "ANSWER_S", 1.0)
+    monkeypatch.setattr(checks, "is_running", lambda: False)
     with listens() as port:
         there = f"{scheme}127.0.0.1:{port}"
         with pytest.raises(UsageError) as caught:
-            cluster.probe(there)
+            checks.probe(there)
     assert caught.value.message == f"--address {there}: there is no Ray cluster to join: {sentence}"
 
 
@@ -172,22 +171,22 @@ def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
     seen: list[Any] = []
     with grpc_server("token", seen) as port:
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is sent") as caught:
-            cluster.probe(f"127.0.0.1:{port}")
+            checks.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE=token" in caught.value.hint
         assert "authorization" not in seen[-1]
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is found") as caught:
-            cluster.probe(f"127.0.0.1:{port}")
+            checks.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE" not in caught.value.hint
         monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
         with pytest.raises(UsageError, match="the cluster does not accept this token"):
-            cluster.probe(f"127.0.0.1:{port}")
+            checks.probe(f"127.0.0.1:{port}")
         monkeypatch.delenv("RAY_AUTH_TOKEN")
         (tmp_path / "token").write_text("right\n")
         monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-        cluster.probe(f"127.0.0.1:{port}")
-        cluster.probe(f"ray://127.0.0.1:{port}")
+        checks.probe(f"127.0.0.1:{port}")
+        checks.probe(f"ray://127.0.0.1:{port}")
     assert len(seen) == 5
 
 
@@ -221,62 +220,43 @@ def test_a_cluster_that_cannot_be_joined_is_given_up(monkeypatch: pytest.MonkeyP
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def test_processes_that_were_started_end_with_the_run(tmp_path: Path) -> None:
-    """A child, and its own child, which would outlive it; one that was there before stays."""
-    code = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
-    before = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    processes = RayProcesses()
-    child = subprocess.Popen([sys.executable, "-c", f"{code} print('up', flush=True); time.sleep(60)"], stdout=-1)
-    try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        below = psutil.Process(child.pid).children()
-        processes.note()
-        child.kill()
-        child.wait()
-        assert below[0].is_running()
-        (tmp_path / "session").mkdir()
-        processes.logs = str(tmp_path / "session")
-        processes.end(keep_logs=False)
-        assert not psutil.wait_procs(below, timeout=20)[1]
-        assert before.poll() is None
-        assert list(tmp_path.iterdir()) == []
-    finally:
-        for process in (before, child):
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_what_ray_has_started_is_ended_after_a_process_that_has_no_time(tmp_path: Path, ends: bool) -> None:
-    """It ends by `os._exit`. One that has ended everything itself, and lives on, has nothing ended behind it."""
-    (tmp_path / "session").mkdir()
-    code = f"""
-import os, subprocess, sys
-from genctl.engines.pool.processes import RayProcesses
-processes = RayProcesses()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-processes.note()
-processes.logs = {str(tmp_path / "session")!r}
-processes.end_after_us(keep_logs=False)
-assert child.poll() is None
-if {ends}:
-    processes.end(keep_logs=False)
-    assert child.wait(20) == -9
-print(child.pid, flush=True)
-sys.stdin.read()
-os._exit(3)
+STARTED = """
+import os, subprocess, sys, time
+from genctl.engines.pool.cluster import RayGroup, apart
+group = RayGroup()
+def start():
+    code = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).wait()"
+    subprocess.Popen([sys.executable, "-c", code], preexec_fn=lambda: None)
+apart(start, None, group)
+print(group.number, group.folder, flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, cwd=ROOT) as process:
+
+
+@pytest.mark.skipif(not hasattr(os, "setpgid"), reason="process groups are POSIX")
+@pytest.mark.parametrize("end", ["group.end(keep_logs=False)", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_processes_that_were_started_end_with_the_run(end: str) -> None:
+    """A child, and its own child, which would outlive it, whatever the end of the run is."""
+    code = f"{STARTED}\nsys.stdin.read()\n{end}\nsys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, cwd=ROOT, text=True) as process:
         assert process.stdout is not None
-        number = int(process.stdout.readline())
-        below = [psutil.Process(number)] if not ends else []
-        process.communicate()
-    assert process.returncode == 3
-    assert not psutil.wait_procs(below, timeout=20)[1]
-    deadline = time.monotonic() + 20
-    while (tmp_path / "session").exists():
-        assert time.monotonic() < deadline
+        assert process.stdin is not None
+        number, folder = process.stdout.readline().split()
+        until = time.monotonic() + 20
+        while len(below := in_group(int(number))) < 3:
+            assert time.monotonic() < until
+        process.stdin.close()
+        assert not psutil.wait_procs(below, timeout=20)[1]
+    while Path(folder).exists():
+        assert time.monotonic() < until
+
+
+def in_group(number: int) -> list[psutil.Process]:
+    """The processes of a group."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            found += [process] if os.getpgid(process.pid) == number else []
+    return found
 
 
 STAND_IN = """
@@ -285,8 +265,8 @@ def shutdown():
     {}
 sys.modules["ray"] = types.SimpleNamespace(is_initialized=lambda: True, shutdown=shutdown)
 signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
-from genctl.engines.pool import cluster
-cluster.stop_cluster()
+from genctl.engines.pool.cluster import RayCluster
+RayCluster(1, 0, 1, True, '').end(keep_logs=False)
 """
 
 
@@ -297,13 +277,16 @@ def test_a_signal_while_ray_ends_finds_our_handler() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 128 + signal.SIGTERM
 
 
-@pytest.mark.skipif(not hasattr(os, "setsid"), reason="sessions of processes are POSIX")
+@pytest.mark.skipif(not hasattr(os, "setpgid"), reason="process groups are POSIX")
 def test_a_signal_to_all_processes_of_a_job_does_not_reach_what_ray_starts() -> None:
     """Ray ends a process whose daemons are gone, with exit status 1. A daemon can be ended by itself."""
-    child = "import os, signal; print(os.getsid(0) == os.getppid(), signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    started = f"subprocess.run([sys.executable, '-c', {child!r}], preexec_fn=lambda: None)"
-    code = STAND_IN.format(started)
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True, start_new_session=True
-    )
+    child = "import os, signal; print(os.getpgid(0) == os.getpgid(os.getppid()), signal.pthread_sigmask(0, []))"
+    code = f"""
+import subprocess, sys
+from genctl.engines.pool.cluster import RayGroup, apart
+group = RayGroup()
+apart(lambda: subprocess.run([sys.executable, "-c", {child!r}], preexec_fn=lambda: None), None, group)
+group.end(keep_logs=False)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, capture_output=True, text=True)
     assert done.stdout == "False set()\n"

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from genctl.engines.pool import worker_env as environments
-from genctl.engines.pool.worker_env import TEMPORARY, worker_env
+from genctl.engines.pool import cluster
+from genctl.engines.pool.cluster import RayGroup, worker_env
 from tests.planted import plant, script, what_ran
 
 ROOT = Path(__file__).parents[3]
@@ -36,22 +38,24 @@ def test_workers_run_nothing_of_the_working_directory(tmp_path: Path) -> None:
 
 def test_ray_is_given_an_empty_folder_in_place_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(TEMPORARY, raising=False)
-    with worker_env("somewhere", here=True) as made:
+    with worker_env(here=True) as made:
         empty = Path(made["working_dir"])
         assert empty.is_absolute()
         assert list(empty.iterdir()) == []
         assert made["env_vars"]["PYTHONSAFEPATH"] == "1"
-        assert os.environ[TEMPORARY] == "somewhere"
     assert not empty.exists()
-    assert TEMPORARY not in os.environ
 
 
-def test_a_folder_for_temporary_files_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TEMPORARY, "/named")
-    with worker_env("somewhere", here=True):
-        assert os.environ[TEMPORARY] == "/named"
-    assert os.environ[TEMPORARY] == "/named"
+@pytest.mark.parametrize(("named", "used"), [("", True), ("/named", False)])
+def test_a_folder_for_temporary_files_that_the_user_names_is_used(
+    named: str, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", named)
+    given: dict[str, Any] = {}
+    fake = SimpleNamespace(init=given.update, exceptions=SimpleNamespace(RayError=OSError))
+    monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
+    cluster._init(None, 1, SimpleNamespace(folder="ours", number=0))  # type: ignore[arg-type]
+    assert given.get("_temp_dir") == ("ours" if used else None)
 
 
 def test_workers_elsewhere_have_paths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +78,7 @@ def test_relative_and_empty_entries_of_pythonpath_do_not_lead_elsewhere(
 
 def test_a_genctl_that_python_alone_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m genctl` in a checkout: that of the driver comes from there, so those of the workers do."""
-    home = str(Path(environments.genctl.__file__).parents[1])
+    home = str(Path(cluster.genctl.__file__).parents[1])
     monkeypatch.setattr(sys, "path", [home, *(entry for entry in sys.path if entry != home)])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with worker_env(here=True) as made:
@@ -94,13 +98,12 @@ def test_a_job_that_names_its_own_folder_keeps_it(monkeypatch: pytest.MonkeyPatc
 def test_ray_keeps_its_files_in_a_folder_that_nobody_else_can_enter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(environments.new_folder())
-    try:
-        assert folder.stat().st_mode & 0o777 == 0o700
-    finally:
-        folder.rmdir()
+    group = RayGroup()
+    assert Path(group.folder).stat().st_mode & 0o777 == 0o700
+    group.end(keep_logs=False)
+    assert not Path(group.folder).exists()
     long = tmp_path / ("long" * 20)
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(long))
-    folder = Path(environments.new_folder())
-    folder.rmdir()
-    assert folder.parent == Path("/tmp")
+    group = RayGroup()
+    group.end(keep_logs=False)
+    assert Path(group.folder).parent == Path("/tmp")

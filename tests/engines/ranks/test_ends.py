@@ -25,11 +25,10 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel", pytest.param("--fsdp", marks=pytest.mark.night)])
 @pytest.mark.parametrize("stopped", [1, pytest.param(0, marks=pytest.mark.night)])
-def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, flag: str, stopped: int) -> None:
+def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, stopped: int) -> None:
     """Rank 0 waits for a row from time to time, which is no reason to give it up."""
-    job = ("run", "-m", str(llama), flag, "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
+    job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "tests.engines.ranks.impatient", str(TIMEOUT), *job, stdin=subprocess.PIPE) as started:
         first = started[0]
         assert first.stdin is not None
@@ -55,8 +54,7 @@ def test_a_stopped_rank_ends_the_other_after_the_time_limit(llama: Path, flag: s
             assert "Traceback" not in said
 
 
-@pytest.mark.parametrize("flag", ["--tensor-parallel", pytest.param("--fsdp", marks=pytest.mark.night)])
-def test_ranks_end_with_their_launcher(llama: Path, flag: str, tmp_path: Path) -> None:
+def test_ranks_end_with_their_launcher(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     job = [
         "run",
@@ -68,7 +66,7 @@ def test_ranks_end_with_their_launcher(llama: Path, flag: str, tmp_path: Path) -
         "200",
         "--batch-size",
         "1",
-        flag,
+        "--tensor-parallel",
         "-o",
         str(out),
     ]

@@ -68,7 +68,6 @@ def test_every_rank_chooses_the_tokens_of_one_process(llama: Path, tmp_path: Pat
     assert {way: len(found["0"]) for way, found in first.items()} == {"greedy": 1, "sampling": 2, "beams": 2}
 
 
-@pytest.mark.night
 def test_a_rank_that_is_killed_ends_the_other_with_a_message(llama: Path) -> None:
     job = ("run", "-m", str(llama), "--tensor-parallel", "-n", "4", "--batch-size", "1", "--format", "jsonl", "-i", "-")
     with ranks("-m", "genctl", *job, stdin=subprocess.PIPE) as (first, second):
