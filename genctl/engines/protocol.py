@@ -229,7 +229,7 @@ class Engine(Protocol):
         `recorded`: the number with which an output was begun. Returns None where nothing is chosen.
         """
 
-    def alone(self, resolved: Resolved) -> str:
+    def batch_invariant_by(self, resolved: Resolved) -> str:
         """How the numbers of a job are computed, if a row's do not depend on other rows or on the threads; else ""."""
 
     # -- work ----------------------------------------------------------------------------------------------------------

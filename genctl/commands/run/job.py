@@ -115,8 +115,10 @@ class RunJob(job.Job[RunOptions]):
         self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
         self.watched = engine.watched(options.watch)
         self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        self.alone = "" if self.output.in_groups or not self.choice.batches else engine.alone(self.base)
-        recorded = None if self.alone else self.output.threads
+        self.batch_invariant_by = (
+            "" if self.output.in_groups or not self.choice.batches else engine.batch_invariant_by(self.base)
+        )
+        recorded = None if self.batch_invariant_by else self.output.threads
         self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, recorded)
         if options.verbose:
             self.detail(*engine.notes)
@@ -216,7 +218,7 @@ class RunJob(job.Job[RunOptions]):
         if not self.options.resume:
             return
         changed = None not in (self.threads, self.output.threads) and self.threads != self.output.threads
-        if changed and not self.alone:
+        if changed and not self.batch_invariant_by:
             before = count(self.output.threads or 0, "thread")
             self.remark(
                 f"{self.options.output} was begun with {before}, and goes on with {self.threads}: the last digits of "
@@ -233,15 +235,15 @@ class RunJob(job.Job[RunOptions]):
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
-            threads=None if self.alone else self.threads,
+            threads=None if self.batch_invariant_by else self.threads,
         )
-        again = 1 if self.alone else self.span  # rows that are decoded again beside those that follow
+        again = 1 if self.batch_invariant_by else self.span  # rows that are decoded again beside those that follow
         self.seed = self.output.begin(identity, again, self.base.origins, seed_given=self.base.runtime.seed is not None)
 
     def _batch(self) -> dict[str, int | str]:
         """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
-        if self.alone:
-            return {"numbers": self.alone}
+        if self.batch_invariant_by:
+            return {"numbers": self.batch_invariant_by}
         return {"width": self.width} if self.choice.batches else {}
 
     def _skip(self) -> None:
@@ -279,7 +281,7 @@ class RunJob(job.Job[RunOptions]):
         flow = Flow(
             self.width,
             self.span,
-            continuous=bool(self.alone),
+            continuous=bool(self.batch_invariant_by),
             threads=self.threads,
             ahead=self.ahead,
             ordered=not options.unordered or options.strict,
@@ -344,7 +346,7 @@ class RunJob(job.Job[RunOptions]):
         """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
         if not self.waits or self.choice.ranks:
             return False
-        return not self.choice.live or (bool(self.alone) and self.width > 1)
+        return not self.choice.live or (bool(self.batch_invariant_by) and self.width > 1)
 
     def _idle(self) -> bool:
         """Whether nothing is decoded in this process until the next row comes."""

@@ -308,8 +308,8 @@ class Session:
         forms = sorted({product.form for product in model.products()})
         return "float32" if all(form.startswith("float32 by ") for form in forms) else ", ".join(forms)
 
-    def alone(self, resolved: Resolved) -> str:
-        """`products`, for the jobs whose rows all go through them (`Engine.alone`)."""
+    def batch_invariant_by(self, resolved: Resolved) -> str:
+        """`products`, for the jobs whose rows all go through them (`Engine.batch_invariant_by`)."""
         generation = resolved.generation
         others = (generation.assistant_model, generation.amateur_model)
         if self.is_encoder_decoder or generation.cache_implementation != "dynamic" or any(others):

@@ -96,7 +96,7 @@ class PoolEngine:
     watched = _asked("watched")
     reads_hidden = _asked("reads_hidden")
     width = _asked("width")
-    alone = _asked("alone")  # the others have the same products (`worker.identity_of`)
+    batch_invariant_by = _asked("batch_invariant_by")  # the others have the same products (`worker.identity_of`)
     fingerprints = _asked("fingerprints")
 
     @property

@@ -156,7 +156,7 @@ class RemoteSession:
     def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
         """None: servers choose for themselves."""
 
-    def alone(self, resolved: Resolved) -> str:
+    def batch_invariant_by(self, resolved: Resolved) -> str:
         """Nothing is known of a server's batches."""
         return ""
 
