@@ -229,7 +229,7 @@ class _List(Decoder):
         self.turns = {local: [place[id(call)] for call in calls] for local, calls in self.turns.items()}
         for layer in self.places:
             layer.stores = tuple(place[id(call)] for call in layer.stores)
-        self.last = self.array[-1]
+        self.last, self.entry = self.array[-1], self.x[0]
 
     def _record(self, decoder: Decoder) -> None:
         """Run the code of a pass once."""
@@ -252,7 +252,7 @@ class _List(Decoder):
     ) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
-        self.x[0, : rows * fed] = x.flatten(0, 1)
+        self.entry[: rows * fed] = x.flatten(0, 1)
         for calls, angles in ((self.turns[False], shared.angles), (self.turns[True], shared.local_angles)):
             if angles is not None:
                 cos, sin = angles
