@@ -120,6 +120,7 @@ class Stack:
             self.distances = [Distances(table, spec.relative, causal=spec.causal) for table in weights.relative]
         scale = torch.tensor(spec.embed_scale)
         self.embed_scale = float(scale.to(self.dtype)) if spec.embed_scale_rounded else spec.embed_scale
+        self.scalings = [spec.scaling / (number + 1 if spec.scaling_by_layer else 1) for number in range(spec.layers)]
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens [N, F] at positions [N or 1, F] -> x [N, F, E]."""
@@ -144,16 +145,18 @@ class Stack:
         a = w.attn_out_norm(self._attention(h, w, shared, number, cache))
         if spec.parallel:  # GPT-J: both sublayers at once, which two devices could share
             m = w.mlp(h if w.mlp_norm is None else w.mlp_norm(x))
-            return x + a + m
-        if spec.residual_scale != 1.0:
-            a = a * spec.residual_scale
-        x = w.attn_sum_norm(x + a)
+            return self.sum(self.sum(x, a), m)
+        x = w.attn_sum_norm(self.sum(x, a, spec.residual_scale))
         if w.cross is not None:
-            x = w.cross.sum_norm(x + self._cross_attention(w.cross.norm(x), w.cross, shared, cross))
+            q = self._heads(w.cross.q(w.cross.norm(x)))
+            c = w.cross.o(self.attend_source(q, w.cross, shared, cross))
+            x = w.cross.sum_norm(self.sum(x, c))
         m = w.mlp_out_norm(w.mlp(x if w.mlp_norm is None else w.mlp_norm(x)))
-        if spec.residual_scale != 1.0:
-            m = m * spec.residual_scale
-        return w.mlp_sum_norm(x + m)
+        return w.mlp_sum_norm(self.sum(x, m, spec.residual_scale))
+
+    def end(self, x: Tensor) -> Tensor:
+        """What the last layer puts out [N, F, E] -> what the head reads."""
+        return self.weights.project_out(self.weights.final_norm(x))
 
     # -- the sublayers -------------------------------------------------------------------------------------------------
 
@@ -161,27 +164,10 @@ class Stack:
         """h [N, F, E] -> what attention adds, [N, F, E]."""
         spec = self.spec
         q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
-        window = spec.windows[number]
-        angles = shared.angles if window is None else shared.local_angles
-        rotary = self.rotary if window is None else self.local_rotary
-        if rotary is not None and angles is not None and number not in spec.still:
-            q, k = rotary.turn(q, *angles), rotary.turn(k, *angles)
-        scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
-        if not spec.causal:
-            return w.o(cross_attention(q, k, v, of_layer(shared.biases, number), scaling=scaling))
-        mixed = attention(
-            q,
-            k,
-            v,
-            cache,
-            of_layer(shared.visible, number),
-            scaling=scaling,
-            window=window,
-            softcap=spec.softcap,
-            bias=of_layer(shared.biases, number),
-            sinks=w.sinks,
-        )  # [N, F, H·D]
-        return w.o(mixed)
+        rotary = self.rotary if spec.windows[number] is None else self.local_rotary
+        if rotary is not None and number not in spec.still:
+            q, k = self.turn(q, k, rotary, shared)
+        return w.o(self.attend(q, k, v, w, shared, number, cache))
 
     def _queries_keys_values(self, h: Tensor, w: LayerWeights) -> tuple[Tensor, Tensor, Tensor]:
         """h [N, F, E] -> q [N, H, F, D], k and v [N, K, F, D]."""
@@ -205,11 +191,6 @@ class Stack:
             q, k = w.q_norm(q), w.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _cross_attention(self, h: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
-        """h [N, F, E] -> what the source adds, [N, F, E]."""
-        keys, values = self._source(shared, w, layer)
-        return w.o(cross_attention(self._heads(w.q(h)), keys, values, shared.source_mask, scaling=self.spec.scaling))
-
     def _source(self, shared: Pass, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
         if layer is not None and layer.is_initialized:
@@ -224,6 +205,36 @@ class Stack:
     def _heads(self, x: Tensor) -> Tensor:
         """[N, F, H·D] -> [N, H, F, D]."""
         return x.view(*x.shape[:2], self.spec.heads, self.spec.head_dim).transpose(1, 2)
+
+    # -- the operations besides those of the weights: here they compute, in `steps` they record calls ------------------
+
+    def sum(self, x: Tensor | None, added: Tensor, factor: float = 1.0) -> Tensor:
+        """x + added · factor, each [N, F, E]; without x what would be added. Neither is read again by the caller."""
+        added = added if factor == 1.0 else added * factor
+        return added if x is None else x + added
+
+    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: Pass) -> tuple[Tensor, Tensor]:
+        """Queries [N, H, F, D] and keys [N, K, F, D], turned by their positions."""
+        angles = shared.angles if rotary is self.rotary else shared.local_angles
+        assert angles is not None
+        return rotary.turn(q, *angles), rotary.turn(k, *angles)
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None
+    ) -> Tensor:
+        """Append keys and values [N, K, F, D] to the cache, and attend to it with queries [N, H, F, D]: [N, F, H·D]."""
+        spec, scaling, bias = self.spec, self.scalings[number], of_layer(shared.biases, number)
+        if not spec.causal:
+            return cross_attention(q, k, v, bias, scaling=scaling)
+        visible, window = of_layer(shared.visible, number), spec.windows[number]
+        return attention(
+            q, k, v, cache, visible, scaling=scaling, window=window, softcap=spec.softcap, bias=bias, sinks=w.sinks
+        )
+
+    def attend_source(self, q: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
+        """Attend to the source with queries [N, H, F, D]: [N, F, H·D]."""
+        keys, values = self._source(shared, w, layer)
+        return cross_attention(q, keys, values, shared.source_mask, scaling=self.spec.scaling)
 
 
 class Encoder(Stack):
@@ -288,7 +299,7 @@ class Decoder(Stack):
             x = self.layer(x, number, shared, cache, None if cross is None else cross[number])
         if keep and states is None:  # nobody asks for the rest
             x = x[:, -keep:]
-        x = self.weights.project_out(self.weights.final_norm(x))
+        x = self.end(x)
         if states is not None:
             states.append(x)
             x = x[:, -keep:] if keep else x
@@ -297,7 +308,7 @@ class Decoder(Stack):
     def head(self, x: Tensor) -> Tensor:
         """The stack's output [..., E] -> logits [..., V], before scaling and soft cap."""
         scale = self.spec.head_scale
-        return self.output(x if scale == 1.0 else x * scale)
+        return self.output(x if scale == 1.0 else self.sum(None, x, scale))
 
     def scaled(self, logits: Tensor) -> Tensor:
         """What the head puts out [..., V] -> logits [..., V]."""
@@ -340,12 +351,7 @@ class Decoder(Stack):
         return self(tokens, positions, layers, mask=mask, past=past, **given)
 
     def shared(
-        self,
-        fed: int,
-        positions: Tensor,
-        mask: Tensor | None,
-        past: int,
-        visible: Sequence[Mask] | None = None,
+        self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Sequence[Mask] | None = None
     ) -> Pass:
         """What all layers of a pass over F tokens share (see `__call__`)."""
         if visible is None:

@@ -1,8 +1,9 @@
 """A pass as one call of the compiled library.
 
-`decoder.Decoder` says what a pass computes. Where all that its layers do is done by the library, the calls are written
-down here once, with buffers between them, and a pass runs the list. The calls are those of the decoder, in its order,
-so every bit stays; what goes is the time that Python takes between them, a tenth to a third of a step.
+`decoder.Decoder` says what a pass computes. Here its code runs once with operations that record their call of the
+library and the buffers between the calls, in place of computing; a pass then runs the list. So the calls are those of
+the decoder, in its order, and every bit stays; what goes is the time that Python takes between them, a tenth to a third
+of a step. A decoder that does something for which there is no recorded form is computed by its own code.
 
 A call says what is done with each token, so one list serves any number of rows and tokens for which its buffers have
 room.
@@ -17,6 +18,9 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,16 +28,24 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import KeyValues
 from genctl.kernels import ops
 from genctl.kernels.ops import TYPES, Library, library
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, Pass, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import LayerNorm, RMSNorm, same
+from genctl.native.rope import Rotary
 
 MOST_BYTES = 2**26  # of a list's buffers: the decoder's own code needs less for longer passes
 ROOM = 64  # tokens of the list that is kept; one for a longer pass, which is seldom repeated, is not
 _PRODUCTS, _RMS_NORM, _LAYER_NORM, _ACTIVATE, _SUM, _COPY, _TURN, _ATTENTION = range(8)  # as in products.h
+# the buffers that several parts of a layer write: when one does, what another wrote there is not read any more
+_BUFFERS = {
+    **dict.fromkeys(("attn_norm", "norm", "mlp_norm", "down", "mlp_out_norm"), "h"),
+    "attn_out_norm": "o",
+    **dict.fromkeys(("attn_sum_norm", "sum_norm", "mlp_sum_norm"), "normed sum"),
+}
 
 
 class _Entry(ctypes.Structure):
@@ -192,46 +204,55 @@ class _Place:
         self.fields.each = rows // self.sources
 
 
-class _List:
-    """The calls of a pass, in order, and the buffers from which and into which they compute."""
+class _List(Decoder):
+    """A decoder whose operations record their calls, in order, and the buffers from which and into which they compute.
+
+    Here an x of the decoder is a buffer [1, B, …] or a view of one.
+    """
 
     def __init__(self, found: Library, decoder: Decoder, room: int) -> None:
         """`room` tokens of all rows fit. Raises _Unsuited."""
-        self.library, self.decoder, self.room = found, decoder, room
+        vars(self).update(vars(decoder))
+        self.library, self.room = found, room
         self.type = TYPES[decoder.dtype]
         self.calls: list[_Entry] = []
         self.held: list[Any] = []  # what calls point to
-        self.spaces: dict[str, Tensor] = {}
-        self.turns: dict[bool, list[_Entry]] = {False: [], True: []}  # by whether their layers have a window
+        self.kept = 0  # whether only the tokens that have logits are computed from here on
+        self.spaces: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self.turns: dict[bool, list[_Entry]] = {False: [], True: []}  # by whether their layers have their own angles
         self.places: list[_Place] = []
         self.sources: list[_Place] = []
-        spec, weights = decoder.spec, decoder.weights
-        unsuited = spec.experts or spec.sinks or spec.qkv == "blocks"
-        if unsuited or spec.clip_qkv is not None or weights.project_out is not same:
-            raise _Unsuited
-        x = self.x = self._space("x + m", spec.hidden)
-        for number in range(spec.layers):
-            x = self._layer(x, number)
-        self._head(x)
+        self._record(decoder)
         self.array = (_Entry * len(self.calls))(*self.calls)
         # from here on the calls are those of the array
         place = {id(call): self.array[index] for index, call in enumerate(self.calls)}
         self.turns = {local: [place[id(call)] for call in calls] for local, calls in self.turns.items()}
         for layer in self.places:
             layer.stores = tuple(place[id(call)] for call in layer.stores)
-        self.last = self.array[-1]
+        self.last, self.entry = self.array[-1], self.x[0]
+
+    def _record(self, decoder: Decoder) -> None:
+        """Run the code of a pass once."""
+        weights, output = decoder.weights, decoder.output
+        layers = [self._part("", layer) for layer in weights.layers]
+        ends = {name: self._part(name, getattr(weights, name)) for name in ("final_norm", "project_out")}
+        self.weights, self.output = replace(weights, layers=layers, **ends), self._part("", output)
+        x = self.x = self._space("x", self.spec.hidden)
+        shared = Pass([])
+        for number in range(self.spec.layers):
+            x = self.layer(x, number, shared, None, None)
+        self.kept = 1
+        last = self._space("final_norm", self.spec.hidden)
+        self._moved(_COPY, x[:, None], last[:, None])
+        self.head(self.end(last))
+        self.weights, self.output = weights, output  # parts that record would keep this list, and its buffers, alive
 
     def run(
-        self,
-        x: Tensor,
-        shared: Pass,
-        layers: Sequence[GrowingLayer],
-        cross: Sequence[GrowingLayer],
-        keep: int,
+        self, x: Tensor, shared: Pass, layers: Sequence[GrowingLayer], cross: Sequence[GrowingLayer], keep: int
     ) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
-        self.x[: rows * fed] = x.flatten(0, 1)
+        self.entry[: rows * fed] = x.flatten(0, 1)
         for calls, angles in ((self.turns[False], shared.angles), (self.turns[True], shared.local_angles)):
             if angles is not None:
                 cos, sin = angles
@@ -243,7 +264,7 @@ class _List:
         counts = [place.write(layer, new, fed) for place, layer, new in zip(self.places, layers, grown, strict=True)]
         seen: dict[tuple[int, int, int | None], dict[str, Any]] = {}  # by mask, columns and window of a layer
         for number, (place, count) in enumerate(zip(self.places, counts, strict=True)):
-            window, which = self.decoder.spec.windows[number], min(number, len(shared.visible) - 1)
+            window, which = self.spec.windows[number], min(number, len(shared.visible) - 1)
             if (which, count, window) not in seen:
                 bias = of_layer(shared.biases, number)
                 part = None if bias is None else bias[..., -count:]
@@ -252,174 +273,143 @@ class _List:
         for layer, place in zip(cross, self.sources, strict=True):
             place.read(layer, rows)
             kept += ops.see(place.fields, mask=shared.source_mask, causal=False)
-        logits = x.new_empty(rows, keep, self.decoder.spec.vocab)
+        logits = x.new_empty(rows, keep, self.spec.vocab)
         self.last.y = logits.data_ptr()
         self.library.run(self.array, len(self.array), rows, fed, keep, torch.get_num_threads())
         return logits
 
-    # -- the layers, as in `decoder.Stack.layer` -----------------------------------------------------------------------
+    # -- operations of the decoder -------------------------------------------------------------------------------------
 
-    def _layer(self, x: Tensor, number: int) -> Tensor:
-        spec, w = self.decoder.spec, self.decoder.weights.layers[number]
-        if w.sinks is not None:
-            raise _Unsuited
-        h = self._norm(w.attn_norm, x, "h")
-        a = self._norm(w.attn_out_norm, self._attention(h, w, number), "a norm")
-        if spec.parallel:
-            m = self._mlp(w, h if w.mlp_norm is None else self._norm(w.mlp_norm, x, "h mlp"))
-            return self._sum(self._sum(x, a, 1.0, "x + a"), m, 1.0, "x + m")
-        x = self._norm(w.attn_sum_norm, self._sum(x, a, spec.residual_scale, "x + a"), "x + a norm")
-        if w.cross is not None:
-            c = self._cross_attention(self._norm(w.cross.norm, x, "h"), w.cross)
-            x = self._norm(w.cross.sum_norm, self._sum(x, c, 1.0, "x + c"), "x + c norm")
-        m = self._mlp(w, x if w.mlp_norm is None else self._norm(w.mlp_norm, x, "h"))
-        m = self._norm(w.mlp_out_norm, m, "a norm")
-        return self._norm(w.mlp_sum_norm, self._sum(x, m, spec.residual_scale, "x + m"), "x + m norm")
+    def _part(self, name: str, part: Any) -> Any:
+        """A part of the weights that records its calls, for one that computes. What it puts out has this name."""
+        kind, name = type(part), _BUFFERS.get(name, name)
+        if part is None or part is same:
+            return part
+        if kind in (LayerWeights, CrossWeights):
+            return replace(part, **{field: self._part(field, one) for field, one in vars(part).items()})
+        if kind is MLP:
+            return MLP(self._part("up", part.up), self._part("down", part.down), self._part("", part.activation))
+        if kind is Joined:
+            joined = copy(part)
+            joined.one = self._part(name, part.one)
+            joined.parts = tuple(self._part(f"{name} {place}", one) for place, one in enumerate(part.parts))
+            return joined
+        if kind in (CompiledProduct, CompiledProducts):
+            return partial(self._product, part, name)
+        if kind in (RMSNorm, LayerNorm):
+            return partial(self._norm, part, name)
+        if kind is Activation:
+            return partial(self._activate, part)
+        raise _Unsuited
 
-    def _attention(self, h: Tensor, w: LayerWeights, number: int) -> Tensor:
-        spec = self.decoder.spec
-        heads, kv_heads, size = spec.heads, spec.kv_heads, spec.head_dim
-        if spec.qkv == "grouped":
-            each = heads // kv_heads
-            if kv_heads > 1 and each > 1:  # the queries of a group are no even part of what the product makes
-                raise _Unsuited
-            together = self._joined(w.qkv, h, "qkv")[0].view(self.room, kv_heads, each + 2, size)
-            q, k, v = torch.split(together, [each, 1, 1], 2)
-            q = q[:, 0] if kv_heads == 1 else q[:, :, 0]
-            k, v = k[:, :, 0], v[:, :, 0]
+    def _product(self, product: Any, name: str, x: Tensor) -> Tensor:
+        """x [1, B, I] -> [1, B, O]; without a name the place is not known yet."""
+        together = product.together if type(product) is CompiledProduct else product
+        x = self._even(x, f"{name} even")
+        y = self._space(name, together.size) if name else x
+        self.held.append(together)
+        self._add(_PRODUCTS, x=self._at(x), y=y.data_ptr(), w=ctypes.addressof(together.addresses), how=together.count)
+        return y
+
+    def _norm(self, norm: Any, name: str, x: Tensor) -> Tensor:
+        """x [1, B, …, features]."""
+        x, size = self._even(x, f"{name} even"), x.shape[-1]
+        y = self._space(name, *x.shape[2:])
+        where = {"x": self._at(x), "y": y.data_ptr(), "count": x[0, 0].numel() // size, "size": size}
+        for part in ("weight", "bias"):
+            wide = getattr(norm, part, None)
+            if wide is not None:
+                self.held.append(wide.float().contiguous())
+                where[part] = self.held[-1].data_ptr()
+        if type(norm) is RMSNorm:
+            self._add(_RMS_NORM, eps=norm.number, how=norm.late, **where)
         else:
-            q, k, v = self._joined(w.qkv, h, "qkv")
-            if spec.qk_norm == "whole":
-                q = self._norm(w.q_norm, self._even(q.unsqueeze(1), "q").squeeze(1), "q")
-                k = self._norm(w.k_norm, self._even(k.unsqueeze(1), "k").squeeze(1), "k")
-            q = q.view(self.room, heads, size)
-            k, v = k.view(self.room, kv_heads, size), v.view(self.room, kv_heads, size)
-        if spec.qk_norm in ("head", "each"):
-            q = self._norm(w.q_norm, self._even(q, "q"), "q")
-            k = self._norm(w.k_norm, self._even(k, "k"), "k")
-        local = spec.windows[number] is not None
-        rotary = self.decoder.local_rotary if local else self.decoder.rotary
-        if rotary is not None and number not in spec.still:
-            turned = [
-                self._moved(_TURN, x, self._space(name, *x.shape[1:])) for x, name in ((q, "q turned"), (k, "k turned"))
-            ]
-            for call in self.calls[-2:]:
-                call.turned, call.how = rotary.rope.size, rotary.rope.interleaved
-                self.turns[local].append(call)
-            q, k = turned
+            period = 1 if norm.weight is None else norm.weight.numel() // size
+            self._add(_LAYER_NORM, eps=norm.eps, period=period, **where)
+        return y
+
+    def _activate(self, activation: Activation, gate: Tensor, up: Tensor | None = None) -> Tensor:
+        """Each [1, B, I]."""
+        size = gate.shape[-1]
+        y = gate if up is None and gate.is_contiguous() else self._space("acted", size)
+        times = {} if up is None else {"z": self._at(up), "z_token": up.stride(1)}
+        how = ops.ACTIVATIONS[activation.name]
+        self._add(_ACTIVATE, x=self._at(gate), x_token=gate.stride(1), y=y.data_ptr(), how=how, size=size, **times)
+        return y
+
+    def sum(self, x: Tensor | None, added: Tensor, factor: float = 1.0) -> Tensor:
+        """In one of two buffers in turn, because the library's loop takes longer in the place of x."""
+        where, y = None, added
+        if x is not None:
+            where, y = self._at(x), self._space("sum" if x is self.x else "x", added.shape[-1])
+        self._add(_SUM, x=where, z=self._at(added), y=y.data_ptr(), size=added.shape[-1], factor=factor)
+        return y
+
+    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: Pass) -> tuple[Tensor, Tensor]:
+        """Each pass says where its angles are."""
+        turned = []
+        for name, x in (("q", q), ("k", k)):
+            y = self._space(f"{name} turned", x.shape[1], x.shape[3]).transpose(1, 2)
+            turned.append(self._moved(_TURN, x, y, turned=rotary.rope.size, how=rotary.rope.interleaved))
+            self.turns[rotary is not self.rotary].append(self.calls[-1])
+        return turned[0], turned[1]
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None
+    ) -> Tensor:
+        """Each pass says where the cache is."""
         for part in (k, v):
-            self._moved(_COPY, part, part)  # to the cache, which says where
+            self._moved(_COPY, part, part)
         stores = self.calls[-2], self.calls[-1]
-        scaling = spec.scaling / (number + 1) if spec.scaling_by_layer else spec.scaling
-        fields = self._mixed(q, kv_heads, scaling, spec.softcap)
+        mixed, fields = self._mixed(q, self.spec.kv_heads, self.scalings[number], self.spec.softcap)
         self.places.append(_Place(fields, stores))
-        return self._product(w.o, self.spaces["mixed"], "a")
+        return mixed
 
-    def _cross_attention(self, h: Tensor, w: CrossWeights) -> Tensor:
-        spec = self.decoder.spec
-        q = self._product(w.q, h, "q").view(self.room, spec.heads, spec.head_dim)
-        self.sources.append(_Place(self._mixed(q, spec.heads, spec.scaling, None)))
-        return self._product(w.o, self.spaces["mixed"], "a")
-
-    def _mixed(self, q: Tensor, kv_heads: int, scaling: float, softcap: float | None) -> ops.Attention:
-        """q [B, H, D] -> attention in the buffer "mixed", [B, H·D]. Returns what says where it looks."""
-        mixed = self._space("mixed", q.shape[1] * q.shape[2])
-        fields = ops.fields(q.transpose(0, 1)[None], mixed, kv_heads, scaling=scaling, softcap=softcap)
-        self._add(_ATTENTION, w=ctypes.addressof(fields))
-        return fields
-
-    def _mlp(self, w: LayerWeights, h: Tensor) -> Tensor:
-        if type(w.mlp) is not MLP or type(w.mlp.activation) is not Activation:
-            raise _Unsuited
-        gate, *up = self._joined(w.mlp.up, h, "up")
-        y = self._space("acted", gate.shape[-1]) if up or not gate.is_contiguous() else gate
-        times = {"z": up[0].data_ptr(), "z_token": up[0].stride(0)} if up else {}
-        how, size = ops.ACTIVATIONS[w.mlp.activation.name], gate.shape[-1]
-        self._add(_ACTIVATE, x=gate.data_ptr(), x_token=gate.stride(0), y=y.data_ptr(), how=how, size=size, **times)
-        return self._product(w.mlp.down, y, "m" if self.decoder.spec.parallel else "a")
-
-    def _head(self, x: Tensor) -> None:
-        """The states of the tokens that have logits, and their logits, whose place each pass says."""
-        spec, last = self.decoder.spec, self._space("last", self.decoder.spec.hidden)
-        self._moved(_COPY, x.unsqueeze(1), last.unsqueeze(1))
-        count = len(self.calls) - 1
-        last = self._norm(self.decoder.weights.final_norm, last, "last")
-        if spec.head_scale != 1.0:
-            self._sum(None, last, spec.head_scale, "last")
-        self._product(self.decoder.output, last, None)
-        for call in self.calls[count:]:
-            call.kept = 1
+    def attend_source(self, q: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
+        """Each pass says where the source's keys and values are."""
+        mixed, fields = self._mixed(q, self.spec.heads, self.spec.scaling, None)
+        self.sources.append(_Place(fields))
+        return mixed
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def _space(self, name: str, *shape: int) -> Tensor:
-        """A buffer [B, …]: every layer uses the same one."""
-        found = self.spaces.get(name)
-        if found is None or found.shape[1:] != shape:
-            found = self.spaces[name] = torch.empty(self.room, *shape, dtype=self.decoder.dtype)
-            self.held.append(found)
-        return found
+        """A buffer [1, B, …]: every layer uses the same one."""
+        key = name, shape
+        if key not in self.spaces:
+            self.spaces[key] = torch.empty(1, self.room, *shape, dtype=self.dtype)
+        return self.spaces[key]
+
+    def _at(self, x: Tensor) -> int:
+        """Where x lies. Raises _Unsuited if it was computed here, which no pass would do again."""
+        held = any(x.untyped_storage().data_ptr() == space.data_ptr() for space in self.spaces.values())
+        if not held or x.stride(-1) != 1:
+            raise _Unsuited
+        return x.data_ptr()
 
     def _add(self, kind: int, **fields: Any) -> None:
-        self.calls.append(_Entry(kind=kind, type=self.type, **fields))
+        self.calls.append(_Entry(kind=kind, type=self.type, kept=self.kept, **fields))
 
-    def _product(self, product: Any, x: Tensor, name: str | None) -> Tensor:
-        """x [B, …] -> a buffer; without a name the place is not known yet."""
-        together = product.together if type(product) is CompiledProduct else product
-        if type(together) is not CompiledProducts:
-            raise _Unsuited
-        y = x if name is None else self._space(name, together.size)
-        self.held.append(together)
-        weights = ctypes.addressof(together.addresses)
-        self._add(_PRODUCTS, x=x.data_ptr(), y=y.data_ptr(), w=weights, how=together.count)
-        return y
-
-    def _joined(self, joined: Joined, x: Tensor, name: str) -> Sequence[Tensor]:
-        if type(joined) is not Joined:
-            raise _Unsuited
-        if joined.one is not None:
-            return torch.split(self._product(joined.one, x, name), joined.sizes, -1)
-        return [self._product(part, x, f"{name} {place}") for place, part in enumerate(joined.parts)]
-
-    def _norm(self, norm: Any, x: Tensor, name: str) -> Tensor:
-        """x [B, …], without gaps."""
-        if norm is same:
-            return x
-        if type(norm) not in (RMSNorm, LayerNorm):
-            raise _Unsuited
-        y, size = self._space(name, *x.shape[1:]), x.shape[-1]
-        where = {"x": x.data_ptr(), "y": y.data_ptr(), "count": x[0].numel() // size, "size": size}
-        weight = None if norm.weight is None else norm.weight.float().contiguous()
-        bias = getattr(norm, "bias", None)
-        bias = None if bias is None else bias.float().contiguous()
-        self.held += [weight, bias]
-        parts = {
-            "weight": None if weight is None else weight.data_ptr(),
-            "bias": None if bias is None else bias.data_ptr(),
-        }
-        if type(norm) is RMSNorm:
-            self._add(_RMS_NORM, eps=norm.number, how=norm.late, **where, **parts)
-        else:
-            period = 1 if weight is None else weight.numel() // size
-            self._add(_LAYER_NORM, eps=norm.eps, period=period, **where, **parts)
-        return y
-
-    def _sum(self, x: Tensor | None, added: Tensor, factor: float, name: str) -> Tensor:
-        """x + added · factor."""
-        y = self._space(name, added.shape[-1])
-        where = None if x is None else x.data_ptr()
-        self._add(_SUM, x=where, z=added.data_ptr(), y=y.data_ptr(), size=added.shape[-1], factor=factor)
-        return y
+    def _mixed(self, q: Tensor, kv_heads: int, scaling: float, softcap: float | None) -> tuple[Tensor, ops.Attention]:
+        """q [1, H, B, D] -> attention [1, B, H·D], and what says where it looks."""
+        self._at(q)
+        mixed = self._space("mixed", q.shape[1] * q.shape[3])
+        fields = ops.fields(q, mixed, kv_heads, scaling=scaling, softcap=softcap)
+        self._add(_ATTENTION, w=ctypes.addressof(fields))
+        return mixed, fields
 
     def _even(self, x: Tensor, name: str) -> Tensor:
-        """x [B, H, D] without gaps."""
-        return x if x.is_contiguous() else self._moved(_COPY, x, self._space(f"{name} even", *x.shape[1:]))
+        """x [1, B, …] without gaps."""
+        if x.is_contiguous():
+            return x
+        y = self._space(name, *x.shape[2:])
+        heads, even = (part.view(1, self.room, -1, x.shape[-1]).transpose(1, 2) for part in (x, y))
+        self._moved(_COPY, heads, even)
+        return y
 
-    def _moved(self, kind: int, x: Tensor, y: Tensor) -> Tensor:
-        """x [B, H, D] -> y of this shape."""
-        _, heads, size = x.shape
-        fields = {"x": x.data_ptr(), "y": y.data_ptr(), "heads": heads, "size": size}
-        fields["x_token"], fields["x_head"], _ = x.stride()
-        fields["y_token"], fields["y_head"], _ = y.stride()
-        self._add(kind, **fields)
+    def _moved(self, kind: int, x: Tensor, y: Tensor, **more: Any) -> Tensor:
+        """x [1, H, B, D] -> y of this shape."""
+        (_, x_head, x_token, _), (_, y_head, y_token, _) = x.stride(), y.stride()
+        strides = {"x_token": x_token, "x_head": x_head, "y_token": y_token, "y_head": y_head}
+        self._add(kind, x=self._at(x), y=y.data_ptr(), heads=x.shape[1], size=x.shape[3], **strides, **more)
         return y

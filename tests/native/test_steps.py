@@ -28,8 +28,10 @@ from tests.tiny import EOS, VOCABULARY, WINDOW
 
 pytestmark = pytest.mark.skipif(library() is None, reason="nothing is compiled here")
 
-# experts, sinks, queries that are no even part of a product: computed by the decoder's own code
+# experts, sinks, clipped queries or ones that are no even part of a product: computed by the decoder's own code
 ELSEWHERE = {"codegen", "gpt_oss", "mixtral", "qwen2_moe", "qwen3_moe"}
+CLIPPED_OR_UNEVEN = {"olmo, clipped", "mpt, clipped", "falcon, new", "falcon, new with one norm"}
+EVEN = {"codegen, four heads"}
 
 
 def prompt(length: int) -> tuple[int, ...]:
@@ -102,8 +104,10 @@ def test_every_family_has_the_bits_of_its_decoder(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in VARIATIONS if name not in FAMILIES])
 def test_every_variation_of_a_family_has_the_bits_of_its_decoder(name: str) -> None:
+    family = name.partition(",")[0]
+    elsewhere = name in CLIPPED_OR_UNEVEN or (family in ELSEWHERE and name not in EVEN)
     for kind in ("padded rows", "drafts"):
-        check(runtimes.native(model(name)), LANES[kind])
+        assert (check(runtimes.native(model(name)), LANES[kind]) > 0) == (not elsewhere)
 
 
 @pytest.mark.parametrize("kind", ["one row", "several rows", "one source, beams", "several sources, beams", "drafts"])
