@@ -165,7 +165,7 @@ class Stack:
         spec = self.spec
         q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
         rotary = self.rotary if spec.windows[number] is None else self.local_rotary
-        if rotary is not None and number not in spec.still:
+        if rotary is not None and number not in spec.no_rope_layers:
             q, k = self.turn(q, k, rotary, shared)
         return w.o(self.attend(q, k, v, w, shared, number, cache))
 

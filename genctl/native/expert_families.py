@@ -63,7 +63,7 @@ def gpt_oss(c: Config) -> Found:
         sizes,
         eps=c.number("rms_norm_eps", 1e-5),
         norm="rms",
-        norm_late=True,
+        round_after_weight=True,
         rope=c.rope(sizes["head_dim"], base=150000.0),
         **biases(c, "attention_bias", True),
         sinks=True,

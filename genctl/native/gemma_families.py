@@ -25,7 +25,7 @@ def gemma(c: Config) -> Found:
         tied=True,
         activation="gelu_pytorch_tanh" if act == "gelu" else act,
         **biases(c),
-        norm_from_one=True,
+        weight_plus_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
         embed_scale_rounded=True,
     )
@@ -77,7 +77,7 @@ def _gemma(c: Config, family: str, sizes: dict[str, Any], *, final: float | None
         tied=True,
         activation=c.take("hidden_activation", "gelu_pytorch_tanh"),
         **biases(c),
-        norm_from_one=True,
+        weight_plus_one=True,
         embed_scale=sizes["hidden"] ** 0.5,
         embed_scale_rounded=True,
         scaling=c.number("query_pre_attn_scalar", 256) ** -0.5,

@@ -118,7 +118,7 @@ class KernelStep:
         head_gains = None
         if spec.qk_norm:
             head_gains = torch.stack([_gain(w.q_norm), _gain(w.k_norm)])
-        rotary = decoder.rotary if number not in spec.still else None
+        rotary = decoder.rotary if number not in spec.no_rope_layers else None
         assert len(after) == 2
         return _Layer(
             _product(w.qkv),

@@ -117,16 +117,15 @@ def smollm3(c: Config) -> Found:
         turns = [int((number + 1) % interval != 0) for number in range(layers)]
     if not isinstance(turns, list) or len(turns) < layers:
         raise NotNative(f"config.json: no_rope_layers = {turns!r:.60}")
-    still = frozenset(number for number in range(layers) if not turns[number])
+    no_rope = frozenset(number for number in range(layers) if not turns[number])
     window, used = c.window(), c.flag("use_sliding_window", False)
     c.take("max_window_layers", None)  # written, but not read
     # the layers that `layer_types` names have the config's window, whatever `use_sliding_window` says
     listed = c.values.get("layer_types") is not None
-    sizes["windows"] = c.windows(layers, window if used or listed else None, lambda number: number in still)
+    sizes["windows"] = c.windows(layers, window if used or listed else None, lambda number: number in no_rope)
     rope = c.rope(sizes["head_dim"], base=2000000.0)
-    spec = plain(
-        c, "smollm3", sizes, tied=True, rope=rope, still=still, **biases(c), mlp_bias=c.flag("mlp_bias", False)
-    )
+    mlp_bias = c.flag("mlp_bias", False)
+    spec = plain(c, "smollm3", sizes, tied=True, rope=rope, no_rope_layers=no_rope, **biases(c), mlp_bias=mlp_bias)
     return spec, llama_names()
 
 
@@ -207,7 +206,7 @@ def cohere2(c: Config) -> Found:
         norm="layer",
         eps=c.number("layer_norm_eps", 1e-5),
         rope=replace(c.rope(sizes["head_dim"]), interleaved=True),
-        still=frozenset(number for number, size in enumerate(windows) if size is None),
+        no_rope_layers=frozenset(number for number, size in enumerate(windows) if size is None),
         **biases(c),
         parallel=True,
         logits_scale=1 / c.number("logit_scale", 0.0625),
@@ -261,7 +260,7 @@ def olmo3(c: Config) -> Found:
         qk_norm="whole",
         norm="rms",
         eps=eps,
-        norm_late=True,
+        round_after_weight=True,
         rope=rope,
         local_rope=local,
     )

@@ -237,6 +237,6 @@ class _Stack:
         weight = self.get(f"{name}.weight") if spec.norm_weight else None
         if spec.norm == "rms":
             assert weight is not None
-            return RMSNorm(weight, spec.eps, from_one=spec.norm_from_one, late=spec.norm_late)
+            return RMSNorm(weight, spec.eps, from_one=spec.weight_plus_one, late=spec.round_after_weight)
         bias = self.get(f"{name}.bias") if spec.norm_bias and spec.norm_weight else None
         return LayerNorm(weight, bias, spec.eps)

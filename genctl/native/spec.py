@@ -104,13 +104,13 @@ class Spec:
     eps: float = 1e-6
     norm_bias: bool = False  # layer norm: whether it has a bias
     norm_weight: bool = True  # False: it only normalises (OLMo)
-    norm_from_one: bool = False  # the stored weight is the distance from 1 (Gemma)
-    norm_late: bool = False  # rounded to the type of the weights after the product with them, not before (OLMo 3)
+    weight_plus_one: bool = False  # the stored weight is the distance from 1 (Gemma)
+    round_after_weight: bool = False  # rounded to the type of the weights after their product, not before (OLMo 3)
 
     # -- positions: one of these ---------------------------------------------------------------------------------------
     rope: Rope | None = None
     local_rope: Rope | None = None  # of the layers with a window, where they have their own (Gemma 3)
-    still: frozenset[int] = frozenset()  # the layers in which nothing turns (SmolLM3, Command R7B)
+    no_rope_layers: frozenset[int] = frozenset()  # the layers in which nothing turns (SmolLM3, Command R7B)
     learned: int | None = None  # a table of positions, which begins this many rows late (OPT: 2)
     # a table of sines, computed where the files hold none (Marian, Pegasus), or always (M2M-100)
     sinusoidal: Literal["", "marian", "fairseq"] = ""

@@ -165,10 +165,9 @@ class _Place:
         self.sources = 1  # rows of a source's keys
         self.lies: list[tuple[int, int]] = []  # of keys and of values: where buffers begin, and the bytes of a column
 
-    def write(self, layer: GrowingLayer, where: tuple[int, int], count: int) -> int:
-        """Attend to columns (the first, how many), of which the last `count` are new. Returns how many are seen."""
-        first, columns = where
-        if layer.buffers[0] is not _held(self.keys) or (layer.prompt and layer.prompt[0]) is not _held(self.prompt):
+    def write(self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int) -> int:
+        """Attend to `columns` columns of `keys` from `first` on, the last `count` new. Returns how many are seen."""
+        if keys is not _held(self.keys) or (layer.prompt and layer.prompt[0]) is not _held(self.prompt):
             self._look(layer)
         fields, part = self.fields, self.part
         fields.columns[part] = columns
@@ -260,8 +259,8 @@ class _List(Decoder):
                 for call in calls:
                     call.z, call.w, call.z_row = where
         kept: list[Any] = []  # until the call has ended
-        grown = [layer.extend(fed) for layer in layers]
-        counts = [place.write(layer, new, fed) for place, layer, new in zip(self.places, layers, grown, strict=True)]
+        grown = [(layer, *layer.extend(fed), layer.buffers[0]) for layer in layers]
+        counts = [place.write(*where, fed) for place, where in zip(self.places, grown, strict=True)]
         seen: dict[tuple[int, int, int | None], dict[str, Any]] = {}  # by mask, columns and window of a layer
         for number, (place, count) in enumerate(zip(self.places, counts, strict=True)):
             window, which = self.spec.windows[number], min(number, len(shared.visible) - 1)

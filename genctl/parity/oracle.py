@@ -101,7 +101,7 @@ class Oracle:
         codes = [held for part in products if not all(map(torch.is_floating_point, held := part.tensors()))]
         rounded = {id(tensor) for held in codes for tensor in held}  # already
         named = [(name, tensor) for name, tensor in model.named_tensors() if id(tensor) not in rounded]
-        norms = [tensor for name, tensor in named if "norm" in name] if model.spec.norm_from_one else []
+        norms = [tensor for name, tensor in named if "norm" in name] if model.spec.weight_plus_one else []
         return Weights([tensor for _, tensor in named if tensor.is_floating_point()], dtype, from_one=norms)
 
     @contextmanager

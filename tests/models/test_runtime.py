@@ -170,7 +170,7 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     assert done.stdout
 
 
-MODULES = 135  # of genctl that a plain run may import, packages included
+MODULES = 131  # of genctl that a plain run may import, packages included
 PLAIN = (
     "import gc, sys; from genctl.models import gc_pause; from genctl.cli.app import run;"
     "gc_pause.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"

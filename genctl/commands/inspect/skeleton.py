@@ -171,7 +171,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     held = {id(tensor): tensor.nbytes for tensor in tensors}
     if skeleton.native is not None and skeleton.native.padding is not None:  # tables that no file holds
         held |= {id(table): table.nbytes for name, table in model.named_buffers() if name.endswith("positions.weights")}
-    if skeleton.native is not None and skeleton.native.norm_from_one:  # float32, see `native.norms.RMSNorm`
+    if skeleton.native is not None and skeleton.native.weight_plus_one:  # float32, see `native.norms.RMSNorm`
         named = model.named_parameters()
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
     if runtime.quantize is None or torch.device(skeleton.device).type != "cpu":
