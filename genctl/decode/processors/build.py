@@ -45,7 +45,7 @@ class ProcessorContext:
     explicit: tuple[dict[str, Any], ...] | None = None  # the [[processors]] of a preset
     allow_plugins: bool = False
     written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
-    begun: bool = False  # whether the text goes on behind other text, so that a blank at its beginning is shown
+    begun: bool = False  # whether other text comes before it: a blank at its beginning is shown then
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
     half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
