@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 
-from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.decode.types import Choice, Context, Scores, Search, Traits
 
 
 @dataclass(frozen=True)
@@ -15,13 +15,9 @@ class SecondBest:
     """Write what greedy search would have written if its favourite were not there."""
 
     kind: ClassVar[str] = "second-best"  # what records call it
-    space: ClassVar[Space] = "logits"  # what processors are applied to
     rows: ClassVar[int] = 1  # of one prompt
     length_penalty: ClassVar[float] = 1.0  # of the score that is reported
-    needs_hidden: ClassVar[bool] = False  # it does not look at hidden states
-    drafts: ClassVar[bool] = False  # it takes no token back
-    independent: ClassVar[bool] = True  # each row is one returned sequence
-    reads_scores: ClassVar[bool] = False  # it reads no number off a tensor
+    traits: ClassVar[Traits] = Traits(independent=True)  # each row is one returned sequence
 
     def search(self, scores: Scores, context: Context) -> Search:
         """Yield what to write, receive what the model says after it."""

@@ -44,7 +44,7 @@ class Batch:
         other = self.states[0]
         if (state.lane.use_cache, state.lane.cache) != (other.lane.use_cache, other.lane.cache):
             return False
-        if state.lane.strategy.drafts or other.lane.strategy.drafts or not self.model.abilities.together:
+        if state.lane.strategy.traits.drafts or other.lane.strategy.traits.drafts or not self.model.abilities.together:
             return False
         cache = state.prefix.cache
         if cache is not None and not cache.is_mergeable:
@@ -83,7 +83,7 @@ class Batch:
                 continue
             yield state.prefix
             alone = len(self.states) == 1 and self.rows.held == [(state, 1)] and not any(self.rows.pads.values())
-            if not alone or self.rows.cache is None or state.lane.strategy.drafts or len(state.ended) != 1:
+            if not alone or self.rows.cache is None or state.lane.strategy.traits.drafts or len(state.ended) != 1:
                 continue
             prompt, columns = state.prefix.tokens, self.rows.columns
             written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
@@ -146,7 +146,7 @@ class Batch:
             positions=positions,
             sources=self.rows.sources,
             keep=keep,
-            hidden=any(state.lane.strategy.needs_hidden for state in self.states),
+            hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
             first=self.rows.cache is None,
             history=self._everything() if self.rows.cache is not None and model.wants_history(start) else None,
         )

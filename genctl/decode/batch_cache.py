@@ -133,7 +133,7 @@ class BatchCache:
             and prefix.cache is not None
             and prefix.cache.is_shareable
             and (not before or (self.cache is not None and self.cache.is_shared))
-            and all(one.prefix is prefix and one.own is None and not one.lane.strategy.drafts for one in states)
+            and all(one.prefix is prefix and one.own is None and not one.lane.strategy.traits.drafts for one in states)
             and self.model.abilities.shares_prompt
         )
 
@@ -154,7 +154,7 @@ class BatchCache:
             part = part.continued(rows, room) if state.rows == 1 else part.select(rows, room=room)
         elif state.rows > 1:  # otherwise the merge copies it
             part = part.select(rows)
-        if state.lane.strategy.drafts:
+        if state.lane.strategy.traits.drafts:
             part.activate_past_recording()
         return part
 
@@ -179,4 +179,4 @@ def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
 
 def _is_plain(state: LaneState) -> bool:
     """Whether a lane that joins has one row, which goes on from its prompt without a draft."""
-    return state.rows == 1 and state.own is None and not state.lane.strategy.drafts
+    return state.rows == 1 and state.own is None and not state.lane.strategy.traits.drafts

@@ -138,7 +138,7 @@ def _together(states: list[LaneState]) -> list[Chosen | Done | OutOfRoom]:
     try:
         with shortages():
             # processors that lanes share do not read the text
-            scored = score(lane.processors, first.live.text, None, model, strategy.space)
+            scored = score(lane.processors, first.live.text, None, model, strategy.traits.space)
             tokens = strategy.tokens(scored.logits[:, 0], [_rows_of(state) for state in states], scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
@@ -152,19 +152,21 @@ def _alone(state: LaneState) -> Chosen | Done:
     lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
     with shortages():
         model = state.own_scores()
-        if independent is None and (strategy.reads_scores or not strategy.drafts):
+        if independent is None and (strategy.traits.reads_scores or not strategy.traits.drafts):
             _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
     try:
         with shortages(failed_inside_choice=independent is None):
             _refuse(state)
-            if strategy.reads_scores and not state.mode.tolerant:
+            if strategy.traits.reads_scores and not state.mode.tolerant:
                 _finite(state, model.logprobs)
             state.stages = []
-            scored = score(lane.processors, state.live.text, state.draft, model, strategy.space, trace=lane.trace)
+            scored = score(
+                lane.processors, state.live.text, state.draft, model, strategy.traits.space, trace=lane.trace
+            )
             if independent is not None:
                 choice = _independent(state, independent, scored)
             else:
-                if strategy.reads_scores and scored.best is not None:
+                if strategy.traits.reads_scores and scored.best is not None:
                     [[best]] = fetch([[scored.best]])
                     _judge(best, lane.processors)
                 ended = tuple(state.ended)
@@ -259,7 +261,7 @@ def _processed(lane: Lane, scores: Tensor, rows: Tensor, written: Tensor) -> Ten
 
     NaN for a search that makes scores of its own.
     """
-    if lane.strategy.space == "raw":
+    if lane.strategy.traits.space == "raw":
         return scores.new_full(written.shape, torch.nan)
     here = scores[rows, counted(written.shape[1], written.device)]
     return log_softmax(here).gather(2, written[..., None])[..., 0]
@@ -277,7 +279,7 @@ def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
 def _refuse(state: LaneState) -> None:
     """Raises ModelError, before the first choice, if the strategy drafts and the cache cannot remove tokens."""
     strategy, cache = state.lane.strategy, state.prefix.cache
-    if state.search is not None or not strategy.drafts:
+    if state.search is not None or not strategy.traits.drafts:
         return
     if cache is not None and not cache.is_croppable:
         state_kind = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"

@@ -74,7 +74,7 @@ def commit(
     `own_places` are the lane's candidates in `facts`; each live row has `branches` scored rows.
     """
     done = Committed()
-    independent, totals, pruning = lane.strategy.independent, facts.totals, choice.pruning
+    independent, totals, pruning = lane.strategy.traits.independent, facts.totals, choice.pruning
     places = None if pruning is None else Places(pruning, facts.may_finish)
     lives = counts = True
     for place in own_places:

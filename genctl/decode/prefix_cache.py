@@ -37,7 +37,7 @@ class PrefixCache:
         others: list[Lane] = []
         for lane in lanes:
             prompt = (lane.tokens, lane.source)
-            plain = lane.use_cache and not lane.strategy.needs_hidden
+            plain = lane.use_cache and not lane.strategy.traits.needs_hidden
             plain = plain and len(lane.tokens) <= self.forward.bound
             (unread if plain and prompt not in seen else others).append(lane)
             seen.add(prompt)
@@ -67,7 +67,7 @@ class PrefixCache:
 
     def take(self, lane: Lane, room: int = 0) -> tuple[Prefix, bool]:
         """The lane's prefix, and whether it was read before. `room`: free columns of a static cache."""
-        prompt, hidden = (lane.tokens, lane.source), lane.strategy.needs_hidden
+        prompt, hidden = (lane.tokens, lane.source), lane.strategy.traits.needs_hidden
         # rows of one pass that affect each other must be read alone, and without a cache
         cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.abilities.together)
         form = lane.cache if cached else "off"

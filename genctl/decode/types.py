@@ -194,6 +194,17 @@ class Context:
 Search: TypeAlias = Generator[Choice, Scores, None]
 
 
+@dataclass(frozen=True)
+class Traits:
+    """How a strategy differs from most: what it reads, and what the loop may do with its rows."""
+
+    space: Space = "logits"
+    needs_hidden: bool = False  # reads `Scores.layers`
+    drafts: bool = False  # rejects tokens of a draft, so that the cache must support removal
+    independent: bool = False  # rows do not interact: each is one sequence, the i-th candidate of the first choice
+    reads_scores: bool = False  # copies numbers to the host: the loop then fetches its own checks before
+
+
 @runtime_checkable
 class Strategy(Protocol):
     """One way to choose tokens: a frozen dataclass of knobs with one generator.
@@ -207,10 +218,6 @@ class Strategy(Protocol):
         """The name in records."""
 
     @property
-    def space(self) -> Space:
-        """The input of processors."""
-
-    @property
     def rows(self) -> int:
         """The most rows of one lane, branches included."""
 
@@ -219,20 +226,8 @@ class Strategy(Protocol):
         """The exponent of a result's score (`FinishedRow.score`)."""
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether `Scores.layers` is read."""
-
-    @property
-    def drafts(self) -> bool:
-        """Whether draft tokens may be rejected, so that the cache must support removal."""
-
-    @property
-    def independent(self) -> bool:
-        """Whether rows do not interact: each is one returned sequence, the i-th candidate of the first choice."""
-
-    @property
-    def reads_scores(self) -> bool:
-        """Whether its search copies numbers to the host: the loop then fetches its own checks before."""
+    def traits(self) -> Traits:
+        """What the loop has to know of it."""
 
     def search(self, scores: Scores, context: Context) -> Search:
         """The search, from the scores after the prompt."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.decode.loop import decode
-from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Space
+from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Traits
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request, never
 from genctl.errors import GenctlError
@@ -39,16 +39,12 @@ class Forced:
     drafted: int = 0
 
     kind: ClassVar[str] = "forced"
-    space: ClassVar[Space] = "raw"
     rows: ClassVar[int] = 1
     length_penalty: ClassVar[float] = 1.0
-    needs_hidden: ClassVar[bool] = False
-    independent: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = False
 
     @property
-    def drafts(self) -> bool:
-        return self.drafted > 0
+    def traits(self) -> Traits:
+        return Traits("raw", drafts=self.drafted > 0, independent=True)
 
     def search(self, scores: Scores, context: Context) -> Search:
         row = torch.zeros(1, dtype=torch.long, device=scores.raw.device)

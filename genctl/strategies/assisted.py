@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.decode.types import Choice, Context, Scores, Search, Traits
 from genctl.params import MOST_DRAFTED
 from genctl.sequences import shared_length
 from genctl.strategies.draft_length import Constant, DraftLength, Heuristic, Priced, Schedule
@@ -41,18 +41,14 @@ class Assisted:
     n: ClassVar[int] = 1
     rows: ClassVar[int] = 1
     length_penalty: ClassVar[float] = 1.0
-    needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "logits"
-    drafts: ClassVar[bool] = True
-    independent: ClassVar[bool] = True
 
     @property
     def kind(self) -> str:
         return self.drafter.kind
 
     @property
-    def reads_scores(self) -> bool:
-        return self.do_sample
+    def traits(self) -> Traits:
+        return Traits(drafts=True, independent=True, reads_scores=self.do_sample)
 
     def search(self, scores: Scores, context: Context) -> Search:
         propose = self.drafter.begin(context, self.do_sample, self.assistant_confidence_threshold)

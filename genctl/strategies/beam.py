@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 from genctl import compat
 from genctl.decode import transfer
 from genctl.decode.processors.rows import largest
-from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Traits
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
 from genctl.strategies.sampling import draw_distinct
 
@@ -40,11 +39,6 @@ class Beam:
     n: int = 1
     pad_token_id: int | None = None
 
-    needs_hidden: ClassVar[bool] = False
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = False
-
     @property
     def kind(self) -> str:
         if self.num_beam_groups > 1:
@@ -52,8 +46,8 @@ class Beam:
         return "beam-sample" if self.do_sample else "beam"
 
     @property
-    def space(self) -> Space:
-        return "raw" if self.num_beam_groups > 1 else "logprobs"  # the penalty comes before the processors
+    def traits(self) -> Traits:
+        return Traits("raw" if self.num_beam_groups > 1 else "logprobs")  # the penalty comes before the processors
 
     def search(self, scores: Scores, context: Context) -> Search:
         size, grouped = self.rows // self.num_beam_groups, self.num_beam_groups > 1

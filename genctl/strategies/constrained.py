@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Traits
 from genctl.errors import ModelError, UsageError
 from genctl.strategies.constraints import Alternatives, Constraints, Progress
 from genctl.strategies.early_stopping import EarlyStopping, EarlyStoppingRule
@@ -40,15 +40,8 @@ class ConstrainedBeam:
     n: int = 1
     reserved: int = 0  # last tokens that are not free (forced_eos_token_id)
 
-    needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "logprobs"
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        return "constrained-beam"
+    kind: ClassVar[str] = "constrained-beam"
+    traits: ClassVar[Traits] = Traits("logprobs", reads_scores=True)
 
     def search(self, scores: Scores, context: Context) -> Search:
         constraints = Constraints(self.words)

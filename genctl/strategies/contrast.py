@@ -13,7 +13,7 @@ from torch import Tensor
 
 from genctl.decode.guidance import Unconditional
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Context, Scores, Search, Space, Strategy
+from genctl.decode.types import Context, Scores, Search, Strategy, Traits
 from genctl.errors import ModelError
 from genctl.strategies.sample import Sample
 
@@ -38,11 +38,7 @@ class Amateur:
 
     kind: ClassVar[str] = "contrastive-decoding"
     length_penalty: ClassVar[float] = 1.0
-    needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "raw"
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits("raw", independent=True, reads_scores=True)
 
     @property
     def rows(self) -> int:

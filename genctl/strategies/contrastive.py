@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Choice, Context, Scores, Search, Space
+from genctl.decode.types import Choice, Context, Scores, Search, Traits
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,10 @@ class Contrastive:
     penalty_alpha: float
 
     n: ClassVar[int] = 1
+    kind: ClassVar[str] = "contrastive"
     length_penalty: ClassVar[float] = 1.0
-    needs_hidden: ClassVar[bool] = True
-    space: ClassVar[Space] = "logits"
-    drafts: ClassVar[bool] = False  # losing branches are dropped, so tokens are never removed from a row
-    independent: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        return "contrastive"
+    # no drafts: losing branches are dropped, so tokens are never removed from a row
+    traits: ClassVar[Traits] = Traits(needs_hidden=True, reads_scores=True)
 
     @property
     def rows(self) -> int:

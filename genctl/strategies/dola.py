@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from genctl.decode.runtime import ModelRuntime, depth_of
-from genctl.decode.types import Context, Scores, Search, Space
+from genctl.decode.types import Context, Scores, Search, Traits
 from genctl.errors import ModelError
 from genctl.strategies.contrast import OUT, rescored
 from genctl.strategies.sample import Sample
@@ -37,11 +37,7 @@ class Dola:
 
     kind: ClassVar[str] = "dola"
     length_penalty: ClassVar[float] = 1.0
-    needs_hidden: ClassVar[bool] = True
-    space: ClassVar[Space] = "raw"
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = True
+    traits: ClassVar[Traits] = Traits("raw", needs_hidden=True, independent=True, reads_scores=True)
 
     @property
     def rows(self) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Space
+from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Traits
 
 if TYPE_CHECKING:
     from genctl.decode.processors.rows import RowCandidates
@@ -31,11 +31,7 @@ class Sample:
     length_penalty: float = 1.0  # only for the reported score
     sampler: Sampler = "multinomial"
 
-    needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "logits"
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = True
-    reads_scores: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits(independent=True)
 
     @property
     def kind(self) -> str:

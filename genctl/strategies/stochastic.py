@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Space
+from genctl.decode.types import Choice, Context, FinishedRow, Pruning, Rows, Scores, Search, Traits
 from genctl.errors import ModelError
 from genctl.kernels.ops import log_softmax
 
@@ -26,16 +26,9 @@ class StochasticBeam:
     rows: int
     n: int = 1
 
+    kind: ClassVar[str] = "stochastic-beam"
     length_penalty: ClassVar[float] = 0.0
-    needs_hidden: ClassVar[bool] = False
-    space: ClassVar[Space] = "logprobs"
-    drafts: ClassVar[bool] = False
-    independent: ClassVar[bool] = False
-    reads_scores: ClassVar[bool] = True
-
-    @property
-    def kind(self) -> str:
-        return "stochastic-beam"
+    traits: ClassVar[Traits] = Traits("logprobs", reads_scores=True)
 
     def search(self, scores: Scores, context: Context) -> Search:
         summed = scores.logits.new_zeros(1)  # log-probabilities of the live rows, after the processors

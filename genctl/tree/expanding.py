@@ -106,7 +106,7 @@ class BestFirst:
         lane = space.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
         self.resolved = resolved
-        self.eos, self.logprobs = lane.eos, lane.strategy.space == "logprobs"
+        self.eos, self.logprobs = lane.eos, lane.strategy.traits.space == "logprobs"
         self.ends = {(id,) for id in lane.eos}
         self.read = 0  # texts that were continued
         self.exhausted = False  # `most` were

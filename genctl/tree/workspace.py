@@ -290,7 +290,7 @@ class Workspace:
         device = self.session.forward.device
         history = torch.tensor([list(ids)], dtype=torch.long, device=device)
         scores = logits[None].to(device)
-        if lane.strategy.space == "logprobs":
+        if lane.strategy.traits.space == "logprobs":
             scores = scores.log_softmax(-1)
         scores, stages = trace.run_on_one(lane.processors, history, scores)
         return Distribution(node, logits, scores, stages, self.piece, settings)

@@ -69,7 +69,7 @@ def test_drafts_of_a_given_text_are_taken_back() -> None:
     assert speculating.read([text], lambda place, index, logits: seen.append(index)) == {}
     assert seen == list(range(20))
     assert speculating.session.passes - before < 10
-    assert Forced(text.token_ids, lambda index, logits: None, 4).drafts
+    assert Forced(text.token_ids, lambda index, logits: None, 4).traits.drafts
 
 
 def test_a_text_that_a_side_cannot_read_is_reported() -> None:

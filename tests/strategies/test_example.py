@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.types import Choice, Independent, Strategy
+from genctl.decode.types import Choice, Independent, Strategy, Traits
 from tests.decode.driver import NEW, PROMPTS, Case
 
 FILE = Path(__file__).parents[2] / "docs" / "second_best.py"
@@ -48,8 +48,9 @@ def test_the_example_writes_the_second_best_token_at_every_step(second_best: Any
 
 def test_the_page_lists_what_a_strategy_and_a_choice_have() -> None:
     page = (FILE.parent / "strategies.md").read_text(encoding="utf-8")
-    attributes, choice = (part.split("\n\n")[0] for part in page.split("|---|---|\n")[1:])
+    attributes, traits, choice = (part.split("\n\n")[0] for part in page.split("|---|---|\n")[1:])
     names = [name for name, value in vars(Strategy).items() if isinstance(value, property)]
     assert re.findall(r"^\| `(\w+)`", attributes, re.MULTILINE) == names
+    assert re.findall(r"^\| `(\w+)`", traits, re.MULTILINE) == [field.name for field in dataclasses.fields(Traits)]
     listed = {"rows", "tokens", *re.findall(r"^\| `(\w+)`", choice, re.MULTILINE)}
     assert listed == {field.name for field in dataclasses.fields(Choice)}

@@ -126,7 +126,7 @@ def spared(prefix: Prefix, reused: int) -> int:
 def _resumable(session: Session, request: Request) -> Prefix:
     lane = session.planner.plan(request, Report()).lane
     source = None if lane.source is None else session.forward.encode(lane.source)
-    return session.forward.prefill(lane.tokens, source, hidden=lane.strategy.needs_hidden, whole=True)
+    return session.forward.prefill(lane.tokens, source, hidden=lane.strategy.traits.needs_hidden, whole=True)
 
 
 def _decode(

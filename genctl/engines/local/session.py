@@ -336,7 +336,7 @@ class Session:
 
         Raises what `check` raises.
         """
-        return self._trial(resolved).lane.strategy.needs_hidden
+        return self._trial(resolved).lane.strategy.traits.needs_hidden
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
