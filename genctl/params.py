@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
 MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as in transformers
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
+DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
 
 Ids: TypeAlias = list[int]
 Words: TypeAlias = list[str]
@@ -41,13 +42,28 @@ Bias: TypeAlias = tuple[Ids, float]  # a sequence of ids, and the number added t
 
 
 def knob(
-    default: Any, about: str, group: str, *, flag: bool | str = True, neutral: Any = None, sampling: bool = False
+    default: Any,
+    about: str,
+    group: str,
+    *,
+    flag: bool | str = True,
+    neutral: Any = None,
+    sampling: bool = False,
+    refines: tuple[str, ...] = (),
 ) -> Any:
     """A field with its help text. `flag` is its command-line name if that differs, or False for no flag.
 
-    `neutral` is the value that changes nothing; `sampling` knobs need `do_sample`.
+    `neutral` is the value that changes nothing; `sampling` knobs need `do_sample`. A knob has no effect while all those
+    that it `refines` are off; those of a processor are in its row (`config/listed_knobs.py`).
     """
-    metadata = {"about": about, "group": group, "flag": flag, "neutral": neutral, "sampling": sampling}
+    metadata = {
+        "about": about,
+        "group": group,
+        "flag": flag,
+        "neutral": neutral,
+        "sampling": sampling,
+        "refines": refines,
+    }
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: default.copy(), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -173,6 +189,7 @@ class Generation:
         "(llama.cpp repeat_last_n)",
         PENALTIES,
         flag=False,
+        refines=("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     )
     no_repeat_ngram_size: Count = knob(
         0, "never repeat a sequence of n tokens, prompt included; 0 is off", PENALTIES, neutral=0
@@ -210,7 +227,10 @@ class Generation:
         neutral=1.0,
     )
     negative_prompt: str | None = knob(
-        None, "text that guidance_scale steers away from (default: the prompt's last token)", PENALTIES
+        None,
+        "text that guidance_scale steers away from (default: the prompt's last token)",
+        PENALTIES,
+        refines=("guidance_scale",),
     )
     watermarking_config: dict[str, Any] | None = knob(
         None, "fields of WatermarkingConfig (arXiv:2306.04634) or SynthIDTextWatermarkingConfig", PENALTIES, flag=False
@@ -248,13 +268,18 @@ class Generation:
         "keywords of json_schema that cannot be enforced: refuse the schema, or drop them with a note",
         STRUCTURE,
         flag=False,
+        refines=("json_schema",),
     )
     regex: str | None = knob(None, "generate text that this regular expression matches as a whole", STRUCTURE)
     grammar: str | None = knob(
         None, "generate text of this grammar: a file in Lark's syntax, or the grammar itself", STRUCTURE
     )
     grammar_after: str | None = knob(
-        None, "text after which the json_schema, regex or grammar begins, such as </think>", STRUCTURE, flag=False
+        None,
+        "text after which the json_schema, regex or grammar begins, such as </think>",
+        STRUCTURE,
+        flag=False,
+        refines=GRAMMARS,
     )
     prefix: str | None = knob(None, "text that the new text must begin with", STRUCTURE)
     token_healing: bool = knob(
@@ -272,7 +297,10 @@ class Generation:
         SEARCH,
     )
     early_stopping: bool | Literal["never"] = knob(
-        False, "stop at num_beams results (true), when better ones are unlikely (false) or impossible (never)", SEARCH
+        False,
+        "stop at num_beams results (true), when better ones are unlikely (false) or impossible (never)",
+        SEARCH,
+        refines=("num_beams",),
     )
     num_beam_groups: Number = knob(
         1, "divide the beams into this many groups; diversity_penalty keeps them different (arXiv:1610.02424)", SEARCH
@@ -295,7 +323,9 @@ class Generation:
     mbr_samples: Annotated[int, Ge(2), Le(1 << 16)] | None = knob(
         None, "draw this many samples, return those most similar to all others (arXiv:2005.10283)", SEARCH
     )
-    mbr_utility: Literal["chrf"] = knob("chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH)
+    mbr_utility: Literal["chrf"] = knob(
+        "chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH, refines=("mbr_samples",)
+    )
     penalty_alpha: Share | None = knob(
         None,
         "contrastive search: weight of the penalty for resembling the context; needs top_k (arXiv:2202.06417)",
@@ -309,12 +339,17 @@ class Generation:
     prompt_lookup_num_tokens: Number | None = knob(
         None, "draft up to this many tokens: those that followed the latest tokens earlier in the text", SEARCH
     )
-    max_matching_ngram_size: Number = knob(2, "prompt lookup: maximum number of latest tokens to look for", SEARCH)
+    max_matching_ngram_size: Number = knob(
+        2, "prompt lookup: maximum number of latest tokens to look for", SEARCH, refines=("prompt_lookup_num_tokens",)
+    )
     assistant_early_exit: Number | None = knob(
         None, "draft tokens with this many of the model's first layers (arXiv:2404.16710)", SEARCH
     )
     num_assistant_tokens: Number | None = knob(
-        None, f"number of tokens in a draft (default: as many as pay, at most {MOST_DRAFTED})", SEARCH
+        None,
+        f"number of tokens in a draft (default: as many as pay, at most {MOST_DRAFTED})",
+        SEARCH,
+        refines=("assistant_model", "assistant_early_exit"),
     )
     num_assistant_tokens_schedule: Literal["price", "constant", "heuristic", "heuristic_transient"] | None = knob(
         None,
@@ -323,15 +358,25 @@ class Generation:
         "accepted, else 1 fewer (heuristic_transient is the same here). Default: price; with sampling or "
         "num_assistant_tokens: constant",
         SEARCH,
+        refines=DRAFTING,
     )
     assistant_confidence_threshold: Share = knob(
-        0.4, "an assistant ends its draft after a token with a lower probability than this; 0 never", SEARCH
+        0.4,
+        "an assistant ends its draft after a token with a lower probability than this; 0 never",
+        SEARCH,
+        refines=("assistant_model", "assistant_early_exit"),
     )
     assistant_lookbehind: Number = knob(
-        10, "assistant with another tokenizer: number of its tokens to encode again with each draft", SEARCH
+        10,
+        "assistant with another tokenizer: number of its tokens to encode again with each draft",
+        SEARCH,
+        refines=("assistant_model",),
     )
     target_lookbehind: Number = knob(
-        10, "assistant with another tokenizer: number of the model's tokens to encode again for it", SEARCH
+        10,
+        "assistant with another tokenizer: number of the model's tokens to encode again for it",
+        SEARCH,
+        refines=("assistant_model",),
     )
     dola_layers: Literal["low", "high"] | list[Count] | None = knob(
         None,
@@ -342,12 +387,20 @@ class Generation:
         None, "contrastive decoding: a weaker checkpoint to subtract (arXiv:2210.15097)", SEARCH
     )
     contrastive_alpha: Share = knob(
-        0.1, "contrastive decoding: drop tokens below this fraction of the highest probability", SEARCH
+        0.1,
+        "contrastive decoding: drop tokens below this fraction of the highest probability",
+        SEARCH,
+        refines=("amateur_model",),
     )
     contrastive_beta: Weight | None = knob(
-        None, "contrastive decoding: use the score (1 + beta) log p - beta log p_amateur (arXiv:2309.09117)", SEARCH
+        None,
+        "contrastive decoding: use the score (1 + beta) log p - beta log p_amateur (arXiv:2309.09117)",
+        SEARCH,
+        refines=("amateur_model",),
     )
-    amateur_temperature: Positive = knob(1.0, "contrastive decoding: temperature of the amateur", SEARCH)
+    amateur_temperature: Positive = knob(
+        1.0, "contrastive decoding: temperature of the amateur", SEARCH, refines=("amateur_model",)
+    )
 
     # -- stopping ----------------------------------------------------------------------------------------------------
     stop_strings: str | Words | None = knob(
@@ -366,7 +419,7 @@ class Generation:
         None, "stop when the same n tokens occur stop_repeat_times times in a row", STOPPING
     )
     stop_repeat_times: Annotated[int, Ge(2)] = knob(
-        3, "number of repetitions at which stop_repeat_ngram stops", STOPPING
+        3, "number of repetitions at which stop_repeat_ngram stops", STOPPING, refines=("stop_repeat_ngram",)
     )
 
     # -- special tokens ----------------------------------------------------------------------------------------------
@@ -429,12 +482,17 @@ class Runtime:
     device_map: str | None = knob(
         None, "auto spreads the weights over devices, memory and disk (needs accelerate)", MODEL
     )
-    max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL)
-    offload_folder: str | None = knob(None, "with --device-map: folder for weights that fit nowhere else", MODEL)
+    max_memory: str | None = knob(None, "with --device-map: 0=20GiB,cpu=64GiB", MODEL, refines=("device_map",))
+    offload_folder: str | None = knob(
+        None, "with --device-map: folder for weights that fit nowhere else", MODEL, refines=("device_map",)
+    )
     tensor_parallel: bool = knob(False, "share out the model over the processes that torchrun started", MODEL)
     adapter: str | None = knob(None, "folder of a PEFT adapter for the model (needs genctl[peft])", MODEL)
     merge_adapter: bool | None = knob(
-        None, "add the adapter into the weights, rather than compute it beside them (default: where it can be)", MODEL
+        None,
+        "add the adapter into the weights, rather than compute it beside them (default: where it can be)",
+        MODEL,
+        refines=("adapter",),
     )
     pack: bool = knob(True, "use genctl's own matrix products (on the CPU, and in steps on a GPU); else torch's", MODEL)
     quantize: Quantized | None = knob(

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
-from genctl.config.listed_knobs import PROCESSORS, WINDOW
+from genctl.config.listed_knobs import CRITERIA, PROCESSORS, WINDOW
 from genctl.params import Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
@@ -26,20 +26,12 @@ ALSO_READ_BY = {"top_k": ("penalty_alpha",)}
 # Searches that take the most probable continuations unless do_sample is set, as in transformers.
 SEARCHES = ("num_beams", "num_beam_groups", "penalty_alpha", "force_words", "force_words_ids")
 
-# Knobs that refine another one and have no effect without it.
-REFINES = {
-    **{
-        knob: row.knobs[0] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in (*PROCESSORS, WINDOW)
-    },
-    "negative_prompt": "guidance_scale",
-    "json_schema_unenforced": "json_schema",
-    "stop_repeat_times": "stop_repeat_ngram",
-    "early_stopping": "num_beams",
-    "mbr_utility": "mbr_samples",
-    "max_memory": "device_map",
-    "offload_folder": "device_map",
-    "merge_adapter": "adapter",
-}
+# Knobs that refine others and have no effect without one of them: those of a processor's row, and those that say so.
+REFINES: dict[str, tuple[str, ...]] = {
+    knob: row.knobs[:1] for row in PROCESSORS.values() for knob in row.knobs[1:] if knob not in (*PROCESSORS, WINDOW)
+} | {name: refined for name, (kind, _) in known().items() if (refined := knobs(kind)[name].metadata["refines"])}
+# Knobs that a list of processors or stopping criteria may turn on.
+LISTED = {row.knobs[0] for row in PROCESSORS.values()} | {name for names in CRITERIA.values() for name in names}
 
 
 @dataclass(frozen=True)
@@ -182,7 +174,7 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 def find_clashes(settings: Settings) -> list[Clash]:
     """Every conflict: sampling, number of sequences, lengths, caches, compiling, knobs that refine others, chat."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _window, _chat)
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _chat)
     return [clash for kind in kinds for clash in kind(settings)]
 
 
@@ -195,20 +187,12 @@ def _between(settings: Settings, key: str, other: str, why: str) -> Clash:
 def _refining(settings: Settings) -> Iterator[Clash]:
     idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
     for key, setting in _unrefined(settings):
-        refined = _get(settings, REFINES[key])
-        if key not in idle and setting.kind != "model" and setting.level >= refined.level:
-            words = f"{_say(key, setting)} has no effect without {REFINES[key]}"
-            yield Clash(frozenset({key, REFINES[key]}), words, by_default=refined.level < 0)
-
-
-def _window(settings: Settings) -> Iterator[Clash]:
-    window = _get(settings, WINDOW)
-    if window.value is None or "processors" in settings:
-        return
-    penalties = [row.knobs[0] for row in PROCESSORS.values() if WINDOW in row.knobs]
-    if all(_get(settings, name).value == knobs()[name].metadata["neutral"] for name in penalties):
-        words = f"{_say(WINDOW, window)} has no effect without {', '.join(penalties[:-1])} or {penalties[-1]}"
-        yield Clash(frozenset({WINDOW, *penalties}), words)
+        level = max(_get(settings, base).level for base in REFINES[key])
+        if key not in idle and setting.kind != "model" and setting.level >= level:
+            *bases, last = REFINES[key]
+            one_of = f"{', '.join(bases)} or {last}" if bases else last
+            words = f"{_say(key, setting)} has no effect without {one_of}"
+            yield Clash(frozenset({key, last, *bases}), words, by_default=level < 0)
 
 
 def _chat(settings: Settings) -> Iterator[Clash]:
@@ -222,14 +206,18 @@ def _chat(settings: Settings) -> Iterator[Clash]:
 
 def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:
     """Knobs that refine one which is off. A preset that lists its processors may turn that one on there."""
-    if "processors" in settings or "stopping" in settings:
-        return
-    for key, base in REFINES.items():
+    listed = "processors" in settings or "stopping" in settings
+    for key, bases in REFINES.items():
         setting = settings.get(key)
-        if setting is None or base not in known() or setting.value == default(key):
+        if setting is None or setting.value == default(key) or (listed and not LISTED.isdisjoint(bases)):
             continue
-        if _get(settings, base).value in (None, default(base), knobs(known()[base][0])[base].metadata["neutral"]):
+        if all(_is_off(settings, base) for base in bases):
             yield key, setting
+
+
+def _is_off(settings: Settings, key: str) -> bool:
+    neutral = knobs(known()[key][0])[key].metadata["neutral"]
+    return _get(settings, key).value in (None, default(key), neutral)
 
 
 def _sampling(settings: Settings) -> Iterator[Clash]:

@@ -6,25 +6,10 @@ Functions raise UsageError with the first conflict, or return all of them as sen
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from genctl.errors import UsageError
-from genctl.params import GRAMMARS, Generation
+from genctl.params import DRAFTING, GRAMMARS, Generation
 
-# The knobs that select one of these strategies, and the knobs that only refine one.
-DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
-MODES = (*DRAFTING, "dola_layers", "amateur_model")
-REFINES: dict[str, tuple[str, ...]] = {
-    "max_matching_ngram_size": ("prompt_lookup_num_tokens",),
-    "num_assistant_tokens": ("assistant_model", "assistant_early_exit"),
-    "num_assistant_tokens_schedule": DRAFTING,
-    "assistant_confidence_threshold": ("assistant_model", "assistant_early_exit"),
-    "assistant_lookbehind": ("assistant_model",),
-    "target_lookbehind": ("assistant_model",),
-    "contrastive_alpha": ("amateur_model",),
-    "contrastive_beta": ("amateur_model",),
-    "amateur_temperature": ("amateur_model",),
-}
+MODES = (*DRAFTING, "dola_layers", "amateur_model")  # knobs that select a strategy of their own
 
 
 def check_returned(generation: Generation) -> None:
@@ -100,10 +85,6 @@ def mode_of(generation: Generation) -> str | None:
     """The knob in `MODES` that is set. Raises UsageError, in one sentence, for a knob that conflicts with it."""
     knobs = [name for name in MODES if getattr(generation, name) is not None]
     if not knobs:
-        defaults = {item.name: item.default for item in fields(Generation)}
-        for name, ways in REFINES.items():
-            if getattr(generation, name) != defaults[name]:
-                raise UsageError(f"{name} changes nothing without {' or '.join(ways)}")
         return None
     way = knobs[0]
     others = {
@@ -148,8 +129,6 @@ def grammars(generation: Generation) -> list[str]:
     """The conflicts of grammars, prefixes and token healing, one sentence each."""
     knobs = [knob for knob in GRAMMARS if getattr(generation, knob) is not None]
     messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
-    if generation.grammar_after is not None and not knobs:
-        messages.append(f"grammar_after has no effect without {', '.join(GRAMMARS[:-1])} or {GRAMMARS[-1]}")
     if generation.grammar_after == "":
         messages.append("grammar_after is empty: the grammar begins at once")
     if generation.token_healing:

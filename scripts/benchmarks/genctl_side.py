@@ -90,7 +90,7 @@ class Undrafted(Genctl):
 
     def run(self, work: Work) -> Ran:
         """Do the work one token at a time."""
-        from genctl.config.search_conflicts import DRAFTING
+        from genctl.params import DRAFTING
 
         def plain(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
             return {key: value for key, value in knobs.items() if key not in DRAFTING}

@@ -129,8 +129,8 @@ def test_a_flag_is_mended_with_a_flag() -> None:
 @pytest.mark.parametrize("key", SAMPLING_KNOBS)
 def test_a_sampling_flag_turns_sampling_on(key: str) -> None:
     item = params.knobs()[key]
-    refined = REFINES.get(key)
-    extra = {refined: other_value(refined)} if refined else {}
+    refined = REFINES.get(key, ())[:1]
+    extra = {base: other_value(base) for base in refined}
     job = resolve([flags_layer({key: other_value(key), **extra})])
     assert job.generation.do_sample is True
     assert job.origins["do_sample"].startswith("implied by flag --")
@@ -287,6 +287,12 @@ def test_a_knob_that_refines_one_switched_off_later_is_moot() -> None:
     low = SAMPLED | {"mirostat_tau": 4.0, "mirostat_eta": 0.3}
     assert resolve(layers(low)).generation.mirostat_eta == 0.3
     assert "has no effect without xtc_probability" in wrong(layers(SAMPLED | {"xtc_threshold": 0.3}))
+    for key, bases in (
+        ("max_matching_ngram_size", "prompt_lookup_num_tokens"),
+        ("num_assistant_tokens", "assistant_model or assistant_early_exit"),
+        ("assistant_lookbehind", "assistant_model"),
+    ):
+        assert wrong(layers({key: 3})) == f"{key} = 3 (layer0.toml) has no effect without {bases}"
     job = resolve(layers(SAMPLED | {"xtc_threshold": 0.3, "xtc_probability": 0.5}, {"xtc_probability": 0.0}))
     assert job.generation.xtc_threshold == params.Generation().xtc_threshold
 

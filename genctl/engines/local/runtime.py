@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.search_conflicts import DRAFTING
 from genctl.decode.runtime import ModelRuntime
 from genctl.native.runtime import NativeModel, NativeRuntime
+from genctl.params import DRAFTING
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved

@@ -15,7 +15,6 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.pass_prices import PRICES, PassPrice, price_of
-from genctl.errors import UsageError
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import auxiliary_strategy
@@ -377,8 +376,3 @@ def test_what_is_set_is_obeyed_and_greedy_search_drafts_what_pays(knobs: dict[st
     length = length_of(chosen(**knobs))
     assert type(length) is kind
     assert (length.most if kind is Priced else length.count) == most
-
-
-def test_a_schedule_needs_something_that_drafts() -> None:
-    with pytest.raises(UsageError, match="num_assistant_tokens_schedule changes nothing without assistant_model or"):
-        auxiliary_strategy(Generation(num_assistant_tokens_schedule="price"), None, None, None)  # type: ignore[arg-type]
