@@ -8,6 +8,7 @@ such locks, nothing is locked.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -23,6 +24,28 @@ NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 JOURNAL = ".journal"  # the suffix of an output's journal
 _LOOK = NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)  # opening a pipe must not block
+
+
+class NotOurs(Exception):
+    """What is wrong with a file that is there: a phrase that follows its name."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDWR, mode: int = 0o666) -> int:
+    """Open a regular file, to continue or to read what it holds; links are not followed. Returns the descriptor.
+
+    Raises NotOurs for a link or anything else that is no regular file, OSError and ValueError as `os.open`.
+    """
+    try:
+        # opening a pipe under this name must not block
+        descriptor = os.open(path, flags | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0), mode)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK):
+            raise NotOurs("is a link, and links are not followed") from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotOurs("is not a regular file")
+    return descriptor
 
 
 def lock(descriptor: int, path: Path) -> None:

@@ -11,10 +11,8 @@ no prompts and no texts.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +22,7 @@ from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.documents.shapes import Natural, value_of
 from genctl.errors import UsageError, printable
-from genctl.io.file_lock import CLOEXEC, JOURNAL, NOFOLLOW, lock
+from genctl.io.file_lock import CLOEXEC, JOURNAL, NOFOLLOW, NotOurs, lock, open_regular
 from genctl.io.output import Sink, sync_folder, unbuffered, unwritable
 
 KIND = "genctl-journal/1"
@@ -96,22 +94,15 @@ class Journal:
         except (OSError, ValueError) as error:
             raise unwritable(error, self.path) from None
         try:
-            # opening a pipe under this name must not block
-            descriptor = os.open(self.path, os.O_RDWR | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EMLINK):
-                raise UsageError(f"{self.name} is a link, and links are not followed") from None
-            raise unwritable(error, self.path) from None
-        state = os.fstat(descriptor)
-        wrong = ""
-        if not stat.S_ISREG(state.st_mode):
-            wrong = "is not a regular file"
-        elif hasattr(os, "geteuid") and state.st_uid != os.geteuid():
-            wrong = "belongs to another user"
-        if wrong:
+            descriptor = open_regular(self.path)
+            if not hasattr(os, "geteuid") or os.fstat(descriptor).st_uid == os.geteuid():
+                return descriptor, False
             os.close(descriptor)
-            raise UsageError(f"{self.name} {wrong}, so it is no journal to go by")
-        return descriptor, False
+            raise NotOurs("belongs to another user")
+        except NotOurs as error:
+            raise UsageError(f"{self.name} {error}, so it is no journal to go by") from None
+        except OSError as error:
+            raise unwritable(error, self.path) from None
 
     def _read(self) -> None:
         with open(self._descriptor, "rb", closefd=False) as file:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from genctl.errors import OutputError, printable
-from genctl.io.file_lock import CLOEXEC, NOFOLLOW, Replaced, check_journal, lock, stat_of
+from genctl.io.file_lock import CLOEXEC, NOFOLLOW, NotOurs, Replaced, check_journal, lock, open_regular, stat_of
 from genctl.io.sink import Raw, system_reason, unwritten
 from genctl.io.sink import Sink as Sink
 from genctl.io.sink import sync_folder as sync_folder
@@ -132,20 +132,15 @@ def reopen(path: Path, whole: int | None) -> Sink:
     UsageError if another run is writing the file.
     """
     name = printable(str(path))
-    flags = os.O_RDWR | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0)
     try:
-        descriptor = os.open(path, flags | (0 if whole is not None else os.O_CREAT), 0o666)
+        descriptor = open_regular(path, os.O_RDWR | (0 if whole is not None else os.O_CREAT))
+    except NotOurs as error:
+        raise unwritten(f"it {error}", name) from None
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EMLINK):
-            raise unwritten("it is a link, and links are not followed", name) from None
         raise unwritable(error, path) from None
-    state = os.fstat(descriptor)
-    wrong = "" if stat.S_ISREG(state.st_mode) else "it is not a regular file"
-    if whole is None and state.st_size and not wrong:
-        wrong = "the file exists already"
-    if wrong:
+    if whole is None and os.fstat(descriptor).st_size:
         os.close(descriptor)
-        raise unwritten(wrong, name)
+        raise unwritten("the file exists already", name)
     lock(descriptor, path)
     return Sink(unbuffered(descriptor), name, owned=descriptor, path=path, whole=whole or 0)
 

@@ -8,12 +8,10 @@ never a link, and is locked while it is open.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from genctl import events
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
-from genctl.io.file_lock import CLOEXEC, NOFOLLOW, lock
+from genctl.io.file_lock import NotOurs, lock, open_regular
 from genctl.io.output import Sink, open_beside, unbuffered, unwritable
 from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
 from genctl.tree.nodes import Tree
@@ -168,18 +166,13 @@ def tree_of_lines(lines: Iterable[bytes], name: str) -> Tree:
 def _open(path: Path, flags: int) -> int:
     name = printable(str(path))
     try:
-        # opening a pipe under this name must not block
-        descriptor = os.open(path, flags | NOFOLLOW | CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        return open_regular(path, flags)
+    except NotOurs as error:
+        raise InputError(f"{name} {error}") from None
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ELOOP, errno.EMLINK):
-            raise InputError(f"{name} is a link, and links are not followed") from None
         if isinstance(error, FileNotFoundError):
             raise InputError(f"there is no file {name}") from None
         raise InputError(f"cannot open {name}: {reason_of(error)}") from None
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise InputError(f"{name} is not a regular file")
-    return descriptor
 
 
 def _read(lines: Iterable[bytes], name: str) -> tuple[Tree, int, list[Change]]:
