@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from genctl.commands.run.options import RunOptions
-from genctl.commands.run.output import wants_bar
+from genctl.commands.run.screen import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
 from genctl.io.record_output import RowTally
 from genctl.terminal.console import make_consoles, takes_lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,10 +12,12 @@ from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
-from genctl.commands.run.output import SilentView, make_view, open_records, records_of, shows, wants_bar
+from genctl.commands.run.output import open_records, records_of
+from genctl.commands.run.row_source import RowSource
+from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import Flow, StreamProgress
+from genctl.engines.protocol import Flow
 from genctl.errors import Exit, count
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import error_record
@@ -26,16 +27,11 @@ from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
+from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from genctl.commands.run.run_view import RunView
-    from genctl.commands.run.search_output import Search
     from genctl.engines.protocol import Report, Request, Skipped
     from genctl.io.input_scan import InputScan
-    from genctl.terminal.rows_bar import RowsBar
 
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
@@ -54,11 +50,8 @@ class RunJob(job.Job[RunOptions]):
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
         self.stop_at: int | None = None  # with --strict, the first row that failed
         self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
-        self.taken = 0  # rows of the input
         self.threads: int | None = None  # that compute a step
         self.said_full = False  # that a text ended because the context was full
-        self.bar: RowsBar | None = None
-        self.err_console: Console | None = None
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --dry, print the whole job."""
@@ -84,16 +77,16 @@ class RunJob(job.Job[RunOptions]):
         options = self.options
         plain = options.to_file or options.stream or options.tree_format
         self.live = not plain and self.choice.live and options.format == "text" and is_terminal(sys.stdout)
-        view = self._make_view()
-        search = self._make_search()
+        several = self.early.generation.num_return_sequences > 1
+        self.source = RowSource(self.input)
+        self.view = self.screen = Screen(options, self.interrupt, live=self.live, lone=self.lone, several=several)
         self.shown = self.live or options.stream
         self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
-        self.view: RunView | SilentView = stack.enter_context(view)  # type: ignore[assignment]
-        self.search = None if search is None else stack.enter_context(search)
+        self.screen.open(stack)
         for watcher in self.watchers:
-            watcher.draw(self._drawn)
+            watcher.draw(self.screen.drawn)
         self.looked = self._look()
         self._show_prompt()
 
@@ -103,12 +96,12 @@ class RunJob(job.Job[RunOptions]):
         self.engine = engine = self.load_engine(
             early.runtime,
             self.layers,
-            on_event=self._loading,
+            on_event=self.screen.loading,
             named=early.origins.get("model", "default") != "default",
             live=self.shown,
             waits=self.waits,
         )
-        self.view.load_s = self.load_s
+        self.screen.view.load_s = self.load_s
         self.base = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
             engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
@@ -131,56 +124,24 @@ class RunJob(job.Job[RunOptions]):
     def deliver(self, stack: ExitStack) -> None:
         """Decode the rows that are not done."""
         options, output = self.options, self.output
-        self._skip()
+        self.source.skip(output)
         if output.finished:
             self.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
-        if self.err_console is not None and wants_bar(options, self.err_console, live=self.live):
-            from genctl.terminal.rows_bar import RowsBar
-
-            total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
-            self.bar = RowsBar(self.err_console, total, done=output.done)
-            stack.callback(self.bar.close)
+        total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
+        self.screen.open_bar(stack, total, done=output.done)
         self.collector = Collector()
-        self.listeners += [self._show, self.note_prompt]
-        self.listeners += [] if self.search is None else [self.search.feed]
-        self.listeners += [self.reuse.feed]
-        self.listeners += [] if self.bar is None or not self.choice.live else [self.bar.feed]
-        self.listeners += [self._collect]
+        self.listeners += [self.end_sign, self.screen.feed, self.note_prompt]
+        self.listeners += [*self.screen.beside(counts=self.choice.live), self.reuse.feed, self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _make_view(self) -> RunView | SilentView:
-        options = self.options
-        if not shows(options, live=self.live):
-            for stream in (sys.stdout, sys.stderr):
-                never_fail_to_encode(stream)
-            return SilentView()
-        from genctl.terminal.console import make_consoles
-
-        out, self.err_console = make_consoles(options.color)
-        several = self.early.generation.num_return_sequences > 1
-        return make_view(options, out, self.err_console, live=self.live, lone=self.lone, several=several)
-
-    def _make_search(self) -> Search | None:
-        options = self.options
-        if not (options.stream or options.tree or options.tree_format):
-            return None
-        from genctl.commands.run.search_output import Search
-
-        return Search(options, self.err_console, stream=options.stream, live=self.live)
-
-    def _drawn(self, console: Console) -> RunView:
-        """A second view, which shows the run as a terminal would."""
-        several = self.early.generation.num_return_sequences > 1
-        return make_view(self.options, console, console, live=True, lone=self.lone, several=several)
-
     def _look(self) -> InputScan | None:
         """Look the input file over, where the number of its rows or its content is needed."""
         options = self.options
-        if options.input in (None, "-") or not (options.resume or wants_bar(options, self.err_console, live=self.live)):
+        if options.input in (None, "-") or not (options.resume or self.screen.wants_bar):
             return None
         from genctl.io.input_scan import scan
 
@@ -191,20 +152,9 @@ class RunJob(job.Job[RunOptions]):
         """Show a single prompt at once, in the line that says that the checkpoint is loaded."""
         if not (self.live and self.lone) or self.options.echo is False:
             return
-        row = next(self.input, None)
-        if row is None:
-            return
-        self.input = itertools.chain([row], self.input)
-        self.show_prompt(row)
-
-    def _loading(self, event: events.Loading) -> None:
-        words = f"reading {event.done}/{event.total} {event.unit}"
-        if event.unit != "B" and self.live and self.lone and first_sign.status(words, restart=False):
-            return
-        with self.interrupt.busy():
-            if self.bar is not None:
-                self.bar.hide()  # an auxiliary model is loaded: its bar takes the place of ours
-            self.view.feed(event)
+        row = self.source.first()
+        if row is not None:
+            self.show_prompt(row)
 
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
@@ -246,20 +196,6 @@ class RunJob(job.Job[RunOptions]):
             return {"numbers": self.batch_invariant_by}
         return {"width": self.width} if self.choice.batches else {}
 
-    def _skip(self) -> None:
-        """Pass over the rows that need not be decoded, comparing them with what was read before."""
-        output = self.output
-        if output.finished and output.compared:
-            return
-        until = output.done if output.finished else output.again
-        while self.taken < until and (row := next(self.input, None)) is not None:
-            self.taken += 1
-            output.consume(row)
-        if output.finished:
-            self.taken += next(self.input, None) is not None
-        if output.finished or self.taken < until:
-            output.end_of_input(self.taken)
-
     # -- while decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self) -> None:
@@ -267,14 +203,14 @@ class RunJob(job.Job[RunOptions]):
         began (`requests.grouped`).
         """
         if not self.choice.live:
-            self.view.begin()
+            self.screen.view.begin()
         self.listen(self._stream(), self.listeners)
         if self.interrupt.status:
             return
         if self.stop_at is not None:
             self.output.stop(self.stop_at, self.stopper)
         else:
-            self.output.end_of_input(self.taken)
+            self.output.end_of_input(self.source.taken)
 
     def _stream(self) -> Generator[events.Event, None, None]:
         options = self.options
@@ -288,7 +224,7 @@ class RunJob(job.Job[RunOptions]):
             interrupted=self.interrupt,
             enough=lambda last: self.stop_at is not None and last >= self.stop_at,
             on_shortage=self._shortage,
-            on_progress=self._progress,
+            on_progress=self.screen.progress,
         )
         return self.engine.stream(self._requests(), self._report(), flow)
 
@@ -303,16 +239,12 @@ class RunJob(job.Job[RunOptions]):
     def _shortage(self, width: int, fewer: int) -> None:
         self.say_shortage("prompts", width, fewer)
 
-    def _progress(self, progress: StreamProgress) -> None:
-        if self.bar is not None:
-            with self.interrupt.busy():
-                self.bar.work(progress.rows, progress.tokens, progress.speeds if self.options.verbose else ())
-
     def _requests(self) -> Rows:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
         from genctl.engines.protocol import Skipped
 
-        for row in self._taken():
+        idle = self._idle if self._reads_beside else None
+        for row in self.source.take(self.output, lambda: self._ending, idle):
             if row is None:
                 yield None
                 continue
@@ -322,24 +254,6 @@ class RunJob(job.Job[RunOptions]):
                 yield job.request_of(row, resolved, job.seed_of(row, resolved, self.seed))
             if not usable:
                 yield Skipped(row.index)
-
-    def _taken(self) -> Iterator[InputRow | BadRow | None]:
-        """The rows, until the run is to end; each is counted. None while the next one has to be waited for."""
-        rows: Iterator[InputRow | BadRow | None] = self.input
-        if self._reads_beside:
-            from genctl.commands.run.row_queue import RowQueue
-
-            rows = RowQueue(self.input, self._idle)
-        while not self._ending:
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            if row is not None and not self._ending:
-                self.taken += 1
-                self.output.consume(row)
-            if not self._ending or row is None:
-                yield row
 
     @property
     def _reads_beside(self) -> bool:
@@ -365,11 +279,6 @@ class RunJob(job.Job[RunOptions]):
         steps = self.choice.live or bool(listened or options.tree or options.tree_format)
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
-    def _show(self, event: events.Event) -> None:
-        self.end_sign(event)
-        if self.live or not isinstance(event, events.Failed):
-            self.view.feed(event)
-
     def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
         """The row of a lane that begins, and the settings of its run."""
         return self.rows[lane], self.base.runtime
@@ -393,7 +302,7 @@ class RunJob(job.Job[RunOptions]):
                 self.say(f"warning: {note}")
             self._say_full(row, result)
         self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
-        trees = [] if self.search is None else self.search.records(row.id)
+        trees = [] if self.screen.search is None else self.screen.search.records(row.id)
         records: Sequence[Mapping[str, Any]] = trees or records_of(
             self.options,
             row,
@@ -404,7 +313,7 @@ class RunJob(job.Job[RunOptions]):
             texts=self.texts,
         )
         self.output.put(row.index, records)
-        self._row_done(row)
+        self._count(row)
 
     def _say_full(self, row: InputRow, result: Result) -> None:
         """Say once that a text ended because the context was full, where no view shows the ends of texts."""
@@ -417,15 +326,14 @@ class RunJob(job.Job[RunOptions]):
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
             super().fail(row, code, message, said=said, hint=hint)
-            self._row_done(row, failed=True)
+            self._count(row, failed=True)
         elif self.stop_at is None or row.index < self.stop_at:
             self.subjects[row.id] = self.of(row)
             self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
 
-    def _row_done(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
-        """Count a row that is done, even if its record waits for that of an earlier row."""
-        if self.bar is not None and row.index >= self.output.done:
-            self.bar.row(failed=failed)
+    def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
+        if row.index >= self.output.done:
+            self.screen.row_done(failed=failed)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
 
@@ -473,10 +381,3 @@ class RunJob(job.Job[RunOptions]):
         """Print why a row failed; with --strict `status` does."""
         if not self.options.strict:
             super().say_failed(record)
-
-    def hide(self) -> None:
-        """Take away what moves on the terminal."""
-        if self.bar is not None:
-            self.bar.hide()
-        if self.view is not None:
-            self.view.pause()

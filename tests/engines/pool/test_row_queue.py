@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from genctl.commands.run.row_queue import RowQueue
+from genctl.commands.run.row_source import RowQueue
 from genctl.errors import InputError
 from genctl.io.rows import BadRow, InputRow
 
