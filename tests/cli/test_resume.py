@@ -220,6 +220,7 @@ def test_what_is_asked_otherwise_is_told(
 def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     from genctl.commands.run.options import RunOptions
     from genctl.commands.run.resume import identity
+    from genctl.commands.run.row_source import Grouping
     from genctl.config.dry import settings_of
     from genctl.config.layers import Resolved
     from genctl.params import Generation, Runtime, knobs
@@ -227,7 +228,8 @@ def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     # settings with no value are not kept: here each has one
     generation, runtime = (kind(**{key: "1" for key in knobs(kind)}) for kind in (Generation, Runtime))
     resolved = Resolved(generation, runtime, {})
-    kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, batch={}, input=None, top=0)["settings"]
+    alone = Grouping(1, 1, None, None, invariant_by="", shared=False)
+    kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, grouping=alone, input=None, top=0)["settings"]
     assert settings_of(resolved).keys() - kept.keys() == {"seed", "offline", "threads"}
 
 

@@ -12,8 +12,8 @@ from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
-from genctl.commands.run.output import open_records, records_of
-from genctl.commands.run.row_source import RowSource
+from genctl.commands.run.output import FirstFailure, open_records, records_of
+from genctl.commands.run.row_source import Grouping, RowSource
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
@@ -48,9 +48,7 @@ class RunJob(job.Job[RunOptions]):
         self.tally = RowTally()
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
-        self.stop_at: int | None = None  # with --strict, the first row that failed
-        self.stopper: Sequence[Mapping[str, Any]] = ()  # and its record
-        self.threads: int | None = None  # that compute a step
+        self.stopped: FirstFailure | None = None
         self.said_full = False  # that a text ended because the context was full
 
     def prepare(self) -> int | None:
@@ -107,16 +105,11 @@ class RunJob(job.Job[RunOptions]):
             engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
         self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
         self.watched = engine.watched(options.watch)
-        self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        self.batch_invariant_by = (
-            "" if self.output.in_groups or not self.choice.batches else engine.batch_invariant_by(self.base)
-        )
-        recorded = None if self.batch_invariant_by else self.output.threads
-        self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, recorded)
+        width, shared = 1 if self.live else job.WIDTH, self.choice.batches
+        self.grouping = Grouping.of(engine, self.base, self.output, width=width, lone=self.lone, shared=shared)
         if options.verbose:
             self.detail(*engine.notes)
         self.describe(engine, self.base)
-        self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1  # rows of a group
         self._begin()
         if self.live and self.lone:
             first_sign.status("reading the prompt")
@@ -167,34 +160,22 @@ class RunJob(job.Job[RunOptions]):
             watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
-        changed = None not in (self.threads, self.output.threads) and self.threads != self.output.threads
-        if changed and not self.batch_invariant_by:
-            before = count(self.output.threads or 0, "thread")
-            self.remark(
-                f"{self.options.output} was begun with {before}, and goes on with {self.threads}: the last digits of "
-                "log-probabilities may differ from those of an uninterrupted run"
-            )
-        from genctl.commands.run import resume
+        if changed := self.grouping.changed(self.options.output):
+            self.remark(changed)
+        from genctl.commands.run.resume import identity
 
-        identity = resume.identity(
+        header = identity(
             self.options,
             self.base,
             seed=self.seed,
             checkpoints=self.engine.fingerprints(),
-            batch=self._batch(),
+            grouping=self.grouping,
             input=None if looked is None else {**looked.identity(), "format": self.options.input_kind},
             top=self._report().top,
             watch=self.watched,
-            threads=None if self.batch_invariant_by else self.threads,
         )
-        again = 1 if self.batch_invariant_by else self.span  # rows that are decoded again beside those that follow
-        self.seed = self.output.begin(identity, again, self.base.origins, seed_given=self.base.runtime.seed is not None)
-
-    def _batch(self) -> dict[str, int | str]:
-        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
-        if self.batch_invariant_by:
-            return {"numbers": self.batch_invariant_by}
-        return {"width": self.width} if self.choice.batches else {}
+        given = self.base.runtime.seed is not None
+        self.seed = self.output.begin(header, self.grouping.again, self.base.origins, seed_given=given)
 
     # -- while decoding ------------------------------------------------------------------------------------------------
 
@@ -207,22 +188,22 @@ class RunJob(job.Job[RunOptions]):
         self.listen(self._stream(), self.listeners)
         if self.interrupt.status:
             return
-        if self.stop_at is not None:
-            self.output.stop(self.stop_at, self.stopper)
+        if self.stopped is not None:
+            self.output.stop(self.stopped.index, [self.stopped.record])
         else:
             self.output.end_of_input(self.source.taken)
 
     def _stream(self) -> Generator[events.Event, None, None]:
-        options = self.options
+        options, grouping = self.options, self.grouping
         flow = Flow(
-            self.width,
-            self.span,
-            continuous=bool(self.batch_invariant_by),
-            threads=self.threads,
+            grouping.width,
+            grouping.span,
+            continuous=bool(grouping.invariant_by),
+            threads=grouping.threads,
             ahead=self.ahead,
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
-            enough=lambda last: self.stop_at is not None and last >= self.stop_at,
+            enough=lambda last: self.stopped is not None and last >= self.stopped.index,
             on_shortage=self._shortage,
             on_progress=self.screen.progress,
         )
@@ -234,7 +215,7 @@ class RunJob(job.Job[RunOptions]):
         and never from a pipe or a keyboard, which would keep other rows waiting.
         """
         at_hand = self.options.unordered and not self.waits
-        return AHEAD * self.width if at_hand and self.width > 1 else 0
+        return AHEAD * self.grouping.width if at_hand and self.grouping.width > 1 else 0
 
     def _shortage(self, width: int, fewer: int) -> None:
         self.say_shortage("prompts", width, fewer)
@@ -244,7 +225,7 @@ class RunJob(job.Job[RunOptions]):
         from genctl.engines.protocol import Skipped
 
         idle = self._idle if self._reads_beside else None
-        for row in self.source.take(self.output, lambda: self._ending, idle):
+        for row in self.source.take(self.output, lambda: self._cut_short, idle):
             if row is None:
                 yield None
                 continue
@@ -256,19 +237,20 @@ class RunJob(job.Job[RunOptions]):
                 yield Skipped(row.index)
 
     @property
+    def _cut_short(self) -> bool:
+        """Whether the run ends before the input does."""
+        return bool(self.interrupt.status) or self.stopped is not None
+
+    @property
     def _reads_beside(self) -> bool:
         """Whether rows are read beside decoding: those that are there need not wait for a slow pipe."""
         if not self.waits or self.choice.ranks:
             return False
-        return not self.choice.live or (bool(self.batch_invariant_by) and self.width > 1)
+        return not self.choice.live or (bool(self.grouping.invariant_by) and self.grouping.width > 1)
 
     def _idle(self) -> bool:
         """Whether nothing is decoded in this process until the next row comes."""
         return self.choice.live and not self.rows
-
-    @property
-    def _ending(self) -> bool:
-        return self.stop_at is not None or bool(self.interrupt.status)
 
     def _report(self) -> Report:
         from genctl.engines.protocol import Report
@@ -295,7 +277,7 @@ class RunJob(job.Job[RunOptions]):
         if result.error is not None:
             self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
             return
-        if self.stop_at is not None and row.index > self.stop_at:
+        if self.stopped is not None and row.index > self.stopped.index:
             return
         if row.index >= self.output.done:
             for note in result.shortfalls(self.of(row)):
@@ -327,19 +309,14 @@ class RunJob(job.Job[RunOptions]):
         if not self.options.strict:
             super().fail(row, code, message, said=said, hint=hint)
             self._count(row, failed=True)
-        elif self.stop_at is None or row.index < self.stop_at:
-            self.subjects[row.id] = self.of(row)
-            self.stop_at, self.stopper = row.index, [error_record(row.id, code, message)]
+        elif self.stopped is None or row.index < self.stopped.index:
+            self.stopped = FirstFailure(self.of(row), row.index, error_record(row.id, code, message))
 
     def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
         if row.index >= self.output.done:
             self.screen.row_done(failed=failed)
 
     # -- afterwards ----------------------------------------------------------------------------------------------------
-
-    @property
-    def _cut_short(self) -> bool:
-        return bool(self.interrupt.status) or self.stop_at is not None
 
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
@@ -362,13 +339,8 @@ class RunJob(job.Job[RunOptions]):
                 f"note: rows of {self.options.output} that were decoded again came out differently (another machine or "
                 "number of threads, or a time limit); what was written stays"
             )
-        if self.stop_at is not None:
-            error = self.stopper[0]["error"]
-            before = {0: "no row is before it", 1: "the row before it is written"}.get(
-                self.stop_at, f"the {self.stop_at:,} rows before it are written"
-            )
-            subject = self.subjects[self.stopper[0]["id"]]
-            self.say(f"error: {subject}{error['message']}; --strict stops here, {before}")
+        if self.stopped is not None:
+            self.say(self.stopped.sentence())
             return int(Exit.ROWS_FAILED)
         return self.tally.status()
 

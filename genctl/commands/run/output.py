@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from genctl.commands.run.options import RunOptions
@@ -34,6 +35,22 @@ def open_records(
     format: writers.Format = "json" if options.tree_format == "json" else options.format
     writer = writers.open_writer(format, sink, on_error=on_error, shown=escape)
     return RecordOutput(writer, sink, tally, unordered=options.unordered)
+
+
+@dataclass
+class FirstFailure:
+    """With --strict, the first row that failed: nothing is written after its record."""
+
+    subject: str  # what messages call the row
+    index: int
+    record: dict[str, Any]
+
+    def sentence(self) -> str:
+        """The error that ends the run."""
+        before = {0: "no row is before it", 1: "the row before it is written"}.get(
+            self.index, f"the {self.index:,} rows before it are written"
+        )
+        return f"error: {self.subject}{self.record['error']['message']}; --strict stops here, {before}"
 
 
 def records_of(

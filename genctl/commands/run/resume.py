@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.commands.run.options import RunOptions
+from genctl.commands.run.row_source import Grouping
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.documents import reader
@@ -26,17 +27,16 @@ def identity(
     *,
     seed: int,
     checkpoints: Mapping[str, str],
-    batch: Mapping[str, int | str],
+    grouping: Grouping,
     input: Mapping[str, Any] | None,
     top: int,
     watch: Sequence[int] = (),
-    threads: int | None = None,
 ) -> dict[str, Any]:
     """Everything that decides the bytes of an output, as plain JSON, for its journal.
 
     `checkpoints`: fingerprints by name. `input`: what the input file holds.
     """
-    ignored = (*APART, "batch_size") if "numbers" in batch else APART  # a row has its bytes in any batch
+    ignored = (*APART, "batch_size") if grouping.invariant_by else APART  # a row has its bytes in any batch
     settings = {key: value for key, value in settings_of(resolved).items() if key not in ignored}
     for key in ("processors", "stopping"):
         if (listed := getattr(resolved, key)) is not None:
@@ -57,9 +57,10 @@ def identity(
         "checkpoints": checkpoints,
         "format": options.format,
         "records": records,
-        "batch": batch,
+        "batch": grouping.numbers,
         "input": input,
-        "threads": threads,  # the next run computes with as many, unless it is given a number
+        # the next run computes with as many, unless it is given a number
+        "threads": None if grouping.invariant_by else grouping.threads,
         "versions": {**versions("torch", "transformers", "tokenizers"), "schema": SCHEMA},
     }
     plain: dict[str, Any] = json.loads(json.dumps(header))

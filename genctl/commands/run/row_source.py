@@ -1,4 +1,4 @@
-"""The rows of a run: counted as they are taken, and read beside decoding where they come slowly."""
+"""The rows of a run: how they share passes, and how they are taken: counted, beside decoding where they are slow."""
 
 from __future__ import annotations
 
@@ -6,13 +6,66 @@ import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from genctl.commands import job
+from genctl.config.layers import Resolved
+from genctl.errors import count
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
+
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Engine
 
 ROOM = 4096  # rows that are read ahead
 MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
 END = object()
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How rows share passes. Where the numbers of a row depend on the rows beside it, groups are always the same."""
+
+    width: int  # rows decoded at once
+    span: int  # rows of a group, which is decoded to its end before the next begins
+    threads: int | None  # that compute a step
+    begun_with: int | None  # threads of the run that began the output
+    invariant_by: str  # how a row gets the same numbers in any batch; "" if it does not
+    shared: bool  # whether this process decides which rows are decoded together
+
+    @classmethod
+    def of(
+        cls, engine: Engine, resolved: Resolved, output: RecordOutput, *, width: int, lone: bool, shared: bool
+    ) -> Grouping:
+        """That of a run, whose threads are chosen. `width`: at most, where no batch size is set."""
+        width = engine.width(resolved, width)
+        invariant_by = "" if output.in_groups or not shared else engine.batch_invariant_by(resolved)
+        recorded = None if invariant_by else output.threads
+        threads = engine.use_threads([resolved], 1 if lone else width, recorded)
+        span = job.SPAN * width if width > 1 and shared else 1
+        return cls(width, span, threads, output.threads, invariant_by, shared)
+
+    @property
+    def numbers(self) -> dict[str, int | str]:
+        """What the numbers of a row depend on, beside itself: how they are computed, or the rows of its group."""
+        if self.invariant_by:
+            return {"numbers": self.invariant_by}
+        return {"width": self.width} if self.shared else {}
+
+    @property
+    def again(self) -> int:
+        """Rows of a group, of which all are decoded again beside the first that is missing."""
+        return 1 if self.invariant_by else self.span
+
+    def changed(self, output: str | None) -> str:
+        """A note for a run that goes on with another number of threads; "" if nothing changes."""
+        if self.invariant_by or None in (self.threads, self.begun_with) or self.threads == self.begun_with:
+            return ""
+        return (
+            f"{output} was begun with {count(self.begun_with or 0, 'thread')}, and goes on with {self.threads}: the "
+            "last digits of log-probabilities may differ from those of an uninterrupted run"
+        )
 
 
 class RowSource:
