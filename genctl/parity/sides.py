@@ -231,7 +231,7 @@ class LocalSide:
 
     def _use_threads(self) -> None:
         if self.threaded:
-            self.session.use_threads([self.resolved], self.width)
+            self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
 
 
 def _passes(places: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:

@@ -143,7 +143,7 @@ class Branches:
         self.session, self.tree, self.forward = session, tree, session.forward
         if self.forward.is_encoder_decoder:
             raise ModelError(
-                f"{session.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
+                f"{session.about.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
                 hint="genctl run and genctl beam show how it writes",
             )
         self.memory = memory

@@ -243,9 +243,9 @@ def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
 def test_what_a_runtime_says_of_its_loading_is_shown() -> None:
     session = Session.load(Runtime(model="builtin:numbers"))
     resolved = session.resolve([Layer("flag", {"max_new_tokens": 1})])
-    before = session.remarks(resolved)
+    before = session.plan(resolved).remarks
     session.forward.remark = "compiled for a while"
-    assert session.remarks(resolved) == [*before, "compiled for a while"]
+    assert session.plan(resolved).remarks == (*before, "compiled for a while")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,18 @@ from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.parity.sides import LocalSide
 
 Change = Callable[[Any, Tensor, Any, dict[str, Any]], dict[str, Any]]
+
+
+@dataclass
+class Altered:
+    """A product of a native model with other results."""
+
+    product: Any
+    alter: Callable[[Tensor], Tensor]
+    is_compiled = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.alter(self.product(x))
 
 
 def _passes(side: LocalSide, change: Change) -> None:
@@ -185,7 +197,7 @@ def lost_mlp_bias(side: LocalSide, layer: int) -> None:
         mlp = model.decoder.weights.layers[layer].mlp
         bias = getattr(mlp.down, "wide_bias", None)
         bias = mlp.down.bias if bias is None else bias
-        mlp.down = lambda x, down=mlp.down: down(x) - bias
+        mlp.down = Altered(mlp.down, lambda result: result - bias)
     else:
         names = ("mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2")
         product = next(each for name, each in _layer(model, layer).named_modules() if name in names)

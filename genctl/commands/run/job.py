@@ -109,20 +109,19 @@ class RunJob(job.Job[RunOptions]):
             waits=self.waits,
         )
         self.view.load_s = self.load_s
-        self.base = self.settle(engine, self.layers, options.strategy)
+        self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
-            engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
-        self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
+            plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
+        self.texts, self.encoder_decoder = engine.about.has_texts, engine.about.is_encoder_decoder
         self.watched = engine.watched(options.watch)
         self.width = engine.width(self.base, 1 if self.live else job.WIDTH)
-        self.batch_invariant_by = (
-            "" if self.output.in_groups or not self.choice.batches else engine.batch_invariant_by(self.base)
-        )
+        alone = self.choice.batches and not self.output.in_groups
+        self.batch_invariant_by = plan.batch_invariant_by if alone else ""
         recorded = None if self.batch_invariant_by else self.output.threads
-        self.threads = engine.use_threads([self.base], 1 if self.lone else self.width, recorded)
+        self.threads = engine.use_threads(plan.rows * (1 if self.lone else self.width), recorded)
         if options.verbose:
-            self.detail(*engine.notes)
-        self.describe(engine, self.base)
+            self.detail(*engine.notes())
+        self.describe(self.base, plan)
         self.span = job.SPAN * self.width if self.width > 1 and self.choice.batches else 1  # rows of a group
         self._begin()
         if self.live and self.lone:
@@ -467,7 +466,7 @@ class RunJob(job.Job[RunOptions]):
     def closing_notes(self) -> None:
         """Print notes on what was found while decoding."""
         self.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
-        self.detail(*self.engine.shares)
+        self.detail(*self.engine.done.shares)
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""
