@@ -198,6 +198,13 @@ class ModelError(GenctlError):
     code = "model"
 
 
+class BackendError(ModelError):
+    """A server that cannot be used, or cannot do what the settings ask for: it ends the run."""
+
+    code = "backend"
+    several = True
+
+
 class ContractError(ModelError):
     """A model's code that does not do what generation relies on. It ends the whole job, not only one row."""
 

@@ -30,7 +30,7 @@ from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from genctl.commands.watcher import Watcher
-    from genctl.engines.protocol import Engine, Request
+    from genctl.engines.protocol import Engine, JobPlan, Request
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -284,7 +284,7 @@ class Job(ABC, Generic[SomeOptions]):
             watcher.loaded(engine, self.load_s)
         first_sign.clear()
         self.hide()
-        self.reuse = Reuse(engine.prompt_cache)
+        self.reuse = Reuse(engine.about.prompt_cache)
         return engine
 
     def planned_prompt(self, tokens: int) -> None:
@@ -316,20 +316,22 @@ class Job(ABC, Generic[SomeOptions]):
             self.loaded.close(hurried=hurried, failed=failed and not hurried)
         self.loaded = None
 
-    def settle(self, engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None) -> Resolved:
+    def settle(
+        self, engine: Engine, layers: Sequence[Layer], strategy_name: str | None = None
+    ) -> tuple[Resolved, JobPlan]:
         """The settings with those of the checkpoint beneath them. Raises where the checkpoint cannot do the job."""
         resolved = engine.resolve(layers)
-        kind = engine.check(resolved)
+        plan = engine.plan(resolved)
         if strategy_name is not None:
             from genctl.config import named_strategies
 
-            named_strategies.check(strategy_name, kind)
-        return resolved
+            named_strategies.check(strategy_name, plan.strategy)
+        return resolved, plan
 
-    def describe(self, engine: Engine, resolved: Resolved, prefix: str = "") -> None:
+    def describe(self, resolved: Resolved, plan: JobPlan, prefix: str = "") -> None:
         """Notes on the settings, and on what the engine makes of them."""
         self.detail(*(f"{prefix}{line}" for line in resolved.notes))
-        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *engine.remarks(resolved))))
+        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

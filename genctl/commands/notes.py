@@ -61,10 +61,10 @@ class Reuse:
 
         `verbose` also adds notes about the model.
         """
-        lines = list(engine.findings) if verbose else []
+        lines = list(engine.done.findings) if verbose else []
         if self.useless:
             amount = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
-            lines.append(f"{amount} of the prompt cache {self.path} could be reused: {engine.reuse_limit()}")
+            lines.append(f"{amount} of the prompt cache {self.path} could be reused: {engine.about.reuse_limit}")
         if verbose and self.prompts:
             lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
         return lines

@@ -66,11 +66,13 @@ class PageFile(FileAtEnd, Watcher):
 
     def loaded(self, engine: Engine, load_s: float) -> None:
         """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
-        known = engine.name in self._checkpoints
-        self._checkpoints.add(engine.name)
-        for label, value in () if known and engine.counts_passes else engine.facts:
-            several = label == "digest" and len(self._checkpoints) > 1
-            self.facts.append((f"digest of {engine.name}" if several else label, value))
+        about = engine.about
+        if about.name not in self._checkpoints and (digests := engine.fingerprints()):
+            label = f"digest of {about.name}" if self._checkpoints else "digest"
+            self.facts.append((label, ", ".join(digests.values())))
+        if about.name not in self._checkpoints or about.remote:
+            self.facts += about.facts
+        self._checkpoints.add(about.name)
 
     def settled(
         self,

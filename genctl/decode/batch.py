@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.lane import LaneState
 from genctl.decode.memory import shortages
-from genctl.decode.runtime import ModelRuntime, Output
+from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Prefix
@@ -140,15 +140,17 @@ class Batch:
             all_columns = torch.arange(start + feed.shape[1], device=device)[None]
             mask, positions = (all_columns >= pads).long(), (columns - pads).clamp(min=0)
         output = model(
-            feed,
-            self.rows.cache,
-            mask=mask,
-            positions=positions,
-            sources=self.rows.sources,
-            keep=keep,
-            hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
-            first=self.rows.cache is None,
-            history=self._everything() if self.rows.cache is not None and model.wants_history(start) else None,
+            Pass(
+                feed,
+                self.rows.cache,
+                mask,
+                positions,
+                self.rows.sources,
+                first=self.rows.cache is None,
+                keep=keep,
+                hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
+                history=self._everything() if self.rows.cache is not None and model.wants_history(start) else None,
+            )
         )
         if self.rows.cache is not None:
             self.rows.columns += feed.shape[1]

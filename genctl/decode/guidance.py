@@ -9,7 +9,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import STEP
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 
 
 class Unconditional:
@@ -39,7 +39,7 @@ class Unconditional:
             if parents != list(range(self._rows())):
                 self.cache = self.cache.select(torch.tensor(parents, device=new.device), room=STEP)
             history = self._tokens(new)
-            logits = self.forward(new[:, -1:], self.cache, keep=1, history=history).logits
+            logits = self.forward(Pass(new[:, -1:], self.cache, keep=1, history=history)).logits
         self.known = new.clone()
         return logits[:, -1]
 
@@ -60,7 +60,7 @@ class Unconditional:
     def _afresh(self, new: Tensor) -> Tensor:
         tokens = self._tokens(new)
         self.cache = self.forward.new_cache() if self.use_cache else None
-        logits = self.forward(tokens, self.cache, keep=1, first=True).logits
+        logits = self.forward(Pass(tokens, self.cache, keep=1, first=True)).logits
         self.forward.prepare(self.cache)
         return logits
 

@@ -1,24 +1,44 @@
-"""The interface between the decode loop and a model; `native.runtime` and `transformers.runtime` implement it.
+"""The interface between the decode loop and a model, and how any model reads prompts: alone, several in one pass, after
+a saved prefix, and again after a preemption. `native.runtime` and `transformers.runtime` implement it.
 
 N rows, F tokens fed to each, T columns of the cache, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from genctl.decode.cache.cache import Cache
+from genctl.decode.types import Prefix, Source, Sources
 from genctl.errors import ModelError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from genctl.decode.cache.cache import Cache
     from genctl.decode.cut_windows import CutWindow
     from genctl.decode.pass_prices import PassPrice
-    from genctl.decode.types import Prefix, Source, Sources
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What a forward pass is given. With a cache, the fed tokens are appended to it."""
+
+    feed: Tensor  # int64 [N, F]
+    cache: Cache | None = None
+    mask: Tensor | None = None  # int64 [N, T+F]; None without padding
+    positions: Tensor | None = None  # int64 [N or 1, F]; None: they go on where the cache ends
+    sources: Sources | None = None  # of an encoder-decoder
+    first: bool = False  # nothing was read before
+    keep: int = 0  # of how many last positions the logits are wanted; 0: of all
+    hidden: bool = False  # whether the states of all layers are wanted
+    history: Tensor | None = None  # int64 [N, T+F], the full texts, if `wants_history`
 
 
 @dataclass
@@ -69,74 +89,105 @@ class Abilities:
         return self.multi_token_exact if cached else self.multi_token_exact_uncached
 
 
-def depth_of(model: ModelRuntime) -> int:
-    """The number of a decoder's layers. Raises ModelError if the config has no such number."""
-    config = model.config.get_text_config(decoder=True)
-    depth = getattr(config, "num_hidden_layers", None)
-    if type(depth) is not int:
-        raise ModelError(f"{model.name} has no single list of layers, whose number config.json would give")
-    return depth
-
-
-class ModelRuntime(Protocol):
+class ModelRuntime(ABC):
     """A model that reads prompts and feeds steps. `forwards` counts the passes through the decoder."""
 
     kind: str  # "native" or "transformers"
+    name: str  # of the architecture, in messages
+    model: Any
+    config: Any  # the checkpoint's configuration: its fields as attributes
     device: torch.device
+    dtype: torch.dtype  # of the weights
     is_encoder_decoder: bool
-    bound: float  # the length up to which texts may be cut anywhere into passes
-    cut_window: CutWindow | None  # the window that sets the bound, if it is one
+    abilities: Abilities
     findings: list[str]  # notes about the model for the user, a sentence each
-    remark: str  # what everybody should know of how it was loaded, or ""
+    remark = ""  # what everybody should know of how it was loaded
     forwards: int
     watch: Callable[[Passed], None] | None  # called after every pass
-    compiled: Any  # steps through torch.compile, or None
-    abilities: Abilities
+    compiled: Any = None  # steps through torch.compile
 
-    # -- what it is ----------------------------------------------------------------------------------------------------
+    # For rotary positions that depend on the length of a text (see `length_rope`), and for windows whose results depend
+    # on where a text is cut (see `cut_windows`):
+    bound: float = math.inf  # up to this length texts may be cut anywhere
+    dynamic = False  # beyond it every token is read on its own
+    reads_again = False  # a text that grows beyond it is read again in one pass
+    cut_window: CutWindow | None = None  # the window that sets the bound, if it is one
 
-    @property
-    def name(self) -> str:
-        """The name of the architecture in messages."""
-
-    @property
-    def config(self) -> Any:
-        """The checkpoint's configuration: its fields as attributes."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights."""
+    @abstractmethod
+    def __call__(self, given: Pass) -> Output:
+        """One pass. Raises ModelError if the model's own code fails."""
 
     @property
+    @abstractmethod
     def vocab_size(self) -> int:
         """Entries of the output distribution."""
 
     @property
-    def eos(self) -> tuple[int, ...]:
-        """The ids that end a text, as the checkpoint says."""
-
-    @property
+    @abstractmethod
     def head(self) -> Callable[[Tensor], Tensor] | None:
         """[..., H] -> logits [..., V], for strategies that read earlier layers; None if there is none."""
 
+    @property
+    def eos(self) -> tuple[int, ...]:
+        """The ids that end a text, as the checkpoint says."""
+        eos = self.model.generation_config.eos_token_id
+        return (eos,) if isinstance(eos, int) else tuple(eos or ())
+
+    @abstractmethod
     def first_layers(self, count: int) -> ModelRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
 
     # -- caches --------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache with `room` for columns after the prefill; a `whole` one keeps what windows would drop."""
 
-    def prepare(self, cache: Cache | None) -> None:
+    def prepare(self, cache: Cache | None) -> None:  # noqa: B027 — most runtimes take any form
         """Convert a cache in place to the form that steps need."""
 
-    def free(self) -> None:
+    def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
+
+    # -- what a text may be cut into, and what its passes cost ---------------------------------------------------------
+
+    def limit_cuts(self, window: CutWindow | None) -> None:
+        """Lower the bound to that of a window."""
+        self.cut_window = window
+        if window is not None:
+            self.bound, self.dynamic = min(self.bound, window.bound), True
+
+    def in_one_piece(self, length: int) -> bool:
+        """Whether the scores of a text depend on where it is cut."""
+        return length > self.bound
+
+    def wants_history(self, before: int) -> bool:
+        """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
+        return self.reads_again and before <= self.bound
+
+    @property
+    def weights_form(self) -> str:
+        """How the products' weights are held on the CPU: a key of `pass_prices.PRICES`."""
+        return "torch"
+
+    @cached_property
+    def pass_price(self) -> PassPrice:
+        """What its passes cost, by a table."""
+        from genctl.decode.pass_prices import price_of
+
+        return price_of(self.model.config, self.weights_form if self.device.type == "cpu" else "gpu")
+
+    def draft_room(self, length: int) -> float:
+        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+        if length <= self.bound:
+            return self.bound - length
+        return 0 if self.dynamic else math.inf
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def encode(self, ids: Sequence[int]) -> Source:
-        """Run the encoder over one prompt."""
+        """Run the encoder over one prompt. Shapes: ids [S] -> states [1, S, H]."""
 
     def prefill(
         self,
@@ -148,49 +199,165 @@ class ModelRuntime(Protocol):
         whole: bool = False,
     ) -> Prefix:
         """Read a prompt, alone: batch 1, no padding. A `whole` cache can be resumed at any of its tokens."""
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        cache = self.new_cache(whole=whole) if use_cache and self.abilities.supports_cache else None
+        sources = None if source is None else Sources(source.states, None, None)
+        output = self(Pass(tokens, cache, sources=sources, keep=0 if hidden else 1, hidden=hidden, first=True))
+        if not whole:
+            self.prepare(output.cache)
+        return _prefix(tokens, output, output.hidden, source)
 
     def prefill_together(self, prompts: Sequence[Sequence[int]]) -> list[Prefix]:
-        """Read prompts in one pass; each prefix holds its own row, without padding."""
+        """Read prompts in one pass, padded on the left; each prefix holds its own row, without the padding."""
+        longest = max(map(len, prompts))
+        pads = [longest - len(ids) for ids in prompts]
+        tokens = torch.tensor([[0] * pad + list(ids) for pad, ids in zip(pads, prompts, strict=True)])
+        tokens = tokens.to(self.device)
+        mask = None
+        positions = torch.arange(longest, device=self.device)[None]
+        if any(pads):
+            before = torch.tensor(pads, device=self.device)[:, None]
+            mask, positions = (positions >= before).long(), (positions - before).clamp(min=0)
+        together = self.new_cache()
+        output = self(Pass(tokens, together, mask, positions, keep=1, first=True))
+        if self.copies_late and type(together) is Cache:
+            return self._rows_of_pass(tokens, together, pads, output.logits[:, -1:])
+        prefixes = []
+        for row, pad in enumerate(pads):
+            cache = together.select(torch.tensor([row], device=self.device), drop=pad)
+            self.prepare(cache)
+            prefixes.append(
+                Prefix(tokens[row : row + 1, pad:], cache, output.logits[row : row + 1, -1], None, None, None)
+            )
+        return prefixes
+
+    @property
+    def copies_late(self) -> bool:
+        """Whether a row of a pass is copied when it is needed: on a GPU, which waits for the launch of each copy."""
+        return self.device.type == "cuda"
+
+    def _rows_of_pass(self, tokens: Tensor, together: Cache, pads: list[int], logits: Tensor) -> list[Prefix]:
+        from genctl.decode.cache.together import RowOfPass
+        from genctl.decode.score import ModelScores
+
+        self.prepare(together)
+        scores = ModelScores(logits)
+        return [
+            Prefix(
+                tokens[row : row + 1, pad:],
+                RowOfPass(together, row, pad),
+                logits[row : row + 1, -1],
+                together=(scores, row),
+            )
+            for row, pad in enumerate(pads)
+        ]
 
     def prefill_in_pieces(self, ids: Sequence[int], size: int) -> Generator[Prefix | None, None, None]:
-        """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix."""
+        """Read a prompt, so many tokens in a pass: None after each pass but the last, then the prefix.
+
+        Only for texts that may be cut anywhere (`Abilities.multi_token_exact`, `bound`).
+        """
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        cache: Cache | None = self.new_cache(room=len(ids) - size)
+        for begin in range(0, len(ids), size):
+            output = self(Pass(tokens[:, begin : begin + size], cache, keep=1, first=begin == 0))
+            cache = output.cache
+            if begin + size < len(ids):
+                yield None
+        self.prepare(cache)
+        yield _prefix(tokens, output, None, None)
 
     def resume(
         self, saved: Prefix, ids: Sequence[int], source: Source | None, *, hidden: bool = False
     ) -> tuple[Prefix | None, int]:
         """Read a prompt that begins like `saved` (a prefix made with `whole`): only the rest is read.
 
-        Returns the prefix and the number of reused tokens; (None, 0) if nothing can be reused.
+        Returns the prefix and the number of reused tokens; (None, 0) if nothing can be reused. The last token is always
+        read, for its logits. Recurrent states cannot remove tokens, so they serve only prompts that continue the
+        complete saved one.
         """
+        known = saved.tokens[0].tolist()
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, ids, strict=False)))
+        reused = min(same, len(ids) - 1)
+        assert saved.cache is not None
+        forgets = saved.cache.is_croppable
+        if source is not saved.source or (reused == 0 and source is None) or (reused < len(known) and not forgets):
+            return None, 0
+        if (hidden and saved.hidden is None) or self.in_one_piece(max(len(known), len(ids))):
+            return None, 0
+        tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        row = torch.zeros(1, dtype=torch.long, device=self.device)
+        cache = saved.cache.select(row, room=len(ids) - reused)
+        cache.crop(len(known) - reused)
+        sources = None if source is None else Sources(source.states, None, saved.cache.cross)
+        seen = [] if saved.hidden is None else [saved.hidden[:, :reused]]
+        # a recurrent state reads the following tokens one by one
+        for feed in [tokens[:, reused:]] if forgets else torch.split(tokens[:, reused:], 1, 1):
+            keep = 0 if hidden else 1
+            output = self(Pass(feed, cache, sources=sources, first=reused == 0, keep=keep, hidden=hidden))
+            assert output.cache is not None
+            cache = output.cache
+            if output.hidden is not None:
+                seen.append(output.hidden)
+        cache.narrow(self.new_cache())
+        self.prepare(cache)
+        return _prefix(tokens, output, torch.cat(seen, 1) if hidden else None, source), reused
 
     def reread(self, tokens: Tensor, prefix: Prefix) -> Cache:
         """The cache of rows int64 [R, T] that began at `prefix`, by reading them again."""
+        cache = self.new_cache()
+        sources = None
+        if prefix.source is not None:
+            from genctl.decode.encoder_inputs import join_sources
 
-    def __call__(
-        self,
-        feed: Tensor,
-        cache: Cache | None,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        sources: Sources | None = None,
-        first: bool = False,
-        keep: int = 0,
-        hidden: bool = False,
-        history: Tensor | None = None,
-    ) -> Output:
-        """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N or 1, F].
+            assert prefix.cache is not None
+            sources = join_sources([prefix.source], [prefix.cache.cross], [len(tokens)])
+        length, prompt = tokens.shape[1], int(prefix.tokens.shape[1])
+        ends = [length]
+        if self.in_one_piece(length) and not self.reads_again:
+            cuts = range(prompt, length) if self.dynamic else sorted({prompt, max(prompt, int(self.bound))})
+            ends = [*cuts, length]
+        at = 0
+        for end in ends:  # cut the text where it was cut before, if the cuts matter
+            self(Pass(tokens[:, at:end], cache, sources=sources, keep=1, first=at == 0, history=tokens[:, :end]))
+            at = end
+        self.prepare(cache)
+        return cache
 
-        `keep` limits the logits to the last positions; 0 keeps all. With a cache, the fed tokens are appended
-        to it. `history` int64 [N, T+F] is the full text, if `wants_history`.
-        """
+    def _grown(self, given: Pass, past: int) -> Output | None:
+        """A pass that reads the full texts again if the fed tokens bring them beyond the bound; None otherwise."""
+        cache = given.cache
+        if cache is None or given.history is None or given.first or not (self.reads_again and past <= self.bound):
+            return None
+        beyond = past + given.feed.shape[1] > self.bound
+        # after a rejected draft a shorter cache may hold values that were computed beyond the bound
+        if not beyond and not cache.beyond:
+            return None
+        cache.beyond = beyond
+        return self._again(given.history, cache, keep=given.feed.shape[1], hidden=given.hidden)
 
-    def wants_history(self, before: int) -> bool:
-        """Whether a pass that continues texts of `before` tokens needs `history`, the full texts."""
+    def _again(self, history: Tensor, cache: Cache, *, keep: int, hidden: bool) -> Output:
+        """Read texts int64 [N, T+F] in one pass and refill `cache` with the result, in the form that it has."""
+        fresh = self.new_cache()
+        if cache.records_past:  # a draft may be rejected
+            fresh.activate_past_recording()
+        output = self(Pass(history, fresh, first=True, keep=0 if hidden else keep, hidden=hidden))
+        cache.refill(fresh)
+        if not hidden:
+            return Output(output.logits, cache)
+        layers = tuple(layer[:, -keep:] for layer in output.layers or ())
+        return Output(output.logits[:, -keep:], cache, layers[-1], layers)
 
-    @property
-    def pass_price(self) -> PassPrice:
-        """What its passes cost, by a table."""
 
-    def draft_room(self, length: int) -> float:
-        """How many tokens may be on trial after a text of `length` tokens without changing how it is read."""
+def depth_of(model: ModelRuntime) -> int:
+    """The number of a decoder's layers. Raises ModelError if the config has no such number."""
+    config = model.config.get_text_config(decoder=True)
+    depth = getattr(config, "num_hidden_layers", None)
+    if type(depth) is not int:
+        raise ModelError(f"{model.name} has no single list of layers, whose number config.json would give")
+    return depth
+
+
+def _prefix(tokens: Tensor, output: Output, hidden: Tensor | None, source: Source | None) -> Prefix:
+    layers = None if output.layers is None else tuple(layer[:, -1:] for layer in output.layers)
+    return Prefix(tokens, output.cache, output.logits[:, -1], hidden, layers, source)

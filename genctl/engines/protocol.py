@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved
-from genctl.errors import GenctlError
+from genctl.errors import BackendError, GenctlError
 from genctl.events import row_name
 from genctl.params import Runtime
 
@@ -139,98 +139,86 @@ class Flow:
 ALONE = Flow()  # one request after another
 
 
+@dataclass(frozen=True)
+class About:
+    """What is known of an engine once it is loaded."""
+
+    name: str  # the checkpoint, as the user named it, or the model of the servers
+    has_texts: bool = True  # there is a tokenizer, so that results have texts
+    is_encoder_decoder: bool = False  # texts answer their prompts; else they continue them
+    remote: bool = False  # servers compute, and tell nothing of prefills and forward passes
+    prompt_cache: str | None = None  # the file of a saved prompt that it uses
+    reuse_limit: str = ""  # why a saved prompt may be useless for another prompt
+    facts: tuple[tuple[str, str], ...] = ()  # label and value of lines in the summary of a page, beside the digests
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """How an engine does a job."""
+
+    strategy: str  # its name
+    rows: int = 1  # that a prompt has while it is decoded
+    remarks: tuple[str, ...] = ()  # what everybody should know of it
+    reads_hidden: bool = False  # states: its prefill then serves other jobs too, but not the other way round
+    batch_invariant_by: str = ""  # how its numbers are computed, if a row's depend on no other rows and no threads
+    without_logprobs: str = ""  # the server that gives no log-probabilities
+
+    def require_logprobs(self, flag: str) -> None:
+        """Raises BackendError where tokens have no log-probabilities, which `flag` shows."""
+        if self.without_logprobs:
+            raise BackendError(
+                f"{self.without_logprobs}: {flag} needs log-probabilities, which the server does not give"
+            )
+
+
+@dataclass(frozen=True)
+class WorkDone:
+    """What an engine has done so far."""
+
+    passes: int = 0  # forward passes
+    findings: tuple[str, ...] = ()  # about the model, for --verbose
+    shares: tuple[str, ...] = ()  # what each worker did, for --verbose
+
+
 class Engine(Protocol):
     """A loaded checkpoint, or servers in its place."""
 
     @property
-    def name(self) -> str:
-        """The checkpoint, as the user named it, or the model of the servers."""
+    def about(self) -> About:
+        """What is known of it."""
 
     @property
-    def has_texts(self) -> bool:
-        """Whether there is a tokenizer, so that results have texts."""
+    def done(self) -> WorkDone:
+        """What it has done so far."""
 
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether texts answer their prompts; else they continue them."""
-
-    @property
-    def counts_passes(self) -> bool:
-        """Whether it tells of prefills and forward passes."""
-
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-
-    @property
-    def prompt_cache(self) -> str | None:
-        """The file of a saved prompt that it uses."""
-
-    # -- notes ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def checkpoint_notes(self) -> Sequence[str]:
-        """Notes for --verbose on the checkpoint."""
-
-    @property
     def notes(self) -> Sequence[str]:
-        """The same, and how it runs."""
-
-    def remarks(self, resolved: Resolved) -> Sequence[str]:
-        """What everybody should know of how it does a job."""
-
-    @property
-    def facts(self) -> Sequence[tuple[str, str]]:
-        """Label and value of lines in the summary of a page. Raises ModelError as `fingerprints` does."""
-
-    @property
-    def findings(self) -> Sequence[str]:
-        """What was found out about the model while it ran, for --verbose."""
-
-    @property
-    def shares(self) -> Sequence[str]:
-        """What each worker did, for --verbose."""
-
-    def reuse_limit(self) -> str:
-        """Why a saved prompt may be useless for another prompt."""
+        """Notes for --verbose: on the checkpoint, and how it runs."""
 
     def fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the checkpoint and of all auxiliary models, by name."""
+        """The fingerprints of the checkpoint and of all auxiliary models, by name. Raises ModelError."""
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's own settings beneath them."""
 
-    def check(self, resolved: Resolved) -> str:
-        """Check once whether it can do a job, instead of failing every prompt; the name of the job's strategy.
+    def plan(self, resolved: Resolved) -> JobPlan:
+        """Check once whether it can do a job, instead of failing every prompt.
 
         Raises what each prompt would: UsageError, PresetError, ModelError or BackendError.
         """
 
-    def check_tokens(self, flag: str, resolved: Resolved) -> None:
-        """Raises BackendError where tokens have no log-probabilities, which `flag` shows."""
-
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
-
-    def reads_hidden(self, resolved: Resolved) -> bool:
-        """Whether a job reads hidden states. Raises what `check` raises."""
 
     def width(self, resolved: Resolved, default: int) -> int:
         """How many prompts are decoded at once."""
 
-    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
-        """How many of `lanes` lanes that belong together are decoded at once."""
+    def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
+        """Choose the number of threads for steps of so many rows; None where nothing is chosen.
 
-    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
-        """Choose the number of threads for steps in which each of these jobs has so many lanes.
-
-        `recorded`: the number with which an output was begun. Returns None where nothing is chosen.
+        `recorded`: the number with which an output was begun.
         """
-
-    def batch_invariant_by(self, resolved: Resolved) -> str:
-        """How the numbers of a job are computed, if a row's do not depend on other rows or on the threads; else ""."""
 
     # -- work ----------------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,12 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
     def get_model_info(self) -> dict[str, Any]:
         """What lm_eval writes beside the results."""
         session = self.generator.session
-        return {"model_source": "genctl", **dict(session.facts), "genctl_versions": versions("torch", "transformers")}
+        return {
+            "model_source": "genctl",
+            "digest": session.loaded.fingerprint(),
+            **dict(session.about.facts),
+            "genctl_versions": versions("torch", "transformers"),
+        }
 
     def _context(self) -> int:
         checkpoint = self.generator.session.loaded.checkpoint

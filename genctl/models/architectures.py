@@ -54,7 +54,7 @@ class Architecture:
     dense: bool = False  # attention from transformers' table of attention functions: a mask may have the final form
     relative: bool = False  # an encoder-decoder whose decoder has relative positions only: its rows may be padded
     # `generate()` reads the full text again when it passes the bound of longrope: its preparation of inputs drops the
-    # cache. genctl does this in `decode.prefill`, and does not call that preparation.
+    # cache. genctl does this in `decode.runtime`, and does not call that preparation.
     reads_again: bool = False
     returns: str = ""  # the field of the output whose states are the `past_key_values` of the next pass
     reads_history: bool = False  # its preparation of inputs reads the full text, not only the new tokens

@@ -87,7 +87,7 @@ class StackWeights:
 
 
 @dataclass
-class Pass:
+class PassFacts:
     """What all layers of one pass share."""
 
     visible: Sequence[Mask]  # of all layers, or of each
@@ -137,7 +137,7 @@ class Stack:
         return weights.embed_norm(x)
 
     def layer(
-        self, x: Tensor, number: int, shared: Pass, cache: KeyValues | None, cross: GrowingLayer | None
+        self, x: Tensor, number: int, shared: PassFacts, cache: KeyValues | None, cross: GrowingLayer | None
     ) -> Tensor:
         """x [N, F, E] -> [N, F, E]. `cache` holds the keys and values of the layer, `cross` those of the source."""
         spec, w = self.spec, self.weights.layers[number]
@@ -160,7 +160,7 @@ class Stack:
 
     # -- the sublayers -------------------------------------------------------------------------------------------------
 
-    def _attention(self, h: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None) -> Tensor:
+    def _attention(self, h: Tensor, w: LayerWeights, shared: PassFacts, number: int, cache: KeyValues | None) -> Tensor:
         """h [N, F, E] -> what attention adds, [N, F, E]."""
         spec = self.spec
         q, k, v = self._queries_keys_values(h, w)  # [N, H, F, D], [N, K, F, D] twice
@@ -191,7 +191,7 @@ class Stack:
             q, k = w.q_norm(q), w.k_norm(k)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
-    def _source(self, shared: Pass, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
+    def _source(self, shared: PassFacts, w: CrossWeights, layer: GrowingLayer | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [N or P, H, S, D] each: computed once, where there is a cache."""
         if layer is not None and layer.is_initialized:
             keys, values = layer.content()
@@ -213,14 +213,14 @@ class Stack:
         added = added if factor == 1.0 else added * factor
         return added if x is None else x + added
 
-    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: Pass) -> tuple[Tensor, Tensor]:
+    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: PassFacts) -> tuple[Tensor, Tensor]:
         """Queries [N, H, F, D] and keys [N, K, F, D], turned by their positions."""
         angles = shared.angles if rotary is self.rotary else shared.local_angles
         assert angles is not None
         return rotary.turn(q, *angles), rotary.turn(k, *angles)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None
+        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: PassFacts, number: int, cache: KeyValues | None
     ) -> Tensor:
         """Append keys and values [N, K, F, D] to the cache, and attend to it with queries [N, H, F, D]: [N, F, H·D]."""
         spec, scaling, bias = self.spec, self.scalings[number], of_layer(shared.biases, number)
@@ -231,7 +231,7 @@ class Stack:
             q, k, v, cache, visible, scaling=scaling, window=window, softcap=spec.softcap, bias=bias, sinks=w.sinks
         )
 
-    def attend_source(self, q: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
+    def attend_source(self, q: Tensor, w: CrossWeights, shared: PassFacts, layer: GrowingLayer | None) -> Tensor:
         """Attend to the source with queries [N, H, F, D]: [N, F, H·D]."""
         keys, values = self._source(shared, w, layer)
         return cross_attention(q, keys, values, shared.source_mask, scaling=self.spec.scaling)
@@ -248,7 +248,7 @@ class Encoder(Stack):
         if self.spec.padding is not None:  # M2M-100: padding inside of a source is not counted
             positions = positions - (tokens == self.spec.padding).cumsum(-1)
         x = self.embed(tokens, positions)
-        shared = Pass([Mask(0, length, None, self.device)])
+        shared = PassFacts([Mask(0, length, None, self.device)])
         if self.distances:
             shared.biases = [distances.bias(0, length) for distances in self.distances]  # each [1, H, S, S]
         for number in range(self.spec.layers):
@@ -352,11 +352,11 @@ class Decoder(Stack):
 
     def shared(
         self, fed: int, positions: Tensor, mask: Tensor | None, past: int, visible: Sequence[Mask] | None = None
-    ) -> Pass:
+    ) -> PassFacts:
         """What all layers of a pass over F tokens share (see `__call__`)."""
         if visible is None:
             visible = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
-        shared = Pass(visible or [Mask(past, fed, mask, self.device)])
+        shared = PassFacts(visible or [Mask(past, fed, mask, self.device)])
         if self.rotary is not None:
             shared.angles = self._angles(self.rotary, positions, past)
             shared.local_angles = shared.angles

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Abilities, Output, Passed
-from genctl.decode.types import Source, Sources
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
+from genctl.decode.types import Source
 from genctl.errors import ModelError
 from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
@@ -145,7 +144,7 @@ def _tensors(name: str, part: Any) -> Iterator[tuple[str, Tensor]]:
         yield from _tensors(f"{name}.{key}".lstrip("."), value)
 
 
-class NativeRuntime(Reader):
+class NativeRuntime(ModelRuntime):
     """A native model. `forwards` counts the passes of its decoder.
 
     With `graphs` steps of one token go through `graphs.Graphs`, on buffers that stay in place: on a GPU unless it is
@@ -154,7 +153,6 @@ class NativeRuntime(Reader):
 
     model: NativeModel
     kind = "native"
-    compiled = None
 
     def __init__(self, model: NativeModel, *, graphs: bool | None = None) -> None:
         self.model = model
@@ -252,24 +250,14 @@ class NativeRuntime(Reader):
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
-    def __call__(
-        self,
-        feed: Tensor,
-        cache: Cache | None,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        sources: Sources | None = None,
-        first: bool = False,
-        keep: int = 0,
-        hidden: bool = False,
-        history: Tensor | None = None,
-    ) -> Output:
+    def __call__(self, given: Pass) -> Output:
         """One pass (see `decode.runtime.ModelRuntime`)."""
+        feed, cache, mask, positions, sources = given.feed, given.cache, given.mask, given.positions, given.sources
+        keep, hidden = given.keep, given.hidden
         if cache is not None and sources is not None and sources.cross is not None:
             cache = cache.with_cross(sources.cross)
         past = 0 if cache is None else cache.length
-        grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
+        grown = self._grown(given, past)
         if grown is not None:
             return grown
         if positions is None:
@@ -306,7 +294,7 @@ class NativeRuntime(Reader):
                 inputs = {"input_ids": feed, "attention_mask": mask}
                 if not self.model.spec.alibi:  # positions follow from the mask
                     inputs["position_ids"] = positions
-            self.watch(Passed(inputs, cache, past, first))
+            self.watch(Passed(inputs, cache, past, given.first))
         if states is None:
             return Output(logits.float(), cache)
         return Output(logits.float(), cache, states[-1], tuple(states))

@@ -31,7 +31,7 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
 from genctl.kernels import ops
 from genctl.kernels.ops import TYPES, Library, library
-from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, Pass, of_layer
+from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, PassFacts, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import LayerNorm, RMSNorm, same
@@ -237,7 +237,7 @@ class _List(Decoder):
         ends = {name: self._part(name, getattr(weights, name)) for name in ("final_norm", "project_out")}
         self.weights, self.output = replace(weights, layers=layers, **ends), self._part("", output)
         x = self.x = self._space("x", self.spec.hidden)
-        shared = Pass([])
+        shared = PassFacts([])
         for number in range(self.spec.layers):
             x = self.layer(x, number, shared, None, None)
         self.kept = 1
@@ -247,7 +247,7 @@ class _List(Decoder):
         self.weights, self.output = weights, output  # parts that record would keep this list, and its buffers, alive
 
     def run(
-        self, x: Tensor, shared: Pass, layers: Sequence[GrowingLayer], cross: Sequence[GrowingLayer], keep: int
+        self, x: Tensor, shared: PassFacts, layers: Sequence[GrowingLayer], cross: Sequence[GrowingLayer], keep: int
     ) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
@@ -344,7 +344,7 @@ class _List(Decoder):
         self._add(_SUM, x=where, z=self._at(added), y=y.data_ptr(), size=added.shape[-1], factor=factor)
         return y
 
-    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: Pass) -> tuple[Tensor, Tensor]:
+    def turn(self, q: Tensor, k: Tensor, rotary: Rotary, shared: PassFacts) -> tuple[Tensor, Tensor]:
         """Each pass says where its angles are."""
         turned = []
         for name, x in (("q", q), ("k", k)):
@@ -354,7 +354,7 @@ class _List(Decoder):
         return turned[0], turned[1]
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: Pass, number: int, cache: KeyValues | None
+        self, q: Tensor, k: Tensor, v: Tensor, w: LayerWeights, shared: PassFacts, number: int, cache: KeyValues | None
     ) -> Tensor:
         """Each pass says where the cache is."""
         for part in (k, v):
@@ -364,7 +364,7 @@ class _List(Decoder):
         self.places.append(_Place(fields, stores))
         return mixed
 
-    def attend_source(self, q: Tensor, w: CrossWeights, shared: Pass, layer: GrowingLayer | None) -> Tensor:
+    def attend_source(self, q: Tensor, w: CrossWeights, shared: PassFacts, layer: GrowingLayer | None) -> Tensor:
         """Each pass says where the source's keys and values are."""
         mixed, fields = self._mixed(q, self.spec.heads, self.spec.scaling, None)
         self.sources.append(_Place(fields))

@@ -12,6 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Traits
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request, never
@@ -194,7 +195,7 @@ class LocalSide:
         for begin, own in passes:
             end = own[-1] + 1
             keep = end - own[0]
-            logits = forward(feed[:, begin:end], cache, sources=sources, first=begin == 0, keep=keep).logits[0]
+            logits = forward(Pass(feed[:, begin:end], cache, sources=sources, first=begin == 0, keep=keep)).logits[0]
             yield from ((place - first, logits[place - end]) for place in own if place in places)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class LocalSide:
 
     def _use_threads(self) -> None:
         if self.threaded:
-            self.session.use_threads([self.resolved], self.width)
+            self.session.use_threads(self.session.plan(self.resolved).rows * self.width)
 
 
 def _passes(places: Sequence[int], most: int) -> Iterator[tuple[int, list[int]]]:

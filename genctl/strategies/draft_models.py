@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Context, Source, Sources
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
@@ -84,7 +84,7 @@ class CachedReader:
         text = None
         if self.forward.wants_history(len(self.ids) - len(tokens)):
             text = torch.tensor([self.ids], device=self.forward.device)
-        output = self.forward(feed, self.cache, sources=self.sources, first=first, keep=1, history=text)
+        output = self.forward(Pass(feed, self.cache, sources=self.sources, first=first, keep=1, history=text))
         if self.cache is not None and not self.cache.is_croppable:
             raise ModelError(f"{self.forward.name} cannot draft: it keeps recurrent states, which forget nothing")
         return output.logits[0, -1]

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from genctl.decode.cache.growing import STEP
-from genctl.decode.runtime import ModelRuntime, depth_of
+from genctl.decode.runtime import ModelRuntime, Pass, depth_of
 from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.strategies.draft_models import CachedReader, DraftWriter, ModelDraftWriter
@@ -47,7 +47,7 @@ class EarlyExitDrafter:
         if cache is None or cache.is_croppable:  # drafting needs a croppable cache
             cut = None if cache is None else cache.with_layers(cache.layers[:layer])
             try:
-                part(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True)
+                part(Pass(torch.zeros(1, 1, dtype=torch.long, device=part.device), cut, first=True))
             except ValueError:
                 pass  # no layer with attention: `choose` refuses caches with states for drafts
             except ModelError as error:

@@ -8,9 +8,9 @@ from typing import Any
 
 from genctl import compat
 from genctl.decode.cache.foreign import new_cache
-from genctl.decode.runtime import Abilities
+from genctl.decode.runtime import Abilities, ModelRuntime
 from genctl.models.architectures import facts_of
-from genctl.transformers.probe import Probe, ProbedRuntime
+from genctl.transformers.probe import Probe
 
 FINDINGS = {
     "cache": "{} says something else with a cache than without: it runs without one and reads all at every step",
@@ -35,7 +35,7 @@ class MeasuredAbilities(Abilities):
         takes_cache: bool,
         takes_mask: bool,
         findings: list[str],
-        runtime: Callable[[Abilities], ProbedRuntime] | None,
+        runtime: Callable[[Abilities], ModelRuntime] | None,
     ) -> None:
         self._config, self._model_class = model.config, type(model).__name__
         self._facts = facts_of(model.config.model_type)

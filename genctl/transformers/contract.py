@@ -17,9 +17,10 @@ from genctl import compat
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.model_states import ReturnedStatesCache
 from genctl.decode.memory import is_shortage
+from genctl.decode.runtime import ModelRuntime
 from genctl.errors import ContractError
 from genctl.models.packed_layers import weights
-from genctl.transformers.probe import FAILURES, Probe, ProbedRuntime
+from genctl.transformers.probe import FAILURES, Probe
 
 STEPS, BEGUN = 2, 3  # tokens of the comparison: read one by one, after so many in one pass
 
@@ -65,7 +66,7 @@ def _is_new(states: Any, before: Any) -> bool:
     return states is not None
 
 
-def check_scores(forward: ProbedRuntime) -> None:
+def check_scores(forward: ModelRuntime) -> None:
     """Check a loaded model: a text that is read step by step on a cache gets the scores of the text read anew.
 
     A few tokens are read, by a runtime of their own; no generator of random numbers moves. The difference may be what
@@ -119,7 +120,7 @@ def difference(steps: Tensor, anew: Tensor, ulp: float) -> Tensor:
     return off.square().mean(-1).sqrt() / spread.clamp(min=1e-6)
 
 
-def _comparable(forward: ProbedRuntime) -> bool:
+def _comparable(forward: ModelRuntime) -> bool:
     context = getattr(forward.config.get_text_config(decoder=True), "max_position_embeddings", None)
     windows = [getattr(layer.for_model, "sliding_window", None) for layer in forward.new_cache().layers]
     few = STEPS + BEGUN

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import join_sources
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Source, Sources
 
 # The largest difference between two computations of the same logits, as a share of their spread.
@@ -38,16 +38,10 @@ class _Rows:
     sources: Sources | None
 
 
-class ProbedRuntime(ModelRuntime, Protocol):
-    """The part of `TransformersRuntime` that a probe uses."""
-
-    model: Any
-
-
 class Probe:
     """Tries one ability of a model. Each method returns whether the model has it."""
 
-    def __init__(self, forward: ProbedRuntime) -> None:
+    def __init__(self, forward: ModelRuntime) -> None:
         self.forward = forward
         exact = forward.model.dtype == torch.float32 and not getattr(forward.config, "quantization_config", None)
         self.limit = _EXACT if exact else _ROUNDED
@@ -169,7 +163,14 @@ class Probe:
             columns = torch.arange(7, device=device)[None]
             source = self._sources(2)
             output = self.forward(
-                feed, None, mask=(columns < lengths).long(), positions=columns.expand(2, -1), sources=source, first=True
+                Pass(
+                    feed,
+                    None,
+                    mask=(columns < lengths).long(),
+                    positions=columns.expand(2, -1),
+                    sources=source,
+                    first=True,
+                )
             )
             return self.alike(torch.stack([output.logits[0, 3], output.logits[1, 6]]), reference)
         except FAILURES:
@@ -275,14 +276,16 @@ class Probe:
             positions = (columns - before).clamp(min=0)
         first = feed.shape[1] == total
         output = self.forward(
-            feed,
-            rows.cache,
-            mask=mask,
-            positions=positions,
-            sources=rows.sources,
-            first=first,
-            keep=keep,
-            history=rows.tokens,
+            Pass(
+                feed,
+                rows.cache,
+                mask=mask,
+                positions=positions,
+                sources=rows.sources,
+                first=first,
+                keep=keep,
+                history=rows.tokens,
+            )
         )
         return output.logits[:, -keep:].flatten(0, 1)
 
@@ -307,7 +310,7 @@ def _differ(before: dict[str, Tensor], after: dict[str, Tensor]) -> bool:
     return any(not torch.equal(state, after[name]) for name, state in before.items())
 
 
-def _plain_ids(forward: ProbedRuntime) -> list[int]:
+def _plain_ids(forward: ModelRuntime) -> list[int]:
     """Ids without a special meaning: those that the config does not name."""
     special: set[int] = set()
     parts: list[dict[str, Any]] = [forward.config.to_dict()]

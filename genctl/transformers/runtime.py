@@ -22,8 +22,7 @@ from genctl.decode.cache import model_states
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import new_cache
 from genctl.decode.memory import is_shortage
-from genctl.decode.prefill import Reader
-from genctl.decode.runtime import Abilities, Output, Passed
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source, Sources
 from genctl.errors import GenctlError, ModelError
 from genctl.models.architectures import facts_of
@@ -43,7 +42,7 @@ class EncoderOutput(BaseModelOutput):  # type: ignore[misc]  # transformers is u
     router_probs: tuple[Tensor, ...] | None = None
 
 
-class TransformersRuntime(Reader):
+class TransformersRuntime(ModelRuntime):
     """A transformers model for the loop. `forwards` counts the decoder's passes; `findings` lists missing abilities.
 
     With `compile` its steps go through torch.compile (see `compiled`). Without `trust` the abilities of listed
@@ -59,7 +58,7 @@ class TransformersRuntime(Reader):
         self, model: Any, *, compile: bool = False, trust: bool = True, abilities: Abilities | None = None
     ) -> None:
         self.model = model
-        self.config = model.config
+        self.config, self.dtype, self.name = model.config, model.dtype, type(model).__name__
         self.facts = facts_of(model.config.model_type)
         self.device = model.device if model.device.type != "meta" else torch.device("cpu")
         self.is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
@@ -114,17 +113,6 @@ class TransformersRuntime(Reader):
         return int(self.config.get_text_config(decoder=True).vocab_size)
 
     @property
-    def name(self) -> str:
-        """The name of the architecture."""
-        return type(self.model).__name__
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        dtype: torch.dtype = self.model.dtype
-        return dtype
-
-    @property
     def head(self) -> Callable[[Tensor], Tensor] | None:
         """[..., H] -> logits [..., V]; None if there is none."""
         head: Callable[[Tensor], Tensor] | None = self.model.get_output_embeddings()
@@ -150,32 +138,21 @@ class TransformersRuntime(Reader):
             output = self._run(encoder, input_ids=tokens, attention_mask=torch.ones_like(tokens))
         return Source(tokens, output.last_hidden_state)
 
-    def __call__(
-        self,
-        feed: Tensor,
-        cache: Cache | None,
-        *,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        sources: Sources | None = None,
-        first: bool = False,
-        keep: int = 0,
-        hidden: bool = False,
-        history: Tensor | None = None,
-    ) -> Output:
-        """One pass. feed int64 [N, F]; mask int64 [N, T+F], None without padding; positions int64 [N, F].
+    def __call__(self, given: Pass) -> Output:
+        """One pass (see `decode.runtime.ModelRuntime`).
 
-        `keep` limits the logits to the last positions; 0 keeps all. With a cache, the fed tokens are appended
-        to it. `history` int64 [N, T+F] is the full text, for models that read it (`reads_history`). Raises ModelError
-        if the model's own code fails, and ContractError if it does not do what is relied on (see `contract`).
+        Raises ModelError if the model's own code fails, and ContractError if it does not do what is relied on (see
+        `contract`).
         """
+        feed, cache, mask, positions, sources = given.feed, given.cache, given.mask, given.positions, given.sources
+        first, keep, hidden, history = given.first, given.keep, given.hidden, given.history
         if feed.shape[0] > 1 and not self._probing and not self.abilities.together:
-            return self._apart(feed, mask, sources, keep=keep, hidden=hidden)
+            return self._apart(given)
         if cache is not None and not first and not self._compared:
             self._compare()
         self.rope.reset()
         past = 0 if cache is None else cache.length
-        grown = self._grown(feed, cache, history, past, first=first, hidden=hidden)
+        grown = self._grown(given, past)
         if grown is not None:
             return grown
         inputs: dict[str, Any] = {}
@@ -198,9 +175,9 @@ class TransformersRuntime(Reader):
                     positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
                 inputs["position_ids"] = positions
         inputs["use_cache"] = cache is not None
-        given = None if cache is None else cache.for_model
+        lent = None if cache is None else cache.for_model
         if cache is not None:
-            inputs[self.cache_name] = given
+            inputs[self.cache_name] = lent
         if self.prepares:
             inputs = self._prepare(feed if history is None or not self.reads_history else history, inputs, first)
             inputs.pop("logits_to_keep", None)  # Bamba and its variants keep only the last
@@ -225,7 +202,7 @@ class TransformersRuntime(Reader):
                 if isinstance(cache, model_states.ReturnedStatesCache):
                     cache.store(getattr(output, self.returns))
                 if cache is not None and before is not None:
-                    contract.check_pass(self.model, cache, given, output, before, feed.shape[1])
+                    contract.check_pass(self.model, cache, lent, output, before, feed.shape[1])
         self.forwards += 1
         if self.watch is not None:
             self.watch(Passed(inputs, cache, past, first))
@@ -262,20 +239,21 @@ class TransformersRuntime(Reader):
             why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise ModelError(f"{type(self.model).__name__} failed in its own code: {why}") from error
 
-    def _apart(self, feed: Tensor, mask: Tensor | None, sources: Sources | None, *, keep: int, hidden: bool) -> Output:
+    def _apart(self, given: Pass) -> Output:
         """Read each row in its own pass, without its left padding, because rows would affect each other."""
+        mask, sources = given.mask, given.sources
         outputs = []
-        for row in range(len(feed)):
-            tokens = feed[row : row + 1]
+        for row in range(len(given.feed)):
+            tokens = given.feed[row : row + 1]
             if mask is not None:
                 tokens = tokens[:, mask.shape[1] - int(mask[row].sum()) :]
             own = sources
             if sources is not None:
                 length = sources.states.shape[1] if sources.mask is None else int(sources.mask[row].sum())
                 own = Sources(sources.states[row : row + 1, :length], None, None)
-            outputs.append(self(tokens, None, sources=own, first=True, keep=keep, hidden=hidden))
+            outputs.append(self(Pass(tokens, sources=own, first=True, keep=given.keep, hidden=given.hidden)))
         logits = torch.cat([output.logits for output in outputs])
-        if not hidden:
+        if not given.hidden:
             return Output(logits, None)
         layers = tuple(torch.cat(parts) for parts in zip(*(output.layers or () for output in outputs), strict=True))
         return Output(logits, None, layers[-1], layers)

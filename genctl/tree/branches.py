@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.errors import InputError, ModelError
@@ -143,7 +144,7 @@ class Branches:
         self.session, self.tree, self.forward = session, tree, session.forward
         if self.forward.is_encoder_decoder:
             raise ModelError(
-                f"{session.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
+                f"{session.about.name} is an encoder-decoder, whose text is not one branch of tokens with its prompt",
                 hint="genctl run and genctl beam show how it writes",
             )
         self.memory = memory
@@ -235,7 +236,7 @@ class Branches:
         self.read_tokens += feed.numel()
         output = None
         for part in [feed] if self.forward.abilities.reads_several(True) else torch.split(feed, 1, 1):
-            output = self.forward(part, forked, keep=1)
+            output = self.forward(Pass(part, forked, keep=1))
             assert output.cache is not None
             forked = output.cache
         assert output is not None
@@ -303,7 +304,7 @@ class Branches:
                 end = min(at + size, length)
                 keep = end - at
             history = tokens[:, :end] if self.forward.wants_history(at) else None
-            output = self.forward(tokens[:, at:end], cache, first=at == 0, keep=keep, history=history)
+            output = self.forward(Pass(tokens[:, at:end], cache, first=at == 0, keep=keep, history=history))
             assert output.cache is not None
             cache = output.cache
             self.read_tokens += end - at

@@ -299,7 +299,7 @@ class Explorer:
             resolved = self.space.overlaid(values)
         except PresetError as error:
             raise UsageError(error.message, hint=error.hint) from None
-        self.space.session.check(resolved)
+        self.space.session.plan(resolved)
         notes = looking.drawing(self.space.resolved().generation, resolved.generation)
         with self.space.step(line):
             self.space.settle(settings=self.space.entry(values))

@@ -11,7 +11,7 @@ import torch
 
 from genctl.config.check import shown as shown_value
 from genctl.config.listed_knobs import processors_of
-from genctl.decode.runtime import depth_of
+from genctl.decode.runtime import Pass, depth_of
 from genctl.decode.score import check_finite
 from genctl.errors import GenctlError, InputError, ModelError
 from genctl.params import Generation
@@ -68,7 +68,7 @@ def layers(space: Workspace, node: int, id: int | None) -> Iterator[AtLayer]:
     for count in range(1, depth):
         try:
             part = forward.first_layers(count)
-            logits = part(ids, None, first=True, keep=1).logits[0, -1]
+            logits = part(Pass(ids, first=True, keep=1)).logits[0, -1]
         except GenctlError:
             raise
         except (ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:

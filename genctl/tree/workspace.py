@@ -58,7 +58,8 @@ def opened_of(
         for layer in layers
         if kept & layer.values.keys()
     )
-    return Opened(SCHEMA, session.name, session.loaded.fingerprint(), prompt, tuple(prompt_ids), seed, settings, shown)
+    checkpoint = session.about.name, session.loaded.fingerprint()
+    return Opened(SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, settings, shown)
 
 
 class Workspace:
@@ -81,8 +82,8 @@ class Workspace:
         if opened.checkpoint != session.loaded.fingerprint():
             name = "the tree" if journal is None else str(journal.path)
             raise InputError(
-                f"{name} was made with {opened.model} ({brief(opened.checkpoint)}), and {session.name} is another "
-                f"checkpoint ({brief(session.loaded.fingerprint())})",
+                f"{name} was made with {opened.model} ({brief(opened.checkpoint)}), and {session.about.name} is "
+                f"another checkpoint ({brief(session.loaded.fingerprint())})",
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
         check_ids(tree, session.forward.vocab_size, "the tree" if journal is None else str(journal.path))
@@ -166,7 +167,7 @@ class Workspace:
         if known is not None:
             self.change(Reached(known))
             return TokenWritten(self.tree.nodes[known], True)
-        text = self.words(parent).fork().push(token.id) if self.session.has_texts else ""
+        text = self.words(parent).fork().push(token.id) if self.session.about.has_texts else ""
         number, figures = len(self.tree.nodes), (token.logprob, text, token.rank, token.entropy)
         node = Grown(number, parent, token.id, *figures, settings, seed, start, by)
         self.change(node)

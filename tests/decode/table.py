@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.runtime import Abilities, Output
+from genctl.decode.runtime import Abilities, Output, Pass
 from genctl.decode.types import Prefix
 
 PROMPT = (0,)
@@ -35,10 +35,10 @@ class Table:
         self.forwards += 1
         return Prefix(torch.tensor([list(ids)]), None, self.levels[0][None])
 
-    def __call__(self, feed: Tensor, cache: Any, *, keep: int = 1, **_: Any) -> Output:
-        assert keep == 1
+    def __call__(self, given: Pass) -> Output:
+        assert given.keep == 1
         self.forwards += 1
-        return Output(torch.stack([self.after(row[len(PROMPT) :]) for row in feed.tolist()])[:, None], None)
+        return Output(torch.stack([self.after(row[len(PROMPT) :]) for row in given.feed.tolist()])[:, None], None)
 
     def after(self, text: Sequence[int]) -> Tensor:
         """Logits f32 [V] of what follows the new tokens `text`."""

@@ -17,7 +17,7 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Lane
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
@@ -113,9 +113,9 @@ def test_rows_that_are_read_again_go_on_as_before(name: str, make: Make) -> None
     grown = forward.prefill(PROMPTS[1], None).cache
     for token in PROMPTS[2][:6]:
         written.append(token)
-        last = forward(torch.tensor([[token]]), grown)
+        last = forward(Pass(torch.tensor([[token]]), grown))
     anew = forward.reread(torch.tensor([written[:-1]]), prefix)
-    found = forward(torch.tensor([written[-1:]]), anew)
+    found = forward(Pass(torch.tensor([written[-1:]]), anew))
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
     saved = forward.prefill(PROMPTS[2][:9], None, whole=True)
     assert forward.resume(saved, PROMPTS[2], None) == (None, 0)

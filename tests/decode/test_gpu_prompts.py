@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from genctl import events
 from genctl.decode import prefix_cache
 from genctl.decode.cache.together import RowOfPass
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies.assisted import Assisted
@@ -36,9 +36,9 @@ class Counted(NativeRuntime):
         super().__init__(model)
         self.fed: list[tuple[int, ...]] = []
 
-    def __call__(self, feed: Tensor, *given: Any, **named: Any) -> Any:
-        self.fed.append(tuple(feed.shape))
-        return super().__call__(feed, *given, **named)
+    def __call__(self, given: Pass) -> Any:
+        self.fed.append(tuple(given.feed.shape))
+        return super().__call__(given)
 
 
 @pytest.fixture(autouse=True)

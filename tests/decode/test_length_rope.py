@@ -11,7 +11,7 @@ import transformers
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Lane
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
@@ -212,9 +212,9 @@ def test_rows_that_are_read_again_go_on_as_before(runtime: Any, name: str, place
     grown, written = forward.prefill(PROMPTS[place], None).cache, list(PROMPTS[place])
     for token in torch.randint(3, 300, (NEW,), generator=torch.Generator().manual_seed(7)).tolist():
         written.append(token)
-        last = forward(torch.tensor([[token]]), grown, history=torch.tensor([written]))
+        last = forward(Pass(torch.tensor([[token]]), grown, history=torch.tensor([written])))
     anew = forward.reread(torch.tensor([written[:-1]]), prefix)
-    found = forward(torch.tensor([written[-1:]]), anew, history=torch.tensor([written]))
+    found = forward(Pass(torch.tensor([written[-1:]]), anew, history=torch.tensor([written])))
     torch.testing.assert_close(found.logits, last.logits, atol=1e-4, rtol=1e-4)
 
 

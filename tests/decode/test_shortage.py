@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.memory import is_shortage
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
@@ -29,11 +28,11 @@ class Small(TransformersRuntime):
         self.most, self.tokens = rows, tokens
         self.error = error
 
-    def __call__(self, feed: Tensor, cache: Any, **given: Any) -> Any:
-        if len(feed) > self.most or feed.numel() > self.tokens:
-            super().__call__(feed, cache, **given)  # half done: some layers have appended already
+    def __call__(self, given: Pass) -> Any:
+        if len(given.feed) > self.most or given.feed.numel() > self.tokens:
+            super().__call__(given)  # half done: some layers have appended already
             raise RuntimeError(self.error) if self.error else torch.OutOfMemoryError("CUDA out of memory. Tried to …")
-        return super().__call__(feed, cache, **given)
+        return super().__call__(given)
 
 
 def lanes(double: bool) -> list[Lane]:

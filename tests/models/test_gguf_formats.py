@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from genctl.decode.runtime import Pass
 from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.kernels import ops
 from genctl.models.hub import load
@@ -30,7 +31,7 @@ IDS = torch.tensor([[5, 60, 250, 7, 9, 121, 30, 31]])
 def native_logits(path: Path) -> Tensor:
     model = load(Runtime(model=str(path), quantize="gguf")).model
     assert isinstance(model, NativeModel)
-    return NativeRuntime(model)(IDS, None).logits
+    return NativeRuntime(model)(Pass(IDS)).logits
 
 
 def their_logits(path: Path) -> Tensor:
@@ -120,9 +121,9 @@ def test_rows_have_their_bits_in_any_batch(tmp_path: Path) -> None:
         pytest.skip("torch's products serve")
     runtime = NativeRuntime(load(Runtime(model=str(written(tmp_path / "a.gguf")), quantize="gguf")).model)  # type: ignore[arg-type]
     many = torch.cat([IDS, IDS.flip(1), IDS + 1])
-    together = runtime(many, None).logits
+    together = runtime(Pass(many, None)).logits
     for number, row in enumerate(many):
-        assert torch.equal(runtime(row[None], None).logits[0], together[number])
+        assert torch.equal(runtime(Pass(row[None], None)).logits[0], together[number])
 
 
 def test_what_cannot_run_so_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from genctl.decode.cache.growing import STEP, GrowingLayer
 from genctl.decode.cache.quantized import QuantizedLayer
 from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
 from genctl.models import hub
@@ -65,7 +66,7 @@ def read(runtime: NativeRuntime, prompts: Sequence[tuple[int, ...]]) -> tuple[An
     )
     cache = runtime.new_cache()
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    output = runtime(tokens, cache, mask=mask, positions=positions, first=True, keep=1)
+    output = runtime(Pass(tokens, cache, mask=mask, positions=positions, first=True, keep=1))
     runtime.prepare(cache)
     return cache, mask, output.logits[:, -1]
 
@@ -86,7 +87,7 @@ def test_a_step_gives_the_logits_of_the_ordinary_one(name: str, rows: str) -> No
         given: dict[str, Any] = {"positions": mask.sum(-1, keepdim=True) - 1}
         if padded:
             given["mask"] = mask
-        wanted, found = (runtime(feed, caches_of[runtime], **given).logits for runtime in (plain, fixed))
+        wanted, found = (runtime(Pass(feed, caches_of[runtime], **given)).logits for runtime in (plain, fixed))
         assert found.dtype == torch.float32
         assert found.shape == wanted.shape
         assert (found - wanted).abs().max() <= CLOSE * wanted.abs().max()
@@ -109,9 +110,9 @@ def test_columns_that_were_taken_back_do_not_count() -> None:
     for runtime in (plain, fixed):
         cache, _, _ = read(runtime, [PROMPTS[1]])
         for token in (5, 6, 7):
-            runtime(torch.tensor([[token]]), cache)
+            runtime(Pass(torch.tensor([[token]]), cache))
         cache.crop(2)
-        found.append(runtime(torch.tensor([[9]]), cache).logits)
+        found.append(runtime(Pass(torch.tensor([[9]]), cache)).logits)
     torch.testing.assert_close(found[0], found[1], rtol=CLOSE, atol=CLOSE)
     assert fixed.graphs is not None
     assert fixed.graphs.steps == 4
@@ -124,15 +125,15 @@ def test_what_a_graph_would_read_is_made_anew_when_buffers_change_and_only_then(
     cache, _, _ = read(runtime, [PROMPTS[0]])
     seen = []
     for _ in range(STEP):  # 6 tokens: the buffers grow on the way
-        runtime(torch.tensor([[9]]), cache)
+        runtime(Pass(torch.tensor([[9]]), cache))
         seen.append(graphs._fixed[1, 1])
     assert seen[0] == seen[STEP - len(PROMPTS[0]) - 1] != seen[-1]
     assert len(set(map(id, seen))) == 2
     rows = cache.select(torch.tensor([0, 0, 0]))
-    runtime(torch.tensor([[9]] * 3), rows)
+    runtime(Pass(torch.tensor([[9]] * 3), rows))
     assert set(graphs._fixed) == {(1, 1), (3, 1)}
     other = cache.select(torch.tensor([0]))  # as many rows, other buffers
-    runtime(torch.tensor([[9]]), other)
+    runtime(Pass(torch.tensor([[9]]), other))
     assert graphs._fixed[1, 1] is not seen[-1]
 
 
@@ -212,7 +213,7 @@ def test_a_window_moves_to_the_front_of_buffers_that_stay_where_they_are() -> No
     row = cache.select(torch.tensor([0]), room=500)
     addresses = set()
     for token in range(200):
-        runtime(torch.tensor([[token]]), row)
+        runtime(Pass(torch.tensor([[token]]), row))
         addresses |= {buffer.data_ptr() for layer in row.layers for buffer in layer.buffers}
     assert len(addresses) == 2 * len(row.layers)
     assert row.length == len(PROMPTS[1]) + 200
@@ -234,7 +235,7 @@ def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
     graphs = runtime.graphs
     assert graphs is not None
     for rows in range(1, 13):
-        runtime(torch.full((rows, 1), 9), cache.select(torch.zeros(rows, dtype=torch.long)))
+        runtime(Pass(torch.full((rows, 1), 9), cache.select(torch.zeros(rows, dtype=torch.long))))
     assert [*graphs._fixed] == [(rows, 1) for rows in range(5, 13)]
     graphs.free()
     assert not graphs._fixed
@@ -243,9 +244,9 @@ def test_graphs_that_are_kept_are_few_and_can_be_dropped() -> None:
 def test_what_a_runtime_says_of_its_loading_is_shown() -> None:
     session = Session.load(Runtime(model="builtin:numbers"))
     resolved = session.resolve([Layer("flag", {"max_new_tokens": 1})])
-    before = session.remarks(resolved)
+    before = session.plan(resolved).remarks
     session.forward.remark = "compiled for a while"
-    assert session.remarks(resolved) == [*before, "compiled for a while"]
+    assert session.plan(resolved).remarks == (*before, "compiled for a while")
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -266,7 +267,9 @@ def test_captured_steps_give_the_logits_of_the_ordinary_ones(name: str, tmp_path
     made = [runtime.prefill(PROMPTS[0], None) for runtime in (graphs, plain)]
     for step in range(STEP + 3):
         feed = torch.tensor([[3 + step]], device=found.device)
-        one, other = (runtime(feed, prefix.cache).logits for runtime, prefix in zip((graphs, plain), made, strict=True))
+        one, other = (
+            runtime(Pass(feed, prefix.cache)).logits for runtime, prefix in zip((graphs, plain), made, strict=True)
+        )
         assert (one - other).abs().max() <= 1e-4 * other.abs().max()
     assert graphs.graphs is not None
     assert graphs.graphs.captures == 2  # the buffers grew once

@@ -20,6 +20,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
 from genctl.native import kernel_steps
 from genctl.native.decoder import Decoder
@@ -145,7 +146,9 @@ def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None
     for _ in range(2):
         feed, mask = logits.argmax(-1, keepdim=True), torch.nn.functional.pad(mask, (0, 1), value=1)
         positions = mask.sum(-1, keepdim=True) - 1
-        wanted, found = (runtime(feed, caches[runtime], mask=mask, positions=positions).logits for runtime in caches)
+        wanted, found = (
+            runtime(Pass(feed, caches[runtime], mask=mask, positions=positions)).logits for runtime in caches
+        )
         assert found.dtype == torch.float32
         close(found, wanted, dtype)
         logits = wanted[:, -1]
@@ -241,7 +244,7 @@ def test_larger_steps_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fast.graphs.kernels, "most_tokens", 2)
     for rows, fed, steps, launches in ((3, 1, 1, 0), (2, 2, 1, 0), (2, 1, 2, EACH * LAYERS + ONCE)):
         wanted, found = (
-            runtime(torch.full((rows, fed), 9, device=DEVICE), read(runtime, [PROMPTS[0]] * rows)[0]).logits
+            runtime(Pass(torch.full((rows, fed), 9, device=DEVICE), read(runtime, [PROMPTS[0]] * rows)[0])).logits
             for runtime in (plain, fast)
         )
         close(found, wanted, torch.float32)
@@ -259,8 +262,8 @@ def test_padding_of_an_earlier_step_is_forgotten() -> None:
             torch.ones(1, cache.length + 1, dtype=torch.long, device=DEVICE),
         )
         mask[:, :2] = 0
-        runtime(feed, cache, mask=mask)
-        found.append(runtime(feed, cache).logits)
+        runtime(Pass(feed, cache, mask=mask))
+        found.append(runtime(Pass(feed, cache)).logits)
     close(found[1], found[0], torch.float32)
 
 

@@ -21,6 +21,7 @@ RUN = """
 import ctypes, json, re, sys
 from pathlib import Path
 import torch
+from genctl.decode.runtime import Pass
 from genctl.models.hub import load
 from genctl.native.runtime import NativeRuntime
 from genctl.params import Runtime
@@ -43,8 +44,8 @@ loaded = anonymous() - before
 runtime = NativeRuntime(model)
 cache = runtime.new_cache(room=8)
 tokens = torch.ones(1, 4, dtype=torch.long)
-runtime(tokens, cache, first=True)
-runtime(tokens[:, :1], cache)
+runtime(Pass(tokens, cache, first=True))
+runtime(Pass(tokens[:, :1], cache))
 # torch's products unpack weights for each call: what they free is not held, but kept by the C library
 getattr(ctypes.CDLL(None), "malloc_trim", bool)(0)
 print(json.dumps({"loaded": loaded, "anonymous": anonymous() - before, "file": resident(), "bytes": model.bytes()}))

@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from genctl.decode.runtime import Pass
 from genctl.engines.local.runtime import runtime_of
 from genctl.models import hub
 from genctl.native.runtime import NativeModel
@@ -86,7 +87,7 @@ def test_auto_is_native_and_logits_and_texts_are_those_of_transformers(name: str
         forward, ids = runtime_of(loaded.model), torch.tensor([PROMPT])
         with torch.no_grad():
             wanted = theirs(ids).logits
-        torch.testing.assert_close(forward(ids, None, first=True).logits, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(forward(Pass(ids, None, first=True)).logits, wanted, atol=1e-4, rtol=1e-4)
     # the greedy texts, where config.json's own settings would ask for beams
     plain = {"do_sample": False, "num_beams": 1, "max_new_tokens": NEW, "min_length": 0, "early_stopping": False}
     plain |= {"length_penalty": 1.0}

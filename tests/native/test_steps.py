@@ -11,6 +11,7 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
 from genctl.engines.local.session import Session
 from genctl.kernels.ops import library
@@ -133,12 +134,12 @@ def test_very_long_passes_and_other_forms_of_a_cache_are_left_to_the_decoder() -
     taken: list[int] = []
     for rows, form in ((2, ""), (many, ""), (2, "quantized"), (2, "static")):
         cache = runtime.new_cache(room=80)
-        runtime(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True)
+        runtime(Pass(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True))
         if form:
             cache.convert(form, 80)
         assert runtime.steps is not None
         before = runtime.steps.taken
-        runtime(torch.tensor([prompt(70)[:1]]).expand(rows, -1), cache)
+        runtime(Pass(torch.tensor([prompt(70)[:1]]).expand(rows, -1), cache))
         taken.append(runtime.steps.taken - before)
     assert taken == [1, 0, 0, 1]
 
@@ -156,7 +157,7 @@ def test_a_decoder_whose_activations_are_float64_for_a_while_is_computed_by_its_
     runtime = runtimes.native(model("llama"))
     assert runtime.steps is not None
     cache = runtime.new_cache()
-    runtime(torch.tensor([prompt(4)]), cache, first=True)
+    runtime(Pass(torch.tensor([prompt(4)]), cache, first=True))
     runtime.decoder.dtype = torch.float64
     assert runtime.steps.step(torch.tensor([[5]]), cache, None, torch.tensor([[4]]), cache.length) is None
     runtime.decoder.dtype = torch.float32
@@ -169,9 +170,9 @@ def test_one_list_serves_passes_of_all_shapes_and_keeps_no_cache_in_memory() -> 
     held, lists = [], set()
     for rows, fed in ((1, 1), (1, 7), (5, 2), (3, 1), (1, ROOM), (ROOM, 1), (2, ROOM), (1, 2)):
         cache = runtime.new_cache()
-        runtime(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True)
+        runtime(Pass(torch.tensor([prompt(4)]).expand(rows, -1), cache, first=True))
         held.append(cache.layers[0].buffers[0])  # type: ignore[attr-defined]
-        runtime(torch.tensor([prompt(70)[:fed]]).expand(rows, -1), cache)
+        runtime(Pass(torch.tensor([prompt(70)[:fed]]).expand(rows, -1), cache))
         lists.add(id(runtime.steps._list))
     assert runtime.steps.taken == 2 * 8
     assert len(lists) == 1

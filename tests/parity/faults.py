@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from genctl.decode.runtime import Pass
 from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.parity.sides import LocalSide
 
-Change = Callable[[Any, Tensor, Any, dict[str, Any]], dict[str, Any]]
+Change = Callable[[Pass], Pass]
+
+
+@dataclass
+class Altered:
+    """A product of a native model with other results."""
+
+    product: Any
+    alter: Callable[[Tensor], Tensor]
+    is_compiled = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.alter(self.product(x))
 
 
 def _passes(side: LocalSide, change: Change) -> None:
-    """Every pass of a side after the prefill goes through `change`: runtime, feed, cache, arguments -> arguments."""
+    """Every pass of a side after the prefill goes through `change`."""
     kind: Any = type(side.session.forward)
 
     class Faulty(kind):  # type: ignore[misc]
-        def __call__(self, feed: Tensor, cache: Any, **arguments: Any) -> Any:
-            if not arguments.get("first"):
-                arguments = change(self, feed, cache, arguments)
-            return super().__call__(feed, cache, **arguments)
+        def __call__(self, given: Pass) -> Any:
+            return super().__call__(given if given.first else change(given))
 
     side.session.forward.__class__ = Faulty
 
@@ -37,8 +48,9 @@ def _own_code(side: LocalSide) -> None:
 def off_by_one_position(side: LocalSide) -> None:
     """Every step counts its position from one too many."""
 
-    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {**arguments, "positions": arguments["positions"] + 1}
+    def change(given: Pass) -> Pass:
+        assert given.positions is not None
+        return replace(given, positions=given.positions + 1)
 
     _passes(side, change)
 
@@ -46,15 +58,14 @@ def off_by_one_position(side: LocalSide) -> None:
 def wide_mask(side: LocalSide) -> None:
     """A padded row sees the last column of its padding."""
 
-    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-        mask = arguments.get("mask")
-        if mask is None:
-            return arguments
-        mask = mask.clone()
+    def change(given: Pass) -> Pass:
+        if given.mask is None:
+            return given
+        mask = given.mask.clone()
         for row in mask:
             if not row[0]:
                 row[int((row == 0).sum()) - 1] = 1
-        return {**arguments, "mask": mask}
+        return replace(given, mask=mask)
 
     _passes(side, change)
 
@@ -62,11 +73,11 @@ def wide_mask(side: LocalSide) -> None:
 def stale_column(side: LocalSide) -> None:
     """A column of the first layer's values still holds those of the token before."""
 
-    def change(runtime: Any, feed: Tensor, cache: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-        if cache is not None and cache.length == 10:
-            values = cache.layers[0].content()[1]
+    def change(given: Pass) -> Pass:
+        if given.cache is not None and given.cache.length == 10:
+            values: Any = given.cache.layers[0].content()[1]
             values[:, :, -1] = values[:, :, -2]
-        return arguments
+        return given
 
     _passes(side, change)
 
@@ -185,7 +196,7 @@ def lost_mlp_bias(side: LocalSide, layer: int) -> None:
         mlp = model.decoder.weights.layers[layer].mlp
         bias = getattr(mlp.down, "wide_bias", None)
         bias = mlp.down.bias if bias is None else bias
-        mlp.down = lambda x, down=mlp.down: down(x) - bias
+        mlp.down = Altered(mlp.down, lambda result: result - bias)
     else:
         names = ("mlp.c_proj", "mlp.dense_4h_to_h", "mlp.fc2", "fc2")
         product = next(each for name, each in _layer(model, layer).named_modules() if name in names)

@@ -10,7 +10,7 @@ import torch
 from genctl.parity.measure import ParityOptions
 from genctl.parity.taps import tapped
 from tests.parity.checkpoints import PROMPTS, compared, other
-from tests.parity.faults import FAULTS
+from tests.parity.faults import FAULTS, Altered
 
 # fault -> layer, sublayer
 EXPECTED = {
@@ -42,7 +42,7 @@ def test_the_first_sublayer_that_parts_is_found(runtime: str, fault: str, folder
 def test_a_fault_of_the_second_layer_begins_there(folders: Path) -> None:
     faulty = other("qwen2", folders)
     layer = faulty.session.loaded.model.decoder.weights.layers[1]
-    layer.mlp.down = lambda x, down=layer.mlp.down: down(x) * 1.001
+    layer.mlp.down = Altered(layer.mlp.down, lambda result: result * 1.001)
     found = compared("qwen2", folders, faulty).fault
     assert found is not None
     assert (found.layer, found.sublayer) == (1, "mlp")

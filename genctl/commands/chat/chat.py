@@ -19,7 +19,7 @@ from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
 from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved
-from genctl.engines.protocol import Engine, Flow, Report, Request
+from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Began, Event, Failed, Finished, Stepped, Token
 from genctl.io.rows import row_seed
@@ -71,12 +71,13 @@ class Chat:
         self.seed, self.prefill = seed, prefill
         if prefill and partner.kind == "alone":
             raise UsageError(
-                f"--prefill begins the answer in the prompt, and {engine.name} is an encoder-decoder, "
+                f"--prefill begins the answer in the prompt, and {engine.about.name} is an encoder-decoder, "
                 "whose answers are apart from their prompts",
                 hint="--set prefix=TEXT begins them",
             )
         self.layers = [*layers] if partner.template or partner.session is None else [*layers, _NO_TEMPLATE]
-        self.base, self.own_values = self._settled(story.settings)  # and the knobs that the chat's commands have set
+        # how the next turn is decoded, and the knobs that the chat's commands have set
+        self.base, self.base_plan, self.own_values = self._settled(story.settings)
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
@@ -91,22 +92,22 @@ class Chat:
         self.story.file.typed.add((name, argument))
         settled = self._settled([*self.story.settings, (name, argument)])
         self.story.step(name, argument)
-        self.base, self.own_values = settled
+        self.base, self.base_plan, self.own_values = settled
 
     def refold(self) -> None:
         """The settings after an undo or a redo."""
-        self.base, self.own_values = self._settled(self.story.settings)
+        self.base, self.base_plan, self.own_values = self._settled(self.story.settings)
 
-    def _settled(self, settings: Iterable[tuple[str, str]]) -> tuple[Resolved, dict[str, Any]]:
-        """The settings of the next turn, and those of them that the chat's commands have set."""
+    def _settled(self, settings: Iterable[tuple[str, str]]) -> tuple[Resolved, JobPlan, dict[str, Any]]:
+        """The settings of the next turn, its plan, and the settings that the chat's commands have made."""
         layers = self._own(settings)
         resolved = self.engine.resolve([*self.layers, *layers])
         check_settings(resolved)
         if self.partner.session is not None:
             check_trust(resolved.settings, self.partner.session.planner.trust)
-        self.engine.check(resolved)
+        plan = self.engine.plan(resolved)
         values = {key: value for layer in layers for key, value in layer.values.items()}
-        return resolved, {key: value for key, value in values.items() if value is not None and key != "about"}
+        return resolved, plan, {key: value for key, value in values.items() if value is not None and key != "about"}
 
     def _own(self, settings: Iterable[tuple[str, str]]) -> list[Layer]:
         """The layers of the chat's own settings, lowest first."""
@@ -311,7 +312,7 @@ class Chat:
                 result = found or result
         if result is None or (result.error is None and not any(one.hypothesis.length for one in result.sequences)):
             self.story.abandon()  # interrupted before anything was written
-            return Result(turn.request.id, turn.opening, "", None, self.engine.name, ())
+            return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
         if result.error is not None:
             self.story.abandon()
             raise Refused(result.error)

@@ -242,7 +242,7 @@ class Interactive(SlashWork):
 
     def _welcome(self) -> None:
         if not self.options.quiet:
-            self.note(f"{self.chat.engine.name}: /help lists the commands, Ctrl-D leaves")
+            self.note(f"{self.chat.engine.about.name}: /help lists the commands, Ctrl-D leaves")
         self._guarded(self._take_up)
 
     def _take_up(self) -> None:

@@ -134,10 +134,10 @@ class ChatJob(job.Job[ChatOptions]):
         self.chat = Chat(engine, self.partner, self.layers, self.story, seed=seed, prefill=self.options.prefill or "")
         self._tell(self.story.file)
         if self.options.with_tokens:
-            engine.check_tokens("--scores" if self.options.scores else "--top-logprobs", self.chat.base)
-        engine.use_threads([self.chat.base], 1)
-        self.detail(*engine.notes)
-        self.describe(engine, self.chat.base)
+            self.chat.base_plan.require_logprobs("--scores" if self.options.scores else "--top-logprobs")
+        engine.use_threads(self.chat.base_plan.rows)
+        self.detail(*engine.notes())
+        self.describe(self.chat.base, self.chat.base_plan)
         self.note(*filter(None, [self.partner.note]))
 
     def deliver(self, stack: ExitStack) -> None:
@@ -191,7 +191,7 @@ class ChatJob(job.Job[ChatOptions]):
         layers = tuple(_saved(layer) for layer in self._kept())
         root = self.partner.first_token(self.engine.resolve(self.layers))
         seed = job.start_seed(self.early)
-        opened = Opened(SCHEMA, self.engine.name, self._checkpoint(), "", root, seed, layers)
+        opened = Opened(SCHEMA, self.engine.about.name, self._checkpoint(), "", root, seed, layers)
         return Story(Tree(opened), new_file=self.new_file)
 
     def _reopened(self, path: Path, file: FileSettings) -> Story:
@@ -201,7 +201,8 @@ class ChatJob(job.Job[ChatOptions]):
         if story.tree.opened.checkpoint != self._checkpoint():
             story.leave()
             raise InputError(
-                f"{path} was begun with {model}, and {self.engine.name} is another checkpoint, whose tokens are others",
+                f"{path} was begun with {model}, and {self.partner.name} is another checkpoint, whose tokens are "
+                "others",
                 hint=f"--model {model}, if its files have not changed since",
             )
         if self.partner.session is not None:

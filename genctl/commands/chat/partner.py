@@ -38,6 +38,7 @@ class Partner:
     def __init__(self, engine: Engine, session: Session | None, memory: int | None = None) -> None:
         """`memory`: bytes for the caches of what was read, where they are bounded. Raises ModelError or UsageError."""
         self.engine, self.session, self.memory = engine, session, memory
+        self.name = engine.about.name
         self.template = ""
         self.kept: KeptTexts | None = None
         if session is None:
@@ -47,27 +48,27 @@ class Partner:
         from genctl.models import chat
 
         if session.loaded.tokenizer is None:
-            raise ModelError(f"{session.name} has no tokenizer, so there is nothing to chat with")
+            raise ModelError(f"{self.name} has no tokenizer, so there is nothing to chat with")
         try:
-            self.template = chat.check_template(session.loaded.tokenizer, session.name)
+            self.template = chat.check_template(session.loaded.tokenizer, self.name)
         except ModelError:
             self.template = ""
-        self.kind = "alone" if session.is_encoder_decoder else "chat" if self.template else "text"
-        if not session.is_encoder_decoder:
+        self.kind = "alone" if session.about.is_encoder_decoder else "chat" if self.template else "text"
+        if not session.about.is_encoder_decoder:
             self.kept = KeptTexts(memory)
             session.keep = self.kept.keep
         elif memory is not None:
             raise UsageError(
-                f"--memory bounds the caches of earlier turns, and {engine.name} keeps none: it is an encoder-decoder"
+                f"--memory bounds the caches of earlier turns, and {self.name} keeps none: it is an encoder-decoder"
             )
 
     @property
     def note(self) -> str:
         """What is unusual of the chat, in words; "" where nothing is."""
         if self.kind == "text":
-            return f"{self.engine.name} has no chat template: it continues the text, and what you type is added to it"
+            return f"{self.name} has no chat template: it continues the text, and what you type is added to it"
         if self.kind == "alone":
-            return f"{self.engine.name} is an encoder-decoder: it answers each turn on its own, without those before it"
+            return f"{self.name} is an encoder-decoder: it answers each turn on its own, without those before it"
         if self.session is None:
             return "a server keeps the model: /prompt, /tokens, /why and settings of its own processors are not there"
         return ""
@@ -82,16 +83,16 @@ class Partner:
         if system is None or self.session is None:
             return
         if not self.template:
-            raise UsageError(f"{where} sets a system message, but {self.engine.name} has no chat template for it")
+            raise UsageError(f"{where} sets a system message, but {self.name} has no chat template for it")
         from genctl.models import chat
 
         tokenizer: Any = self.session.loaded.tokenizer
         try:
-            chat.render_chat_text(tokenizer, [_TRIAL], name=self.engine.name)
+            chat.render_chat_text(tokenizer, [_TRIAL], name=self.name)
         except ModelError:
             return  # the first turn says what is wrong
         try:
-            chat.render_chat_text(tokenizer, [_TRIAL], system=system, name=self.engine.name)
+            chat.render_chat_text(tokenizer, [_TRIAL], system=system, name=self.name)
         except ModelError as error:
             raise UsageError(
                 f"{where} sets a system message, but {error.message.replace('the', 'the checkpoint’s', 1)}",

@@ -237,7 +237,7 @@ class SlashWork:
 
     def _scores(self, typed: slash.Typed) -> None:
         if not self.scores:
-            self.chat.engine.check_tokens("/scores", self.chat.base)
+            self.chat.base_plan.require_logprobs("/scores")
         self.scores = not self.scores
         self.note(f"token probabilities are {'shown under each answer' if self.scores else 'no longer shown'}")
 

@@ -34,7 +34,7 @@ from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from genctl.commands.compare.output import ComparisonOutput
-    from genctl.engines.protocol import Engine, Request
+    from genctl.engines.protocol import Engine, JobPlan, Request
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
@@ -51,7 +51,7 @@ class CompareJob(Job[CompareOptions]):
         self.checkpoints: dict[str, str] = {}
         self.records: list[dict[str, Any]] = []  # kept for --save and --expect
         self.lanes: dict[str, tuple[ComparedPrompt, int, int]] = {}  # live ones: prompt, run, repetition
-        self.hidden: dict[int, bool] = {}  # whether a run looks at hidden states
+        self.plans: dict[int, JobPlan] = {}  # how the engine does each run
 
     def prepare(self) -> int | None:
         """The runs, without the settings of their checkpoints; with --dry, print them with those."""
@@ -160,11 +160,11 @@ class CompareJob(Job[CompareOptions]):
         for number, members in enumerate(groups.values()):
             last = number + 1 == len(groups)
             engine = self._load(members)
-            before = engine.passes
+            before = engine.done.passes
             usual = max(LANES // (len(members) * self.seeds), 1)
             step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
-            engine.use_threads([self.resolved[place] for place in members], step * self.seeds)
-            self.detail(*engine.notes)
+            engine.use_threads(sum(self.plans[place].rows for place in members) * step * self.seeds)
+            self.detail(*engine.notes())
             if self.live and self.lone:
                 first_sign.status("reading the prompt")
             self.interrupt.gentle = True
@@ -175,7 +175,7 @@ class CompareJob(Job[CompareOptions]):
                     self._settle(chunk)
                 if self.interrupt.status:
                     break
-            self.saved.forwards += engine.passes - before
+            self.saved.forwards += engine.done.passes - before
             self.note(*self.reuse.notes(engine, verbose=self.options.verbose))
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
@@ -190,10 +190,9 @@ class CompareJob(Job[CompareOptions]):
         engine = self._opened(members, runs[0])
         engine.watched(self.options.watch)  # what is no token of this checkpoint is refused before decoding
         settled = each(runs, lambda run: self.settle(engine, run.layers, run.mode))
-        for place, resolved in zip(members, settled, strict=True):
-            self.resolved[place] = resolved
-            self.hidden[place] = engine.reads_hidden(resolved)
-            self.describe(engine, resolved, f"run {self.runs[place].name}: ")
+        for place, (resolved, plan) in zip(members, settled, strict=True):
+            self.resolved[place], self.plans[place] = resolved, plan
+            self.describe(resolved, plan, f"run {self.runs[place].name}: ")
         return engine
 
     def _opened(self, members: Sequence[int], first: RunSpec) -> Engine:
@@ -211,7 +210,7 @@ class CompareJob(Job[CompareOptions]):
             need_tokenizer=not any(isinstance(row, InputRow) and row.prompt_ids is not None for row in self.rows),
         )
         if options.save is not None or options.expect is not None:
-            self.checkpoints[engine.name] = engine.fingerprints()[engine.name]
+            self.checkpoints[engine.about.name] = engine.fingerprints()[engine.about.name]
         return engine
 
     def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
@@ -226,7 +225,9 @@ class CompareJob(Job[CompareOptions]):
         report = Report(top, True, watch=watched)
         began = time.perf_counter()
         lanes = max(len(requests), 1)
-        width = min(engine.most_lanes(self.resolved[place], lanes) for place in members)
+        width = lanes  # so that each prompt is read once
+        if engine.about.remote:
+            width = min(engine.width(self.resolved[place], lanes) for place in members)
 
         def shortage(width: int, fewer: int) -> None:
             self.say_shortage("lanes", width, fewer)
@@ -236,7 +237,7 @@ class CompareJob(Job[CompareOptions]):
                 self._take(result)
 
         flow = Flow(width, interrupted=self.interrupt, on_shortage=shortage)
-        shared = [self.saved.feed, self.reuse.feed] if engine.counts_passes else []
+        shared = [self.saved.feed, self.reuse.feed] if not engine.about.remote else []
         self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         self.lanes.clear()
@@ -261,7 +262,8 @@ class CompareJob(Job[CompareOptions]):
             base, name = self.resolved[place], self.runs[place].name
             try:
                 resolved = self.settings_of(row, base)
-                hidden = self.hidden[place] if resolved is base else engine.reads_hidden(resolved)
+                known = resolved is base or engine.about.remote
+                hidden = (self.plans[place] if known else engine.plan(resolved)).reads_hidden
             except GenctlError as error:
                 failure: Cell = Failure(error.code, error.message)
                 prompt.cells[place] = [failure] * self.seeds

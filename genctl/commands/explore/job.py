@@ -226,10 +226,10 @@ class ExploreJob(Job[ExploreOptions]):
                 second: Any = loading(replace(self.early.runtime, model=self.models[1]))
                 self.second, self.loaded = second, None  # both stay loaded
             session: Any = loading(self.early.runtime, self.layers)
-        self.detail(*session.notes)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
         self.explorer.interrupted = self.interrupt
-        session.use_threads([self.explorer.space.base], 1)
+        session.use_threads(session.plan(self.explorer.space.base).rows)
+        self.detail(*session.notes())
 
     def _reopen(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -250,8 +250,8 @@ class ExploreJob(Job[ExploreOptions]):
 
         assert self.row is not None
         layers = [*self.layers, *([row_layer(self.row.params, self.row.where)] if self.row.params else [])]
-        resolved = self.settle(session, layers, self.options.strategy)
-        self.describe(session, resolved)
+        resolved, plan = self.settle(session, layers, self.options.strategy)
+        self.describe(resolved, plan)
         prompt = session.planner.read(request_of(self.row, resolved, 0))
         self.note_once(prompt.note)
         return Explorer.begin(

@@ -97,11 +97,11 @@ class InspectJob(Job[InspectOptions]):
         session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model
         self.session = session
-        self.base = self.settle(session, self.layers, self.options.strategy)
+        self.base, plan = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
-        self.describe(session, self.base)
-        session.use_threads([self.base], 1)
-        self.detail(*session.notes)
+        self.describe(self.base, plan)
+        session.use_threads(plan.rows)
+        self.detail(*session.notes())
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:

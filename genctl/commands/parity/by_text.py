@@ -62,7 +62,7 @@ def written(
             yield result.lane, InputError(result.error.message)
         elif not prompt or not result.sequences or not result.sequences[0].text:
             yield result.lane, InputError("bits per byte are those of a text after a text, and there is none")
-        elif engine.is_encoder_decoder:
+        elif engine.about.is_encoder_decoder:
             yield result.lane, TextToScore(prompt, target=result.sequences[0].text)
         else:
             yield result.lane, TextToScore(result.sequences[0].text, context=prompt)

@@ -235,7 +235,9 @@ class ParityJob(Job[ParityCommandOptions]):
         golden = "" if self.golden is None else self.options.expect or ""
         naming = self.results.naming = _naming(side, self.rows, golden)
         if self.page is not None:
-            self.page.naming, self.page.facts = naming, list(side.session.facts)
+            session = side.session
+            self.page.naming = naming
+            self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Write the golden file, all of it or nothing."""
@@ -272,14 +274,14 @@ class ParityJob(Job[ParityCommandOptions]):
             self._describe(side, engine, resolved)
             self.view.begin(side.name)
             width = engine.width(resolved, WIDTH)
-            if outcomes and engine.is_encoder_decoder is not answers:
+            if outcomes and engine.about.is_encoder_decoder is not answers:
                 kinds = ["a causal model", "an encoder-decoder"]
                 raise ModelError(
                     f"{self.sides[0].name} is {kinds[answers]}, and {side.name} is {kinds[not answers]}: "
                     "one continues texts, the other answers them"
                 )
             if not outcomes:
-                answers = engine.is_encoder_decoder
+                answers = engine.about.is_encoder_decoder
                 self.view.stage("writing")
                 texts = self._texts_by(engine, resolved, width)
             self.view.stage("scoring")
@@ -340,8 +342,8 @@ class ParityJob(Job[ParityCommandOptions]):
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
         """Notes on a side, and on settings that a comparison does not use."""
         self.hide()
-        self.detail(*(f"{side.place}: {line}" for line in engine.notes))
-        lines = [*unused(engine.resolve(side.layers)), *engine.remarks(resolved)]
+        self.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        lines = [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
         self.note(*(f"{side.place}: {line}" for line in lines))
 
     def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:

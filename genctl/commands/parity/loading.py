@@ -148,7 +148,7 @@ class LoadedSides:
             self.engines[key] = choice.load(self.setup(side, early))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
-        engine.check(resolved)
+        engine.plan(resolved)
         return engine, resolved
 
     def load(self, side: Side, early: Resolved, ids: Sequence[str]) -> LocalSide:

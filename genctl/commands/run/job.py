@@ -100,16 +100,17 @@ class RunJob(job.Job[RunOptions]):
             waits=self.waits,
         )
         self.screen.view.load_s = self.load_s
-        self.base = self.settle(engine, self.layers, options.strategy)
+        self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
-            engine.check_tokens("--scores" if options.scores else "--top-logprobs", self.base)
-        self.texts, self.encoder_decoder = engine.has_texts, engine.is_encoder_decoder
+            plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
+        self.texts, self.encoder_decoder = engine.about.has_texts, engine.about.is_encoder_decoder
         self.watched = engine.watched(options.watch)
-        width, shared = 1 if self.live else job.WIDTH, self.choice.batches
-        self.grouping = Grouping.of(engine, self.base, self.output, width=width, lone=self.lone, shared=shared)
+        width = engine.width(self.base, 1 if self.live else job.WIDTH)
+        shared = self.choice.batches
+        self.grouping = Grouping.of(engine, plan, self.output, width=width, lone=self.lone, shared=shared)
         if options.verbose:
-            self.detail(*engine.notes)
-        self.describe(engine, self.base)
+            self.detail(*engine.notes())
+        self.describe(self.base, plan)
         self._begin()
         if self.live and self.lone:
             first_sign.status("reading the prompt")
@@ -347,7 +348,7 @@ class RunJob(job.Job[RunOptions]):
     def closing_notes(self) -> None:
         """Print notes on what was found while decoding."""
         self.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
-        self.detail(*self.engine.shares)
+        self.detail(*self.engine.done.shares)
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genctl.commands import job
-from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine
+    from genctl.engines.protocol import Engine, JobPlan
 
 ROOM = 4096  # rows that are read ahead
 MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
@@ -36,13 +35,12 @@ class Grouping:
 
     @classmethod
     def of(
-        cls, engine: Engine, resolved: Resolved, output: RecordOutput, *, width: int, lone: bool, shared: bool
+        cls, engine: Engine, plan: JobPlan, output: RecordOutput, *, width: int, lone: bool, shared: bool
     ) -> Grouping:
-        """That of a run, whose threads are chosen. `width`: at most, where no batch size is set."""
-        width = engine.width(resolved, width)
-        invariant_by = "" if output.in_groups or not shared else engine.batch_invariant_by(resolved)
+        """That of a run of so many rows at once, for which the engine chooses its threads."""
+        invariant_by = plan.batch_invariant_by if shared and not output.in_groups else ""
         recorded = None if invariant_by else output.threads
-        threads = engine.use_threads([resolved], 1 if lone else width, recorded)
+        threads = engine.use_threads(plan.rows * (1 if lone else width), recorded)
         span = job.SPAN * width if width > 1 and shared else 1
         return cls(width, span, threads, output.threads, invariant_by, shared)
 

@@ -102,10 +102,10 @@ class ScoreJob(Job[ScoreOptions]):
             )
         if self.early.runtime.backend is not None:
             self.settle(engine, self.layers)
-        self.name = engine.name
+        self.name = engine.about.name
         width = engine.width(self.early, 1 if self.shown or self.lone else WIDTH)
         self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
-        self.detail(*engine.checkpoint_notes)
+        self.detail(*engine.notes())
 
     def used_runtime(self) -> Runtime:
         """The settings of the checkpoint without those that are of no use here; a note says which."""
@@ -130,14 +130,14 @@ class ScoreJob(Job[ScoreOptions]):
             if self.watchers:
                 self._tell(row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
-        self.detail(*self.engine.findings)
+        self.detail(*self.engine.done.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
         self._sum_up()
         status = super().status()
-        self.detail(*self.engine.shares)
+        self.detail(*self.engine.done.shares)
         return status
 
     def scoring(self, width: int) -> Options:

@@ -29,7 +29,7 @@ class Cache:
     def __init__(self, layers: Iterable[CacheLayer], cross: Sequence[GrowingLayer] | None = None) -> None:
         self.layers = list(layers)
         self.cross = cross
-        self.beyond = False  # whether it holds tokens beyond the bound of its positions (see `prefill.Reader`)
+        self.beyond = False  # whether it holds tokens beyond the bound of its positions (see `runtime.ModelRuntime`)
 
     @property
     def for_model(self) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.encoder_inputs import join_sources
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import damaged
 from genctl.decode.types import Sources
 from genctl.engines.scored_text import Detail
@@ -89,7 +89,7 @@ class Passes:
         start = min(piece.first for piece in pieces) - 1  # the first position whose logits are needed
         positions = torch.arange(feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
         output = self.forward(
-            feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start
+            Pass(feed, None, mask=mask, positions=positions, sources=sources, first=True, keep=feed.shape[1] - start)
         )
         rows, columns, targets = list[int](), list[int](), list[int]()
         for row, piece in enumerate(pieces):
@@ -141,7 +141,7 @@ class Passes:
             mask = torch.cat([mask.new_ones(len(pieces), past), mask], 1)
         forked = cache.select(torch.zeros(len(pieces), dtype=torch.long, device=feed.device), room=feed.shape[1])
         positions = torch.arange(past, past + feed.shape[1], device=feed.device).expand(feed.shape[0], -1)
-        output = self.forward(feed, forked, mask=mask, positions=positions)
+        output = self.forward(Pass(feed, forked, mask=mask, positions=positions))
         lengths = [len(piece.ids) - 1 for piece in pieces]
         rows = [row for row, length in enumerate(lengths) for _ in range(length)]
         columns = [column for length in lengths for column in range(length)]
@@ -156,7 +156,7 @@ class Passes:
         tokens: list[Token] = []
         for at in range(0, feed.shape[1], step):
             end = min(at + step, feed.shape[1])
-            output = self.forward(feed[:, at:end], cache, first=at == 0)
+            output = self.forward(Pass(feed[:, at:end], cache, first=at == 0))
             begin = max(piece.first - 1, at)
             columns = list(range(begin - at, end - at))
             tokens += self._measure(output.logits, [0] * len(columns), columns, piece.ids[begin + 1 : end + 1])

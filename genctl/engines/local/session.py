@@ -15,7 +15,21 @@ from genctl.config import chat_settings, search_conflicts
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, Skipped, grouped, never
+from genctl.engines.protocol import (
+    ALONE,
+    About,
+    EngineSetup,
+    Flow,
+    JobPlan,
+    Key,
+    Report,
+    Request,
+    Rows,
+    Skipped,
+    WorkDone,
+    grouped,
+    never,
+)
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.params import GRAMMARS, Generation, Runtime
 
@@ -40,14 +54,11 @@ TYPICAL = 2048  # assumed length of a row for `batch_size = "auto"`
 class Session:
     """A loaded checkpoint, ready to decode."""
 
-    counts_passes = True
-    shares: tuple[str, ...] = ()
-
     def __init__(
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
         from genctl.engines.local.planner import Planner
-        from genctl.engines.local.runtime import runtime_of
+        from genctl.engines.local.runtime import reuse_limit, runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -59,7 +70,14 @@ class Session:
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
-        self.prompt_cache = runtime.prompt_cache
+        self.about = About(
+            loaded.name,
+            has_texts=loaded.tokenizer is not None,
+            is_encoder_decoder=bool(self.forward.is_encoder_decoder),
+            prompt_cache=runtime.prompt_cache,
+            reuse_limit=reuse_limit(self.forward, self.saved),
+            facts=(("runtime", loaded.runtime), ("device", str(self.forward.device))),
+        )
         self.keep: Callable[[Prefix], object] | None = None  # is given what was read of each request that is done
 
     @classmethod
@@ -128,82 +146,14 @@ class Session:
         dtype = str(model.dtype).removeprefix("torch.")
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
-    @property
-    def name(self) -> str:
-        """The checkpoint, as the user named it."""
-        return self.loaded.name
+    def notes(self) -> list[str]:
+        """Notes for --verbose: on the checkpoint, how it runs, and with how many threads."""
+        return [*self.loaded.verbose_notes, *([] if self.threads is None else [self.threads.note])]
 
     @property
-    def checkpoint_notes(self) -> tuple[str, ...]:
-        """Notes for --verbose on the checkpoint, and on the number of threads."""
-        return (*self.loaded.notes, *self._threads_note)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for --verbose: those on the checkpoint, and how it runs."""
-        return (*self.loaded.verbose_notes, *self._threads_note)
-
-    @property
-    def _threads_note(self) -> tuple[str, ...]:
-        return () if self.threads is None else (self.threads.note,)
-
-    def remarks(self, resolved: Resolved) -> list[str]:
-        """Notes that are always shown: on the cache and the grammar of a job, and on the checkpoint."""
-        from genctl.engines.local.runtime import cache_notes
-
-        return [
-            *cache_notes(self.forward, self.name, resolved),
-            *grammar_notes(resolved.generation),
-            *self._template_notes(resolved.runtime),
-            *self.loaded.remarks,
-            *filter(None, [self.forward.remark]),
-        ]
-
-    def _template_notes(self, runtime: Runtime) -> list[str]:
-        """Variables that the chat template does not use. Raises ModelError if it does not exist."""
-        tokenizer: Any = self.loaded.tokenizer
-        if tokenizer is None or not runtime.is_chat:
-            return []
-        if runtime.chat_template is None and not chat_settings.variables_of(runtime):
-            return []
-        from genctl.models.chat import check_template
-
-        source = check_template(tokenizer, self.name, runtime.chat_template, tools=bool(runtime.tools))
-        return [
-            f"the chat template of {self.name} does not use {name}" for name in chat_settings.unused(source, runtime)
-        ]
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """The checkpoint's digest, and how it runs."""
-        loaded = self.loaded
-        return [("digest", loaded.fingerprint()), ("runtime", loaded.runtime), ("device", str(self.forward.device))]
-
-    @property
-    def findings(self) -> list[str]:
-        """Notes about the model from the run."""
-        return self.forward.findings
-
-    def reuse_limit(self) -> str:
-        """Why a saved prompt may be useless for another prompt."""
-        from genctl.engines.local.runtime import reuse_limit
-
-        return reuse_limit(self.forward, self.saved)
-
-    @property
-    def has_texts(self) -> bool:
-        """Whether there is a tokenizer, so that results have texts."""
-        return self.loaded.tokenizer is not None
-
-    @property
-    def is_encoder_decoder(self) -> bool:
-        """Whether texts answer their prompts; else they continue them."""
-        return bool(self.forward.is_encoder_decoder)
-
-    @property
-    def passes(self) -> int:
-        """Forward passes so far."""
-        return int(self.forward.forwards)
+    def done(self) -> WorkDone:
+        """The passes so far, and what was found out about the model."""
+        return WorkDone(int(self.forward.forwards), tuple(self.forward.findings))
 
     def fingerprints(self) -> dict[str, str]:
         """The fingerprints of the checkpoint and of all auxiliary models, by name."""
@@ -238,21 +188,49 @@ class Session:
             return self.settled[1]
         return resolve(merged)
 
-    def check(self, resolved: Resolved) -> str:
-        """Check once that this checkpoint can run a job, instead of failing every prompt. Returns the strategy's name.
+    def plan(self, resolved: Resolved) -> JobPlan:
+        """Check once that this checkpoint can run a job (`Engine.plan`).
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
+        from genctl.engines.local.runtime import cache_notes
+
         if resolved.runtime.is_chat:
             from genctl.models import chat
 
             if self.loaded.tokenizer is None:
                 raise ModelError(f"{self.loaded.name} has no tokenizer, so there is nothing to render a chat with")
             chat.check_template(self.loaded.tokenizer, self.loaded.name)
-        return self._trial(resolved).kind
+        trial = self._trial(resolved)
+        strategy = trial.lane.strategy
+        remarks = (
+            *cache_notes(self.forward, self.loaded.name, resolved),
+            *grammar_notes(resolved.generation),
+            *self._template_notes(resolved.runtime),
+            *self.loaded.remarks,
+            *filter(None, [self.forward.remark]),
+        )
+        return JobPlan(
+            trial.kind,
+            rows=max(int(strategy.rows), 1),
+            remarks=remarks,
+            reads_hidden=strategy.traits.needs_hidden,
+            batch_invariant_by=self._batch_invariant_by(resolved.generation),
+        )
 
-    def check_tokens(self, flag: str, resolved: Resolved) -> None:
-        """Does nothing: every token has a log-probability."""
+    def _template_notes(self, runtime: Runtime) -> list[str]:
+        """Variables that the chat template does not use. Raises ModelError if it does not exist."""
+        tokenizer: Any = self.loaded.tokenizer
+        checkpoint = self.about.name
+        if tokenizer is None or not runtime.is_chat:
+            return []
+        if runtime.chat_template is None and not chat_settings.variables_of(runtime):
+            return []
+        from genctl.models.chat import check_template
+
+        source = check_template(tokenizer, checkpoint, runtime.chat_template, tools=bool(runtime.tools))
+        unused = chat_settings.unused(source, runtime)
+        return [f"the chat template of {checkpoint} does not use {name}" for name in unused]
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """The ids of the tokens that --watch names. Raises UsageError."""
@@ -284,16 +262,6 @@ class Session:
         context = self.planner.context
         return fitting(self.forward, lane, min(context or TYPICAL, TYPICAL))
 
-    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
-        """All lanes, so that each prompt is read once."""
-        return lanes
-
-    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
-        """Choose the number of threads for this many lanes of each job (`Engine.use_threads`)."""
-        return self._use_threads(
-            lanes * sum(max(int(self._trial(job).lane.strategy.rows), 1) for job in jobs), recorded
-        )
-
     @property
     def products(self) -> str:
         """How all products of the model are computed: a type of number and the instruction set; "" if by torch.
@@ -308,15 +276,15 @@ class Session:
         forms = sorted({product.form for product in model.products()})
         return "float32" if all(form.startswith("float32 by ") for form in forms) else ", ".join(forms)
 
-    def batch_invariant_by(self, resolved: Resolved) -> str:
-        """`products`, for the jobs whose rows all go through them (`Engine.batch_invariant_by`)."""
-        generation = resolved.generation
+    def _batch_invariant_by(self, generation: Generation) -> str:
+        """`products`, for the jobs whose rows all go through them."""
         others = (generation.assistant_model, generation.amateur_model)
-        if self.is_encoder_decoder or generation.cache_implementation != "dynamic" or any(others):
+        if self.about.is_encoder_decoder or generation.cache_implementation != "dynamic" or any(others):
             return ""
         return self.products
 
-    def _use_threads(self, rows: int, recorded: int | None = None) -> int | None:
+    def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
+        """Choose the number of threads for steps of so many rows (`Engine.use_threads`)."""
         from genctl.native.runtime import NativeModel
 
         if self.threads is None:
@@ -330,13 +298,6 @@ class Session:
             weights = weights_bytes(model)
         self.threads.apply(weights, rows, device=device, recorded=recorded)
         return self.threads.number
-
-    def reads_hidden(self, resolved: Resolved) -> bool:
-        """Whether a job reads hidden states: its prefill then serves other jobs too, but not the other way round.
-
-        Raises what `check` raises.
-        """
-        return self._trial(resolved).lane.strategy.traits.needs_hidden
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
@@ -381,12 +342,14 @@ class Session:
                 except GenctlError as error:
                     prompt = request.prompt or ""
                     begins[request.id] = events.Began(
-                        request.id, prompt, "", self.name, None, {}, request.place, run=request.run
+                        request.id, prompt, "", self.about.name, None, {}, request.place, run=request.run
                     )
                     yield events.Failed(request.id, error.code, error.message, error.hint)
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))
-                begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
+                begins[request.id] = planned.began(
+                    request, self.about.name, encoder_decoder=self.about.is_encoder_decoder
+                )
                 texts[request.id] = planned.text()
                 yield planned.lane
 
@@ -419,7 +382,7 @@ class Session:
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)
-        self._use_threads(TEXT * options.batch_size)
+        self.use_threads(TEXT * options.batch_size)
         return scorer.score(texts, interrupted)
 
     def check_scoring(self, options: Options) -> None:

@@ -12,13 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
-from genctl.config.layers import Resolved
 from genctl.decode.threads import from_environment
 from genctl.engines.pool.checks import check_memory
 from genctl.engines.pool.cluster import RayCluster, start_cluster
 from genctl.engines.pool.pool import HELD, IN_FLIGHT, WorkerPool, WorkGroup
 from genctl.engines.pool.worker import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork, WorkerSetup
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, Skipped, StreamProgress, never
+from genctl.engines.protocol import (
+    ALONE,
+    About,
+    EngineSetup,
+    Flow,
+    Key,
+    Report,
+    Request,
+    Rows,
+    Skipped,
+    StreamProgress,
+    WorkDone,
+    never,
+)
 from genctl.errors import ModelError, count
 from genctl.models import gc_pause
 
@@ -42,22 +54,16 @@ def _asked(name: str) -> Any:
 class PoolEngine:
     """Workers that have loaded a checkpoint. What has to be known of it is asked of the first of them."""
 
-    counts_passes = True
-    passes = 0
-
     def __init__(self) -> None:
         self.cluster: RayCluster | None = None
         self.pool: WorkerPool | None = None
-        self.name = ""
-        self.has_texts = self.is_encoder_decoder = False
-        self.prompt_cache: str | None = None
-        self.findings: list[str] = []
+        self.about = About("")  # what the first worker knows of its checkpoint
+        self._findings: list[str] = []
         self._in_groups = True  # rows are decoded in groups
 
     def start(self, setup: EngineSetup, address: str | None, workers: int | None) -> None:
         """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
         runtime, folder = setup.runtime, Path(setup.runtime.model)
-        self.prompt_cache = runtime.prompt_cache
         gc_pause.resume()  # torch is not imported here
         self.cluster = cluster = start_cluster(address, workers, gpu=runtime.device in ("auto", "cuda"))
         if cluster.alone and not cluster.gpus:
@@ -76,12 +82,9 @@ class PoolEngine:
         )
         share = f"{count(each.threads, 'thread')}{' and a GPU' if cluster.gpus else ''}"
         own = f"{'each ' if cluster.workers > 1 else ''}with {share}"
-        self._about = f"{count(cluster.workers, 'worker')} {cluster.about}, {own}"
+        self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, {own}"
         self.pool = WorkerPool(cluster, each)
-        self.pool.open(setup.remark)
-        self.name, self.has_texts = self.pool.ask("name"), self.pool.ask("has_texts")
-        self.is_encoder_decoder = self.pool.ask("is_encoder_decoder")
-        self._limit = "" if self.prompt_cache is None else str(self.pool.ask("reuse_limit"))
+        self.about = self.pool.open(setup.remark)
 
     @property
     def _workers(self) -> WorkerPool:
@@ -91,54 +94,29 @@ class PoolEngine:
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
 
     resolve = _asked("resolve")
-    check = _asked("check")
-    remarks = _asked("remarks")
+    plan = _asked("plan")  # the others have the same products (`worker.identity_of`)
     watched = _asked("watched")
-    reads_hidden = _asked("reads_hidden")
     width = _asked("width")
-    batch_invariant_by = _asked("batch_invariant_by")  # the others have the same products (`worker.identity_of`)
     fingerprints = _asked("fingerprints")
 
-    @property
-    def checkpoint_notes(self) -> tuple[str, ...]:
-        """Notes for --verbose on the workers and the checkpoint."""
-        return (self._about, *self._workers.ask("checkpoint_notes"))
+    def notes(self) -> list[str]:
+        """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""
+        return [self._shared_out, *self._workers.ask("notes")]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """The same, and how it runs."""
-        return (self._about, *self._workers.ask("notes"))
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """The digests of all checkpoints."""
-        return [("digest", ", ".join(self.fingerprints().values()))]
-
-    @property
-    def shares(self) -> list[str]:
-        """What each worker did."""
+    def done(self) -> WorkDone:
+        """What was found out about the model, and what each worker did."""
         lines = []
         for worker in self._workers.workers:
             done = f"{count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
             groups = f"{count(worker.done, 'group')}, " if self._in_groups else ""
             deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
             lines.append(f"{worker.name}: {groups}{done}{deaths}")
-        return lines
+        return WorkDone(findings=tuple(self._findings), shares=tuple(lines))
 
-    def reuse_limit(self) -> str:
-        """Why a saved prompt may be useless for another prompt."""
-        return self._limit
-
-    def check_tokens(self, flag: str, resolved: Resolved) -> None:
-        """Every token has a log-probability."""
-
-    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
-        """All of them."""
-        return lanes
-
-    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+    def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """The number that each worker uses: the recorded one would not be its share of the cores."""
-        number: int | None = self._workers.ask("use_threads", jobs, lanes)
+        number: int | None = self._workers.ask("use_threads", rows)
         return number
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -181,7 +159,7 @@ class PoolEngine:
         rows = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
         for request in group.work.requests:
             prompt = request.prompt or ""
-            yield events.Began(request.id, prompt, "", self.name, request.seed, {}, request.place)
+            yield events.Began(request.id, prompt, "", self.about.name, request.seed, {}, request.place)
             yield events.Failed(request.id, "worker", f"{group.lost}, each time while it decoded {rows}")
 
     def score(
@@ -213,7 +191,7 @@ class PoolEngine:
             lost = ModelError(f"{group.lost}, each time while it scored this text or others of its group")
             lost.code = "worker"
             outcomes: Sequence[Outcome] = [lost] * group.rows if scored is None else scored.outcomes
-            self.findings = list(dict.fromkeys([*self.findings, *(() if scored is None else scored.findings)]))
+            self._findings = list(dict.fromkeys([*self._findings, *(() if scored is None else scored.findings)]))
             yield from zip(keys.pop(group.first), outcomes, strict=True)
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:

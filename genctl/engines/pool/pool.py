@@ -18,6 +18,7 @@ from typing import Any
 
 from genctl.engines.pool.cluster import RayCluster
 from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
+from genctl.engines.protocol import About
 from genctl.errors import ModelError
 
 IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
@@ -115,8 +116,8 @@ class WorkerPool:
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def open(self, slow: Callable[[str], object]) -> None:
-        """Wait until a worker has loaded the checkpoint; the others may follow while it works.
+    def open(self, slow: Callable[[str], object]) -> About:
+        """Wait until a worker has loaded the checkpoint, and return what is known of it; others follow meanwhile.
 
         `slow` is called once if it takes long.
         """
@@ -127,6 +128,7 @@ class WorkerPool:
                 slow("no worker is ready yet")
                 slow_at = float("inf")
         self.began = time.monotonic()
+        return self._first[1].about
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session of the first worker answers (`Worker.ask`). Raises its errors."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config.layers import Layer
 from genctl.decode.threads import set_threads
-from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.protocol import About, Flow, Report, Request
 from genctl.errors import GenctlError, ModelError
 from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
@@ -57,6 +57,7 @@ class OpenedWorker:
     node: str
     process: int
     identity: dict[str, Any]  # what must be equal for all workers
+    about: About
     genctl: str = ""  # what must be that of the driver
 
 
@@ -173,7 +174,7 @@ class WorkQueue:
             self.rows += 1
             if not isinstance(outcome, GenctlError):
                 self.tokens += sum(scored.count for scored in outcome)
-        return ScoredGroup(tuple(outcomes), tuple(self.session.findings))
+        return ScoredGroup(tuple(outcomes), self.session.done.findings)
 
     def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
         """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.
@@ -252,10 +253,9 @@ class Worker:
         return os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens))
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The attribute `name` of the session, or the result of the method of that name."""
+        """What the session's method `name` returns."""
         with self._placed():
-            value = getattr(self._loaded().session, name)
-            return value(*arguments) if callable(value) else value
+            return getattr(self._loaded().session, name)(*arguments)
 
     def _loaded(self) -> WorkQueue:
         with self._loading:
@@ -282,9 +282,10 @@ class Worker:
             threads=threads,
         )
         if setup.layers:
-            session.check(session.resolve(setup.layers))
+            session.plan(session.resolve(setup.layers))
         computes = session.forward.device.type == "cpu"
-        return session, OpenedWorker(platform.node(), os.getpid(), identity_of(session), own_genctl(computes))
+        place = platform.node(), os.getpid()
+        return session, OpenedWorker(*place, identity_of(session), session.about, own_genctl(computes))
 
     @contextmanager
     def _placed(self) -> Iterator[None]:

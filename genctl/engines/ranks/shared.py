@@ -12,7 +12,7 @@ from dataclasses import replace
 from genctl import events
 from genctl.config.layers import Resolved
 from genctl.engines.local.session import Session, load_session
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Report, Request, Rows, Skipped
+from genctl.engines.protocol import ALONE, EngineSetup, Flow, JobPlan, Report, Request, Rows, Skipped
 from genctl.errors import Exit, UsageError
 from genctl.models import rank_group as group
 
@@ -23,12 +23,12 @@ class SharedSession(Session):
     ended = ""  # why rank 0 ended the stream, if not at its end
     waits = False  # rank 0 may wait long for a row
 
-    def check(self, resolved: Resolved) -> str:
+    def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether all ranks together can run a job. Raises UsageError for other caches."""
-        kind = super().check(resolved)
+        plan = super().plan(resolved)
         if (form := resolved.generation.cache_implementation) not in ("dynamic", "off"):
             raise UsageError(f"--tensor-parallel and --cache {form}: the cache is shared out as well, and grows")
-        return kind
+        return plan
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE

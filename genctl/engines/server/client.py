@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from genctl.engines.server.address import KEYS, Address, key_of
-from genctl.engines.server.failure import BackendError, Gone, Late, Trouble, one_line
+from genctl.engines.server.failure import Gone, Late, Trouble, one_line
 from genctl.engines.server.reading import (
     ENCODINGS,
     MOST_BYTES,
@@ -33,7 +33,7 @@ from genctl.engines.server.reading import (
     part_of,
 )
 from genctl.engines.server.retry import asked_s
-from genctl.errors import extra
+from genctl.errors import BackendError, extra
 
 T = TypeVar("T")
 

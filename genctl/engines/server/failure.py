@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import re
 
-from genctl.errors import GenctlError, ModelError, printable, without_secrets
+from genctl.errors import GenctlError, printable, without_secrets
 
 LONGEST = 200  # characters of a server's own words in a message
 
 # What taking a JSON value apart may raise, whatever it holds.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
-class BackendError(ModelError):
-    """A server that cannot be used, or cannot do what the settings ask for: it ends the run."""
-
-    code = "backend"
-    several = True
 
 
 class RowFailure(GenctlError):

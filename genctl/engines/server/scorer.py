@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from genctl.engines.scored_text import By, Scored, TextToScore, goodness
 from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
-from genctl.engines.server.failure import MALFORMED, BackendError, Trouble
+from genctl.engines.server.failure import MALFORMED, Trouble
 from genctl.engines.server.server import Server
 from genctl.engines.server.whole_answers import in_order, patiently
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import BackendError, GenctlError, InputError, UsageError
 from genctl.events import Token
 
 Key = TypeVar("Key")

@@ -13,8 +13,8 @@ from genctl.engines.server.address import Address
 from genctl.engines.server.answer import tokens_of
 from genctl.engines.server.client import Client
 from genctl.engines.server.echo import echoed
-from genctl.engines.server.failure import MALFORMED, BackendError, Late, Trouble, one_line
-from genctl.errors import InputError
+from genctl.engines.server.failure import MALFORMED, Late, Trouble, one_line
+from genctl.errors import BackendError, InputError
 
 PROMPT = "Hello"
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little

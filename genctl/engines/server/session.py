@@ -14,15 +14,27 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import ALONE, EngineSetup, Flow, Key, Report, Request, Rows, never
+from genctl.engines.protocol import (
+    ALONE,
+    About,
+    EngineSetup,
+    Flow,
+    JobPlan,
+    Key,
+    Report,
+    Request,
+    Rows,
+    WorkDone,
+    never,
+)
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
 from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
 from genctl.engines.server.exchanges import Answered, Attempt, Exchange, Exchanges, News
-from genctl.engines.server.failure import BackendError, Late, RowFailure, Trouble, one_line
+from genctl.engines.server.failure import Late, RowFailure, Trouble, one_line
 from genctl.engines.server.lane import RemoteLane
 from genctl.engines.server.server import Endpoint, Server, logprob_fields
-from genctl.errors import GenctlError, InputError, UsageError
+from genctl.errors import BackendError, GenctlError, InputError, UsageError
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Generation
 
@@ -39,13 +51,7 @@ TICK_S = 0.1  # between two looks at whether the run was interrupted
 class RemoteSession:
     """One or several servers, ready to be asked. Rows are spread over them in turn."""
 
-    is_encoder_decoder = False
-    has_texts = True
-    counts_passes = False  # no server tells of them
-    passes = 0
-    prompt_cache = None
-    findings: tuple[str, ...] = ()
-    shares: tuple[str, ...] = ()
+    done = WorkDone()  # as far as servers tell
 
     def __init__(
         self,
@@ -74,28 +80,15 @@ class RemoteSession:
         except BaseException:  # Ctrl-C too: connections that are open are closed
             self.close()
             raise
-        self.name = self.servers[0].model
+        self.about = About(
+            self.servers[0].model, remote=True, facts=tuple(("server", server.name) for server in self.servers)
+        )
         self.live = False  # pieces are told of as they come
         self._turn = itertools.cycle(self.servers)
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for --verbose."""
-        return tuple(f"{one.name}: {one.model}" + (f" ({one.kind})" if one.kind else "") for one in self.servers)
-
-    @property
-    def checkpoint_notes(self) -> tuple[str, ...]:
-        """The same: a server tells nothing else of its checkpoint."""
-        return self.notes
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        """The servers."""
-        return [("server", server.name) for server in self.servers]
-
-    def reuse_limit(self) -> str:
-        """No saved prompt is used."""
-        return ""
+    def notes(self) -> list[str]:
+        """Notes for --verbose: each server with its model."""
+        return [f"{one.name}: {one.model}" + (f" ({one.kind})" if one.kind else "") for one in self.servers]
 
     def fingerprints(self) -> dict[str, str]:
         """No server says which weights it has: the journal knows its address and the name of its model."""
@@ -103,42 +96,28 @@ class RemoteSession:
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the server's model beneath them."""
-        return resolve([Layer(self.servers[0].name, {"model": self.name}, said="user"), *layers])
+        return resolve([Layer(self.servers[0].name, {"model": self.about.name}, said="user"), *layers])
 
-    def check(self, resolved: Resolved) -> str:
-        """Check once whether the servers can do a job; the name of its strategy. Raises BackendError or UsageError."""
-        problems = []
+    def plan(self, resolved: Resolved) -> JobPlan:
+        """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
+        problems, remarks, silent = [], [], []
         for server in self.servers:
             endpoint = server.endpoint(chat=resolved.runtime.is_chat)
             problems += [f"{server.name}: {words}" for words in self._fields(server, endpoint, resolved)[1]]
+            if note := unused_default(resolved, endpoint.fields):
+                remarks.append(f"{server.name}: {note}")
+            if not endpoint.logprobs:
+                silent.append(server.name)
         if problems:
             raise BackendError("\n".join(problems))
-        return "sample" if resolved.generation.draws else "greedy"
-
-    def remarks(self, resolved: Resolved) -> list[str]:
-        """What everybody should know of how the servers do a job."""
-        notes = []
-        for server in self.servers:
-            endpoint = server.endpoint(chat=resolved.runtime.is_chat)
-            if note := unused_default(resolved, endpoint.fields):
-                notes.append(f"{server.name}: {note}")
-        return notes
-
-    def check_tokens(self, flag: str, resolved: Resolved) -> None:
-        """Raises BackendError where a server tells no log-probabilities, which `flag` shows."""
-        for server in self.servers:
-            if not server.endpoint(chat=resolved.runtime.is_chat).logprobs:
-                raise BackendError(f"{server.name}: {flag} needs log-probabilities, which the server does not give")
+        kind = "sample" if resolved.generation.draws else "greedy"
+        return JobPlan(kind, remarks=tuple(remarks), without_logprobs=silent[0] if silent else "")
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
         """No server tells of tokens that were not chosen. Raises UsageError."""
         if tokens:
             raise UsageError(f"--watch {tokens[0]}: a server tells nothing of tokens that were not chosen")
         return ()
-
-    def reads_hidden(self, resolved: Resolved) -> bool:
-        """Whether a job reads hidden states."""
-        return False
 
     def width(self, resolved: Resolved, default: int) -> int:
         """The bound on requests in flight. Raises UsageError."""
@@ -149,16 +128,8 @@ class RemoteSession:
             )
         return min(default, IN_FLIGHT) if size is None else int(size)
 
-    def most_lanes(self, resolved: Resolved, lanes: int) -> int:
-        """The bound on requests in flight."""
-        return self.width(resolved, lanes)
-
-    def use_threads(self, jobs: Sequence[Resolved], lanes: int, recorded: int | None = None) -> int | None:
+    def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """None: servers choose for themselves."""
-
-    def batch_invariant_by(self, resolved: Resolved) -> str:
-        """Nothing is known of a server's batches."""
-        return ""
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """Close all connections."""

@@ -9,10 +9,10 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from genctl.engines.server.answer import tokens_of
-from genctl.engines.server.failure import MALFORMED, BackendError, Trouble, one_line
+from genctl.engines.server.failure import MALFORMED, Trouble, one_line
 from genctl.engines.server.server import UNABLE, Server
 from genctl.engines.server.whole_answers import in_order, patiently
-from genctl.errors import GenctlError, InputError
+from genctl.errors import BackendError, GenctlError, InputError
 from genctl.events import UNKNOWN_ID, Token
 
 TOPS = (20, 5)  # tokens asked for of each distribution: the second where a server gives no more, as OpenAI's

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from genctl.engines.server import retry
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.failure import BackendError, Late, RowFailure, Trouble, one_line
+from genctl.engines.server.failure import Late, RowFailure, Trouble, one_line
 from genctl.engines.server.server import Server
-from genctl.errors import GenctlError
+from genctl.errors import BackendError, GenctlError
 
 Key = TypeVar("Key")
 T = TypeVar("T")

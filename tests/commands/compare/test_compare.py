@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from genctl.decode.runtime import Pass
 from genctl.native.runtime import NativeRuntime
 from genctl.terminal.interrupt import Interrupt
 from genctl.transformers.runtime import TransformersRuntime
@@ -458,10 +459,10 @@ def test_a_shortage_of_memory_is_said_and_changes_nothing_else(gpt2: Path, monke
     wanted = genctl(*arguments)
     call = NativeRuntime.__call__
 
-    def small(self: NativeRuntime, feed: Any, cache: Any, **given: Any) -> Any:
-        if len(feed) > 4:
+    def small(self: NativeRuntime, given: Pass) -> Any:
+        if len(given.feed) > 4:
             raise MemoryError
-        return call(self, feed, cache, **given)
+        return call(self, given)
 
     monkeypatch.setattr(NativeRuntime, "__call__", small)
     done = genctl(*arguments)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.commands.parity.gate import check_golden, compare
+from genctl.decode.runtime import Pass
 from genctl.engines.server import retry
 from genctl.errors import UsageError
 from genctl.models.text import detokenizer
@@ -50,7 +51,7 @@ class Model:
         self.piece = detokenizer(self.tokenizer).piece
 
     def logprobs(self, ids: list[int]) -> Tensor:
-        logits = self.forward(torch.tensor([ids]), None, first=True, keep=len(ids)).logits[0]
+        logits = self.forward(Pass(torch.tensor([ids]), None, first=True, keep=len(ids))).logits[0]
         return self.change(logits.float().clone()).double().log_softmax(-1)
 
     def __call__(self, body: Body) -> Body:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.engines.local import score_passes as passes
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.scored_text import Detail
@@ -85,9 +85,9 @@ def fed(forward: ModelRuntime, monkeypatch: pytest.MonkeyPatch) -> list[tuple[in
     shapes: list[tuple[int, ...]] = []
     original = type(forward).__call__
 
-    def watched(self: Any, feed: Any, *args: Any, **inputs: Any) -> Any:
-        shapes.append(tuple(feed.shape))
-        return original(self, feed, *args, **inputs)
+    def watched(self: Any, given: Pass) -> Any:
+        shapes.append(tuple(given.feed.shape))
+        return original(self, given)
 
     monkeypatch.setattr(type(forward), "__call__", watched)
     return shapes

@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer, EncoderDecoderC
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.foreign import ForeignLayer
+from genctl.decode.runtime import Pass
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import SEQ2SEQ, tiny
 
@@ -100,4 +101,4 @@ def test_a_cache_that_is_loaded_goes_on_as_the_one_that_was_saved(arch: str) -> 
     if forward.is_encoder_decoder:
         return
     feed = torch.tensor([[7]])
-    assert torch.equal(forward(feed, loaded).logits, forward(feed, cache).logits)
+    assert torch.equal(forward(Pass(feed, loaded)).logits, forward(Pass(feed, cache)).logits)

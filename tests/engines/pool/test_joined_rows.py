@@ -26,7 +26,7 @@ from genctl.engines.pool.worker import (
     WorkQueue,
     own_genctl,
 )
-from genctl.engines.protocol import Report, Request, Skipped
+from genctl.engines.protocol import About, Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.pool.fake_ray import Died, FakeRay
@@ -60,7 +60,7 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
         came.wait(PATIENCE)
 
     session.on_plan = planned
-    before = session.passes
+    before = session.done.passes
     calls = [joined.put(DecodeWork(rows[:2], Report(), 8, threads=1, joined=True))]
     assert begun.wait(PATIENCE)
     calls += [joined.put(DecodeWork(rows[2 * n : 2 * n + 2], Report(), 8, threads=1, joined=True)) for n in (1, 2, 3)]
@@ -69,7 +69,7 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
     parts = [finished(call.result().events) for call in calls]
     assert [[*part] for part in parts] == [[f"row {2 * n}", f"row {2 * n + 1}"] for n in range(4)]
     assert {lane: found for part in parts for lane, found in part.items()} == alone
-    assert session.passes - before < 2 * 40
+    assert session.done.passes - before < 2 * 40
 
 
 def test_a_batch_begins_again_after_its_last_row(gpt2: Path) -> None:
@@ -105,7 +105,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
             if found is not None:
                 return found
             if method == "open":
-                return OpenedWorker(f"node {number}", number, {}, own_genctl(True))
+                return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(True))
             return FinishedGroup(arguments[0], number, 1) if method == "work" else (number, 0, 0)
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]

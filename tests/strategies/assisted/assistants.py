@@ -9,10 +9,9 @@ from functools import cache
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from genctl import events
-from genctl.decode.runtime import Output
+from genctl.decode.runtime import Output, Pass
 from genctl.decode.types import Context
 from genctl.strategies.draft_models import Draft, DraftWriter
 from genctl.transformers.runtime import TransformersRuntime
@@ -56,9 +55,9 @@ class Counting(TransformersRuntime):
         super().__init__(model)
         self.fed: list[int] = []
 
-    def __call__(self, feed: Tensor, *arguments: Any, **options: Any) -> Output:
-        self.fed.append(feed.shape[1])
-        return super().__call__(feed, *arguments, **options)
+    def __call__(self, given: Pass) -> Output:
+        self.fed.append(given.feed.shape[1])
+        return super().__call__(given)
 
 
 def drafts(found: Sequence[events.Event]) -> tuple[int, int]:

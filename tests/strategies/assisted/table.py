@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from genctl.decode.runtime import Abilities, Output
+from genctl.decode.runtime import Abilities, Output, Pass
 from genctl.decode.types import Prefix
 from genctl.transformers.runtime import TransformersRuntime
 
@@ -29,12 +29,12 @@ class Table(TransformersRuntime):
 
     def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:
         tokens = torch.tensor([list(ids)])
-        return Prefix(tokens, None, self(tokens, None, keep=1).logits[:, -1])
+        return Prefix(tokens, None, self(Pass(tokens, keep=1)).logits[:, -1])
 
-    def __call__(self, feed: Tensor, cache: Any, *, keep: int = 0, **_: Any) -> Output:
+    def __call__(self, given: Pass) -> Output:
         self.forwards += 1
-        before = torch.cat([feed[:, :1], feed[:, :-1]], 1)
-        return Output(self.table[before, feed][:, -keep:], None)
+        before = torch.cat([given.feed[:, :1], given.feed[:, :-1]], 1)
+        return Output(self.table[before, given.feed][:, -given.keep :], None)
 
     def distribution(self, prompt: Sequence[int], length: int, process: Any = None) -> dict[tuple[int, ...], float]:
         """The probability of every sequence of `length` tokens after the prompt, token by token."""
@@ -43,7 +43,7 @@ class Table(TransformersRuntime):
             longer = {}
             for made, probability in found.items():
                 text = torch.tensor([[*prompt, *made]])
-                scores = self(text, None, keep=1).logits[:, -1]
+                scores = self(Pass(text, keep=1)).logits[:, -1]
                 scores = scores if process is None else process(text, scores)
                 for token, part in enumerate(scores.softmax(-1)[0].tolist()):
                     longer[(*made, token)] = probability * part

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.runtime import Abilities, ModelRuntime, Output
+from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
@@ -84,7 +83,7 @@ def test_early_exit_reads_the_head_after_the_first_layers(arch: str) -> None:
             if getattr(decoder, name, None) is not None
         )
         expected = model.get_output_embeddings()(norm(before.hidden_states[2]))
-        made = EarlyExitDrafter.after(runtimes.forward(model), 2).forward(ids, None).logits
+        made = EarlyExitDrafter.after(runtimes.forward(model), 2).forward(Pass(ids, None)).logits
         torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(model(ids).logits, before.logits)  # the model itself is as it was
 
@@ -125,10 +124,10 @@ class Reciting(TransformersRuntime):
         self.abilities = Abilities(supports_cache=False)
         self.fed: list[str] = []
 
-    def __call__(self, feed: Tensor, *_: Any, **__: Any) -> Output:
-        self.fed.append(letters().decode(feed[0]))
+    def __call__(self, given: Pass) -> Output:
+        self.fed.append(letters().decode(given.feed[0]))
         logits = torch.full((1, 1, 300), -50.0)
-        logits[0, 0, self.ids[min(feed.shape[1], len(self.ids) - 1)]] = 50.0
+        logits[0, 0, self.ids[min(given.feed.shape[1], len(self.ids) - 1)]] = 50.0
         return Output(logits, None)
 
 
