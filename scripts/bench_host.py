@@ -28,7 +28,7 @@ import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
-from genctl.decode.row_text import RowText
+from genctl.decode.stopping.row_text import RowText
 from genctl.decode.types import Lane
 from genctl.models.text import Detokenizer
 from genctl.params import Generation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from genctl.decode.row_text import RowText, Words
+from genctl.decode.stopping.row_text import RowText, Words
 from genctl.decode.stopping.stops import Stops
 from genctl.events import Ended, Event, Row, Stepped, Token, advance
 

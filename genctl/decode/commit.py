@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
-from genctl.decode.row_text import RowText
 from genctl.decode.row_tokens import newest, tail
-from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows, Stop, Written
+from genctl.decode.stopping import Stop, Written
+from genctl.decode.stopping.row_text import RowText
+from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows
 
 
 @dataclass

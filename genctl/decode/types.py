@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from genctl.decode.cache.growing import GrowingLayer
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
-    from genctl.decode.row_text import RowText
     from genctl.decode.row_tokens import RowTokens
+    from genctl.decode.stopping import Criterion
+    from genctl.decode.stopping.row_text import RowText
 
 # The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -255,30 +256,6 @@ class Independent(Strategy, Protocol):
 
     def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """The input of a criterion, built for each token."""
-
-    token: int
-    count: int  # new tokens, this one included
-    logprob: float  # sum over them, nats
-    tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
-    elapsed: float  # seconds since the lane began
-    text: RowText | None = None  # of all new tokens; None if the lane makes no text
-
-
-class Stop(NamedTuple):
-    """Why a row ends."""
-
-    reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
-    what: str = ""  # the stop string, the pattern or the limit
-    kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
-
-
-# Why a row ends after this token; None if it does not. A pair is (reason, what).
-Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]
 
 
 @dataclass(frozen=True)

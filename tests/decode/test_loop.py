@@ -9,7 +9,7 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.row_text import RowText
+from genctl.decode.stopping.row_text import RowText
 from genctl.decode.types import Strategy
 from genctl.models.text import Detokenizer
 from genctl.strategies.beam import Beam

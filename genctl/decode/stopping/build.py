@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.config.listed_knobs import criteria_of
+from genctl.decode.stopping import Criterion, Stop, Written
 from genctl.decode.stopping.criterion import (
     MIN_TOKENS,
     MaxTime,
@@ -29,7 +30,6 @@ from genctl.decode.stopping.criterion import (
 from genctl.decode.stopping.marks import Marks, marks
 from genctl.decode.stopping.pattern import BROKEN, Pattern, quoted
 from genctl.decode.stopping.stops import Stops
-from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 

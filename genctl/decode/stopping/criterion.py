@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 from genctl.config import plugins
+from genctl.decode.stopping import Criterion, Stop, Written
 from genctl.decode.stopping.pattern import Pattern
 from genctl.decode.stopping.stops import first
-from genctl.decode.types import Criterion, Stop, Written
 from genctl.errors import UsageError, raised
 
 # -- stopping criteria of users: constructed and called ----------------------------------------------------------------

@@ -18,9 +18,9 @@ from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 if TYPE_CHECKING:
     from genctl.decode.guidance import Unconditional
     from genctl.decode.processors import Processor
-    from genctl.decode.row_text import RowText
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.stopping.row_text import RowText
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.local.forced_phrases import ForcedPhrases
@@ -429,7 +429,7 @@ class Planner:
 
     def _row_text(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> RowText:
         """The text of a row without new tokens, which the stops among the criteria cut."""
-        from genctl.decode.row_text import RowText
+        from genctl.decode.stopping.row_text import RowText
 
         if not criteria:
             return RowText(words)

@@ -9,10 +9,10 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from genctl.decode.row_text import RowText
+from genctl.decode.stopping import Stop, Written
 from genctl.decode.stopping.build import NamedCriterion, stops_of
 from genctl.decode.stopping.marks import Marks
-from genctl.decode.types import Stop, Written
+from genctl.decode.stopping.row_text import RowText
 from genctl.models.text import Detokenizer
 from genctl.sequences import shared_length
 

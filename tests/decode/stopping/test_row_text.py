@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.row_text import RowText
 from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.pattern import Pattern
+from genctl.decode.stopping.row_text import RowText
 from genctl.decode.stopping.stops import Stops, first
 
 letters = st.text("ab🙂", max_size=30)

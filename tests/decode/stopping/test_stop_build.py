@@ -14,8 +14,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genctl.decode.stopping import Written
 from genctl.decode.stopping.build import StoppingContext, build
-from genctl.decode.types import Written
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 from tests.decode.stopping.rows import first_stop, reader, row_text, tokenizer, written

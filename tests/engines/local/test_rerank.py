@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.config.search_conflicts import reranking as conflicts
-from genctl.decode.row_text import RowText
+from genctl.decode.stopping.row_text import RowText
 from genctl.engines.local.lane_results import LaneResults
 from genctl.engines.local.rerank import RerankPlan, chrf, expected_chrf, plan, rerank
 from genctl.models.text import Detokenizer
