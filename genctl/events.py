@@ -300,18 +300,6 @@ def advance(
     return grown[: len(rows)], grown[len(rows) :]
 
 
-def with_tokens(event: Stepped, written: Sequence[tuple[Token, ...]], ended: tuple[Ended, ...]) -> Stepped:
-    """The step with other tokens in its rows, and with these ended rows. Unchanged rows are not copied."""
-    rows, same = [], not ended
-    for row, tokens in zip(event.rows, written, strict=True):
-        if tokens is not row.written:
-            # spelled out: `dataclasses.replace` takes three times as long
-            row = Row(row.lane, row.parent, tokens, row.logprob, row.total, row.slot, row.note)
-            same = False
-        rows.append(row)
-    return event if same else Stepped(event.lane, event.step, tuple(rows), ended, event.drafted, event.accepted)
-
-
 def to_json(event: Any) -> dict[str, Any]:
     """The event (or another value of this schema) as a JSON object; `"event"` names its kind.
 

@@ -14,6 +14,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +28,8 @@ import genctl
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.stopping.row_text import RowText
 from genctl.decode.types import Lane
-from genctl.engines.local.lane_text import LaneText
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.results import Collector
@@ -101,16 +102,15 @@ def per_step(
     """CPU seconds per step, the first eight not counted."""
     model = forward.model
     collector = Collector()
-    words = Detokenizer(tokenizer)
-    planned = list(lanes(forward, knobs, rows, prompt, steps))
-    texts = {lane.name: LaneText(words) for lane in planned}
+    text = RowText(Detokenizer(tokenizer))
+    planned = [replace(lane, text=text) for lane in lanes(forward, knobs, rows, prompt, steps)]
     counted, began, aside, ended = 0, 0.0, 0.0, 0.0
     for event in decode(forward, planned, width=rows):
         assert not isinstance(event, events.Loading)
         if isinstance(event, events.Finished):  # what is left is said once a text
             ended = time.thread_time()
             break
-        collector.feed(texts[event.lane].filled(event))
+        collector.feed(event)
         if isinstance(event, events.Stepped) and event.step == 8 and not began:
             counted, began, aside = model.calls, time.thread_time(), model.seconds
     spent: float = ended - began - (model.seconds - aside)

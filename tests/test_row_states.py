@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import NamedCriterion, trim
-from genctl.engines.local.stop_text import StopTrimmer
+from genctl.decode.stopping.stops import Stops
 from genctl.errors import InputError
 from genctl.events import (
     Began,
@@ -23,7 +22,6 @@ from genctl.events import (
     Stepped,
     Token,
     advance,
-    with_tokens,
 )
 from genctl.models.text import Detokenizer
 from genctl.pages.search_tree import Node, TreeBuilder
@@ -129,15 +127,6 @@ def test_a_draft_is_several_tokens_of_a_row_and_may_be_empty() -> None:
     assert found.step(Stepped("0", 0, (row(0, 1, 2, 3),)))[0] == [[1, 2, 3]]
     assert found.step(Stepped("0", 1, (row(0),)))[0] == [[1, 2, 3]]
     assert found.step(Stepped("0", 2, (row(0, 4, 5),), (ended(0, 6),))) == ([[1, 2, 3, 4, 5]], [[1, 2, 3, 6]])
-
-
-def test_tokens_are_replaced_only_where_they_differ() -> None:
-    event = Stepped("0", 3, (row(0, 1), row(0, 2)), (), 4, 2)
-    assert with_tokens(event, [one.written for one in event.rows], ()) is event
-    other = with_tokens(event, [event.rows[0].written, (Token(9, -2.0),)], (ended(1, 7),))
-    assert other.rows[0] is event.rows[0]
-    assert other == Stepped("0", 3, (row(0, 1), Row("0", 0, (Token(9, -2.0),), -1.0, -1.0)), (ended(1, 7),), 4, 2)
-    assert with_tokens(Stepped("0", 3, (), (ended(0, 1),)), [], (ended(0, 2),)).ended == (ended(0, 2),)
 
 
 # -- at random, against a replay of every row from the root -----------------------------------------------------------
@@ -246,10 +235,10 @@ def test_values_need_no_copies_and_old_ones_stay(made: Forest) -> None:
 @SETTINGS
 @given(made=forests(IDS))
 def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -> None:
-    guard = StopTrimmer((NamedCriterion("stop_strings", lambda written: None, stops=STOPS),), False, TOKENIZER.decode)
+    stops = Stops(STOPS)
     words = Detokenizer(TOKENIZER)
     worded = with_texts(made.stream, words)
-    cut = with_texts(made.stream, words, {lane: {"stops": guard} for lane in "abc"})
+    cut = with_texts(made.stream, words, stops)
     behind = words.after(TOKENIZER.encode("the"), TOKENIZER.encode(" cat"))  # these tokens were taken back
     bare = with_texts(made.stream, behind)
     texts = [replayed(steps_of(stream)) for stream in (worded, cut, bare)]
@@ -266,7 +255,7 @@ def test_captions_and_stops_of_a_row_are_those_of_its_whole_text(made: Forest) -
             if over:  # it ended by something else than a stop, and is shown in full
                 assert released == whole
             else:
-                safe = trim(whole, STOPS)[0]
+                safe = stops.cut(whole)
                 assert safe.startswith(released)
                 assert len(safe) - len(released) < max(map(len, STOPS)), "held back more than a stop string could be"
 

@@ -159,7 +159,7 @@ class Batch:
     def _unfed(self) -> Tensor:
         """The tokens of each row that the model has not read, int64 [N, F]."""
         if all(state.draft is None and state.front is None for state in self.states):
-            newest = [node[0] for state in self.states for node in state.live.text.nodes if node is not None]
+            newest = [node[0] for state in self.states for node in state.live.row_tokens.nodes if node is not None]
             return to_device(newest, self.model.device)[:, None]
         parts = [state.unfed() for state in self.states]
         return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -138,7 +138,7 @@ def _together(states: list[LaneState]) -> list[Chosen | Done | OutOfRoom]:
     try:
         with shortages():
             # processors that lanes share do not read the text
-            scored = score(lane.processors, first.live.text, None, model, strategy.traits.space)
+            scored = score(lane.processors, first.live.row_tokens, None, model, strategy.traits.space)
             tokens = strategy.tokens(scored.logits[:, 0], [_rows_of(state) for state in states], scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
@@ -161,7 +161,7 @@ def _alone(state: LaneState) -> Chosen | Done:
                 _finite(state, model.logprobs)
             state.stages = []
             scored = score(
-                lane.processors, state.live.text, state.draft, model, strategy.traits.space, trace=lane.trace
+                lane.processors, state.live.row_tokens, state.draft, model, strategy.traits.space, trace=lane.trace
             )
             if independent is not None:
                 choice = _independent(state, independent, scored)
@@ -215,7 +215,9 @@ def _context(state: LaneState) -> Context:
 
     def process(scores: Tensor) -> Tensor:
         """The lane's processors on a search's own scores, f32 [N, V]."""
-        scored = score(lane.processors, state.live.text, None, ModelScores(scores[:, None]), "logits", trace=lane.trace)
+        scored = score(
+            lane.processors, state.live.row_tokens, None, ModelScores(scores[:, None]), "logits", trace=lane.trace
+        )
         state.stages = scored.stages
         if scored.best is not None and not lane.trace:
             _judge(scored.best.tolist(), lane.processors)

@@ -14,7 +14,9 @@ from typing import Any
 
 from genctl import events
 from genctl.decode.row_tokens import newest, tail
-from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows, Stop, Written
+from genctl.decode.stopping import Stop, Written
+from genctl.decode.stopping.row_text import RowText
+from genctl.decode.types import Choice, FinishedRow, Lane, Pruning, Rows
 
 
 @dataclass
@@ -29,23 +31,29 @@ class Facts:
     figures: Sequence[Any] = ()  # statistics of each token if requested: rank, entropy, best ids, watched ids
     traces: Any = ()  # [m][C], the effect of each processor, if requested
 
-    def words(self, candidate: int, lane: Lane) -> tuple[events.Token, ...]:
-        """The tokens of one candidate with their statistics."""
+    def words(self, candidate: int, lane: Lane, texts: Sequence[str]) -> tuple[events.Token, ...]:
+        """The first tokens of one candidate, as many as there are `texts`, with their statistics."""
         tokens, logprobs = self.tokens[candidate], self.logprobs[candidate]
         if not self.figures:
-            return tuple(map(events.Token, tokens, logprobs))
+            return tuple(map(events.Token, tokens, logprobs, texts))
         described = []
+        piece = _nameless if lane.text is None else lane.text.words.piece
         ranks, entropies, values, ids, *asides = (figure[candidate] for figure in self.figures)
         processed = asides.pop() if lane.processed else [None] * len(tokens)
-        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            top = tuple((best, "", value) for best, value in zip(ids[place], values[place], strict=True))
+        for place, (token, logprob, text) in enumerate(zip(tokens, logprobs, texts, strict=False)):
+            top = tuple((best, piece(best), value) for best, value in zip(ids[place], values[place], strict=True))
             trace = self.traces[place][candidate] if self.traces else ()
             own = zip(lane.watch, *(aside[place] for aside in asides), strict=True) if asides else ()
-            watched = tuple((id, "", value, rank) for id, value, rank in own)
+            watched = tuple((id, piece(id), value, rank) for id, value, rank in own)
             figures = {"rank": ranks[place], "entropy": entropies[place], "top": top, "trace": trace}
             figures["processed"] = processed[place]
-            described.append(events.Token(token, logprob, **figures, watched=watched))
+            described.append(events.Token(token, logprob, text, **figures, watched=watched))
         return tuple(described)
+
+
+def _nameless(token: int) -> str:
+    """The name of a token where no text is made."""
+    return ""
 
 
 @dataclass
@@ -55,6 +63,7 @@ class Committed:
     survivors: list[int] = field(default_factory=list)  # those that live on
     parents: list[int] = field(default_factory=list)  # the scored rows that these continue
     rows: list[events.Row] = field(default_factory=list)  # and their records
+    texts: list[RowText] = field(default_factory=list)  # and their texts, if the lane makes any
     finished: list[FinishedRow] = field(default_factory=list)
     ended: list[events.Ended] = field(default_factory=list)  # the same as `finished`
 
@@ -89,22 +98,25 @@ def commit(
         index = live.indices[row]
         if independent and index is None:
             index = candidate  # the first choice counts the returned sequences
-        end = first_stop(lane, live, row, tokens, logprobs, elapsed, interrupted)
-        if end is None and lives:
+        text = live.texts[row].fork() if live.texts else None
+        shown, stop, whole = written_to(lane, live, row, tokens, logprobs, text, elapsed, interrupted)
+        if stop is None and lives:
             logprob = live.logprobs[row] + sum(logprobs)
             total = logprob if totals is None else totals[place]
-            words = facts.words(place, lane)
+            words = facts.words(place, lane, shown)
             note = "" if choice.notes is None else choice.notes[candidate]
             done.survivors.append(candidate)
             done.parents.append(scored)
             done.rows.append(events.Row(lane.name, row, words, logprob, total, index, note))
+            if text is not None:
+                done.texts.append(text)
             if places is not None:
                 places.take(candidate)
-        elif end is not None and counts:  # an end counts only if the beam would have kept the candidate
-            count, stop = end
+        elif stop is not None and counts:  # an end counts only if the beam would have kept the candidate
+            count = len(shown)
             logprob = live.logprobs[row] + sum(logprobs[:count])
             result = FinishedRow(
-                (*newest(live.text.nodes[row], live.written), *tokens[:count]),
+                (*newest(live.row_tokens.nodes[row], live.written), *tokens[:count]),
                 logprob,
                 logprob if totals is None else totals[place],
                 stop.reason,
@@ -113,8 +125,9 @@ def commit(
                 0 if pruning is None or pruning.groups is None else pruning.groups[candidate],
                 0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate],
                 stop.kind,
+                whole,
             )
-            words = facts.words(place, lane)[:count]
+            words = facts.words(place, lane, shown)
             done.finished.append(result)
             done.ended.append(events.Ended(lane.name, row, words, hypothesis(lane, result)))
     return done
@@ -124,8 +137,39 @@ def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:
     """A finished row as a result."""
     score = row.score(lane.strategy.length_penalty)
     return events.Hypothesis(
-        row.tokens, row.logprob, row.total, row.reason, score, row.sequence_index, row.stop, kind=row.kind
+        row.tokens, row.logprob, row.total, row.reason, score, row.sequence_index, row.stop, row.text, row.kind
     )
+
+
+def written_to(
+    lane: Lane,
+    live: Rows,
+    row: int,
+    tokens: list[int],
+    logprobs: list[float],
+    text: RowText | None,
+    elapsed: Callable[[], float],
+    interrupted: str,
+) -> tuple[list[str], Stop | None, str]:
+    """Add new tokens to the `text` of a row, up to the first that ends the row.
+
+    Returns the text to show for each token that was added, why the row ends (None if it lives on), and the whole text
+    of a row that ended.
+    """
+    shown: list[str] = []
+    logprob = live.logprobs[row]
+    for count, token in enumerate(tokens, 1):
+        logprob += logprobs[count - 1]
+        if text is not None:
+            text.push(token)
+        stop = first_stop(lane, live, row, tokens[:count], logprob, text, elapsed)
+        if stop is None and interrupted and count == len(tokens):
+            stop = Stop(interrupted)
+        if stop is not None:
+            last, whole = ("", "") if text is None else text.finish(stop.reason)
+            return [*shown, last], stop, whole
+        shown.append("" if text is None else text.show())
+    return shown, None, ""
 
 
 def first_stop(
@@ -133,25 +177,23 @@ def first_stop(
     live: Rows,
     row: int,
     tokens: list[int],
-    logprobs: list[float],
+    logprob: float,
+    text: RowText | None,
     elapsed: Callable[[], float],
-    interrupted: str,
-) -> tuple[int, Stop] | None:
-    """The number of new tokens after which a row ends, and the reason; None if it lives on."""
-    before, logprob = live.written, live.logprobs[row]
-    for count, token in enumerate(tokens, 1):
-        logprob += logprobs[count - 1]
-        if token in lane.eos:
-            return count, Stop("eos")
-        if lane.criteria:
-            last = tail(live.text.nodes[row], tokens[:count])
-            written = Written(token, before + count, logprob, last, elapsed())
-            for criterion in lane.criteria:
-                if (stop := criterion(written)) is not None:
-                    return count, Stop(*stop)
-        if before + count >= lane.max_new_tokens:
-            return count, Stop("context" if lane.limit else "length", lane.limit)
-    return (len(tokens), Stop(interrupted)) if interrupted and tokens else None
+) -> Stop | None:
+    """Why a row ends after new `tokens`, which are in its `text`; None if it lives on."""
+    token, count = tokens[-1], live.written + len(tokens)
+    if token in lane.eos:
+        return Stop("eos")
+    if lane.criteria:
+        last = tail(live.row_tokens.nodes[row], tokens)
+        written = Written(token, count, logprob, last, elapsed(), text)
+        for criterion in lane.criteria:
+            if (stop := criterion(written)) is not None:
+                return Stop(*stop)
+    if count >= lane.max_new_tokens:
+        return Stop("context" if lane.limit else "length", lane.limit)
+    return None
 
 
 class Places:

@@ -43,8 +43,8 @@ class LaneState:
         self.decoding = self.clock()
         self.first_token_s = 0.0
         self.alive, self.step = True, 0
-        text = RowTokens.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
-        self.live = Rows(text, [0.0], [0.0], [None], text.length)
+        tokens = RowTokens.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
+        self.live = Rows(tokens, [0.0], [0.0], [None], tokens.length, [] if lane.text is None else [lane.text])
         self.rng = torch.Generator(device=prefix.logits.device)
         self.rng.manual_seed(lane.seed)
         self.mode = choice_mode(lane)
@@ -68,7 +68,7 @@ class LaneState:
     @property
     def length(self) -> int:
         """Tokens of each row, prompt included; the newest may not have been read by the model yet."""
-        return self.live.text.length
+        return self.live.row_tokens.length
 
     @property
     def branches(self) -> int:
@@ -105,7 +105,7 @@ class LaneState:
         draft = None if self.draft is None else self.draft.flatten(0, 1)
         if draft is not None and self.front is not None:
             return draft
-        newest = [node[0] for node in self.live.text.nodes if node is not None for _ in range(self.branches)]
+        newest = [node[0] for node in self.live.row_tokens.nodes if node is not None for _ in range(self.branches)]
         fed = to_device(newest, self.model.device)[:, None]
         return fed if draft is None else torch.cat([fed, draft], 1)
 
@@ -176,7 +176,8 @@ class LaneState:
         # the newest token was in the draft, so it is in the cache; without a cache everything is read again
         known = choice.tokens is None and bool(done.survivors) and self.prefix.cache is not None
         scores = self.own_scores() if known else None
-        self.live = before.continued(done.rows, [facts.tokens[places.start + survivor] for survivor in done.survivors])
+        written = [facts.tokens[places.start + survivor] for survivor in done.survivors]
+        self.live = before.continued(done.rows, written, done.texts)
         self.survivors, self.parents = done.survivors, done.parents
         if done.finished:
             self.ended = retain(self.ended + done.finished, choice.pruning, lane.strategy.length_penalty)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.processors.rows import RowCandidates
     from genctl.decode.row_tokens import RowTokens
+    from genctl.decode.stopping import Criterion
+    from genctl.decode.stopping.row_text import RowText
 
 # The input of processors: logits or log-probabilities; with "raw" the search itself calls `Context.process`.
 Space: TypeAlias = Literal["logits", "logprobs", "raw"]
@@ -65,27 +67,28 @@ class Prefix:
 class Rows:
     """The live hypotheses of a lane, best first."""
 
-    text: RowTokens
+    row_tokens: RowTokens
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
     totals: list[float]  # R sums by which the search ranks
     indices: list[int | None]  # R, the index of the returned sequence, if rows are independent
     prompt_len: int
+    texts: list[RowText]  # R, the text of each; empty if the lane makes none
 
-    def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]]) -> Rows:
-        """The rows that live on after a step, from its records, with the tokens that each has written."""
-        text = self.text.continued([row.parent for row in rows], written)
+    def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]], texts: list[RowText]) -> Rows:
+        """The rows that live on after a step, from its records, with the tokens that each has written and its text."""
+        tokens = self.row_tokens.continued([row.parent for row in rows], written)
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
-        return Rows(text, logprobs, totals, [row.slot for row in rows], self.prompt_len)
+        return Rows(tokens, logprobs, totals, [row.slot for row in rows], self.prompt_len, texts)
 
     @property
     def tokens(self) -> Tensor:
         """int64 [R, T], prompt included."""
-        return self.text.tensor()
+        return self.row_tokens.tensor()
 
     @property
     def written(self) -> int:
         """New tokens in each row."""
-        return self.text.length - self.prompt_len
+        return self.row_tokens.length - self.prompt_len
 
 
 class RawScores(Protocol):
@@ -170,6 +173,7 @@ class FinishedRow:
     group: int = 0
     tier: int = 0
     kind: str = ""
+    text: str = ""  # as it is shown: stops cut it
 
     def score(self, length_penalty: float) -> float:
         """total / length ** length_penalty (GNMT's normalisation in transformers' simpler form)."""
@@ -250,29 +254,6 @@ class Independent(Strategy, Protocol):
 
 
 @dataclass(frozen=True)
-class Written:
-    """The input of a criterion, built for each token."""
-
-    token: int
-    count: int  # new tokens, this one included
-    logprob: float  # sum over them, nats
-    tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
-    elapsed: float  # seconds since the lane began
-
-
-class Stop(NamedTuple):
-    """Why a row ends."""
-
-    reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
-    what: str = ""  # the stop string, the pattern or the limit
-    kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
-
-
-# Why a row ends after this token; None if it does not. A pair is (reason, what).
-Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]
-
-
-@dataclass(frozen=True)
 class Lane:
     """One prompt with one strategy, and all options of the loop."""
 
@@ -294,6 +275,7 @@ class Lane:
     processed: bool = False  # whether the log-probability after the processors is reported
     returned: int = 1  # number of returned hypotheses
     limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
+    text: RowText | None = None  # of a row without new tokens; None: no text is made
 
     @property
     def explains(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
 from genctl.errors import ModelError
 
 if TYPE_CHECKING:
@@ -21,11 +22,7 @@ class DecodingVocabulary:
         self.clean = cleans(tokenizer)
         self.backend = getattr(tokenizer, "backend_tokenizer", None)
         self.way, self.fallback = _way(tokenizer)
-        special = set(tokenizer.all_special_ids)
-        if self.backend is not None:
-            added = self.backend.get_added_tokens_decoder()
-            special = {id for id, token in added.items() if token.special}
-        self.special = frozenset(special)
+        self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         self.skipped = self.special if skip else frozenset()
         self._writes: dict[int, bool] = {}
         self._bytes: dict[int, bytes] = {}
@@ -81,14 +78,12 @@ class DecodingVocabulary:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
         content = self._bytes.get(id)
         if content is None:
-            from genctl.decode.processors.token_bytes import bytes_of
-
             content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
 
     def is_byte(self, id: int) -> bool:
         """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
-        return self.fallback and _byte_name(self.token(id))
+        return self.fallback and is_byte(self.token(id))
 
     def piece(self, id: int) -> str:
         piece = self._pieces.get(id)
@@ -136,14 +131,8 @@ def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return ("pieces", True) if hasattr(tokenizer, "sp_model") else ("whole", False)
-    from genctl.decode.processors.token_bytes import decoder_of
-
-    decoder = decoder_of(backend)
-    if decoder is None:
-        return "pieces", False
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    kinds = [step["type"] for step in steps]
-    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
+    steps = steps_of(backend)
+    if is_byte_level(steps):
         return "bytes", False
     fused = False
     for step in steps:
@@ -154,7 +143,7 @@ def _way(tokenizer: PreTrainedTokenizerBase) -> tuple[Way, bool]:
             fused = True
         elif step["type"] not in ("Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder") or fused:
             return "whole", False
-    return "pieces", "ByteFallback" in kinds
+    return "pieces", any(step["type"] == "ByteFallback" for step in steps)
 
 
 def cleans(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -190,7 +179,3 @@ def safe_cut(text: str, start: int) -> int:
         if text[at] == " " and (text[at - 1] not in " 'nvr" or (at > 1 and text[at - 2].isalnum())):
             return at
     return 0
-
-
-def _byte_name(token: str | None) -> bool:
-    return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")

@@ -9,8 +9,13 @@ import torch
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.stopping.row_text import RowText
+from genctl.decode.types import Strategy
+from genctl.models.text import Detokenizer
+from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
+from tests.tiny import tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +59,26 @@ def test_reported_ranks_entropies_and_alternatives_are_those_of_the_distribution
     assert [i for i, _, _ in token.top] == logprobs.topk(3).indices.tolist()
     assert token.entropy == pytest.approx(float(-(logprobs.exp() * logprobs).sum()), abs=1e-4)
     assert token.logprob == pytest.approx(float(logprobs.max()), abs=1e-4)
+
+
+@pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(4, n=4)])
+def test_texts_are_made_beside_the_tokens_and_alternatives_are_named(case: Case, strategy: Strategy) -> None:
+    words = Detokenizer(tokenizer())
+    named = case.stream([case.lane(PROMPTS[0], strategy, top=2, watch=(70,), text=RowText(words))])
+    bare = case.stream([case.lane(PROMPTS[0], strategy, top=2, watch=(70,))])
+    for one, other in zip(named, bare, strict=True):
+        if isinstance(one, events.Stepped) and isinstance(other, events.Stepped):
+            for row, same in zip(one.children, other.children, strict=True):
+                for token, plain in zip(row.written, same.written, strict=True):
+                    assert (token.id, token.logprob, plain.text) == (plain.id, plain.logprob, "")
+                    assert token.top == tuple((id, words.piece(id), value) for id, _, value in plain.top)
+                    assert [name for _, name, *_ in token.watched] == [words.piece(70)]
+            for end in one.ended:
+                assert end.hypothesis.text == words.decode(end.hypothesis.tokens)
+    finished = named[-1]
+    assert isinstance(finished, events.Finished)
+    assert [one.text for one in finished.hypotheses] == [words.decode(one.tokens) for one in finished.hypotheses]
+    assert any(one.text for one in finished.hypotheses)
 
 
 def test_lanes_are_read_lazily_as_places_become_free(case: Case) -> None:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from genctl import events
-from genctl.decode.types import Written
+from genctl.decode.stopping import Written
 from genctl.strategies.beam import Beam
 from tests.decode.driver import PROMPTS
 from tests.strategies.oracle import NEW, case_of, cut, endings, ours, same, theirs

@@ -34,18 +34,38 @@ def bytes_of(token: str) -> bytes:
     return token.encode()
 
 
-def decoder_of(backend: Any) -> dict[str, Any] | None:
-    """The decoder of a tokenizer as tokenizer.json writes it.
+def is_byte(token: str | None) -> bool:
+    """Whether a token is one byte (<0xE2>) of a byte-fallback vocabulary."""
+    return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
 
-    It is written with a tokenizer that has no vocabulary: a large vocabulary takes long to write, and much memory.
+
+def special_of(backend: Any) -> frozenset[int]:
+    """The ids of a tokenizer that decoding skips."""
+    return frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+
+
+def steps_of(backend: Any) -> list[dict[str, Any]]:
+    """The steps of a tokenizer's decoder as tokenizer.json writes them; none if it has no decoder.
+
+    They are written with a tokenizer that has no vocabulary: a large vocabulary takes long to write, and much memory.
     """
     from tokenizers import Tokenizer, models
 
     empty = Tokenizer(models.BPE())
     if backend.decoder is not None:
         empty.decoder = backend.decoder
-    decoder: dict[str, Any] | None = json.loads(empty.to_str())["decoder"]
-    return decoder
+    return _flat(json.loads(empty.to_str())["decoder"])
+
+
+def _flat(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if decoder is None:
+        return []
+    return [step for inner in decoder["decoders"] for step in _flat(inner)] if "decoders" in decoder else [decoder]
+
+
+def is_byte_level(steps: Sequence[dict[str, Any]]) -> bool:
+    """Whether the text is the bytes of all tokens, one after another."""
+    return [step["type"] for step in steps if step["type"] != "Fuse"] == ["ByteLevel"]
 
 
 _SUMMED = ("ByteLevel", "ByteFallback", "Fuse", "Replace", "Metaspace", "WordPiece")
@@ -137,7 +157,7 @@ def spelling(tokenizer: Any, vocab_size: int, knob: str, *, begun: bool = False)
 
 
 def _read(backend: Any, size: int, knob: str) -> Spelling:
-    steps = _steps(decoder_of(backend))
+    steps = steps_of(backend)
     kinds = [step["type"] for step in steps]
     for step in steps:
         if step["type"] not in _SUMMED and not (step["type"] == "Strip" and not step["stop"]):
@@ -146,9 +166,9 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
             )
     if "Fuse" in kinds and any(kind == "Replace" for kind in kinds[kinds.index("Fuse") :]):
         raise UsageError(f"{knob}: the text of this tokenizer is not the sum of its tokens (its decoder rewrites it)")
-    special = {token for token, added in backend.get_added_tokens_decoder().items() if added.special}
+    special = special_of(backend)
     names = [None if token in special else backend.id_to_token(token) for token in range(size)]
-    if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
+    if is_byte_level(steps):
         return Spelling(tuple(b"" if name is None else bytes_of(name) for name in names), {})
     fallback = "ByteFallback" in kinds
     ids = [token for token, name in enumerate(names) if name is not None]
@@ -160,20 +180,10 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
     pieces, first = [b""] * size, {}
     for token in ids:
         name = str(names[token])
-        if fallback and len(name) == 6 and name.startswith("<0x") and int(name[3:5], 16) >= 0x80:
+        if fallback and is_byte(name) and int(name[3:5], 16) >= 0x80:
             pieces[token] = bytes([int(name[3:5], 16)])
         elif after[token].startswith(lead):
             pieces[token] = after[token][len(lead) :].encode()
             if alone[token].encode() != pieces[token]:
                 first[token] = alone[token].encode()
     return Spelling(tuple(pieces), first)
-
-
-def _steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    return (
-        [step for inner in decoder["decoders"] for step in _steps(inner)]
-        if decoder["type"] == "Sequence"
-        else [decoder]
-    )

@@ -1,6 +1,34 @@
-"""Why a row ends. `build` makes the criteria of a lane; `cut` trims a finished text; `HoldBack` trims a live one."""
+"""Why a row ends, and where its text is cut. `build` makes the criteria of a lane."""
 
-from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build, cut, visible
-from genctl.decode.stopping.trim import HoldBack, trim
+from __future__ import annotations
 
-__all__ = ["HoldBack", "NamedCriterion", "StoppingContext", "build", "cut", "trim", "visible"]
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from genctl.decode.stopping.row_text import RowText
+
+
+@dataclass(frozen=True)
+class Written:
+    """The input of a criterion, built for each token."""
+
+    token: int
+    count: int  # new tokens, this one included
+    logprob: float  # sum over them, nats
+    tail: Callable[[int], list[int]]  # tail(n): the last n new tokens, this one included
+    elapsed: float  # seconds since the lane began
+    text: RowText | None = None  # of all new tokens; None if the lane makes no text
+
+
+class Stop(NamedTuple):
+    """Why a row ends."""
+
+    reason: str  # eos | length | context (full before max_new_tokens) | stop | time | interrupted
+    what: str = ""  # the stop string, the pattern or the limit
+    kind: str = ""  # the criterion if `reason` is "stop": string, regex, token, floor, repetition, plugin
+
+
+# Why a row ends after this token; None if it does not. A pair is (reason, what).
+Criterion: TypeAlias = Callable[[Written], "Stop | tuple[str, str] | None"]

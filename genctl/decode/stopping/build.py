@@ -14,20 +14,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genctl.config.listed_knobs import criteria_of
-from genctl.decode.stopping.criterion import MIN_TOKENS, MaxTime, MeanLogprob, Repetition, StopTokens
+from genctl.decode.stopping import Criterion, Stop, Written
+from genctl.decode.stopping.criterion import (
+    MIN_TOKENS,
+    MaxTime,
+    MeanLogprob,
+    Repetition,
+    StopRegex,
+    StopStrings,
+    StopTokens,
+)
 from genctl.decode.stopping.marks import Marks, marks
-from genctl.decode.stopping.trim import trim
-from genctl.decode.types import Criterion, Stop, Written
+from genctl.decode.stopping.pattern import BROKEN, Pattern, quoted
+from genctl.decode.stopping.stops import Stops
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
-
-if TYPE_CHECKING:
-    from genctl.decode.stopping.tail import TailText
-    from genctl.decode.stopping.text import Pattern
 
 
 @dataclass(frozen=True)
@@ -36,10 +40,9 @@ class StoppingContext:
 
     generation: Generation
     tokenizer: Any = None  # used only for the ids that decoding skips
-    decode: Callable[[list[int]], str] | None = None  # tokens -> text, special tokens skipped
+    decode: Callable[[list[int]], str] | None = None  # new tokens -> their text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
-    whole: Callable[[list[int]], str] | None = None  # all new tokens -> their text behind the prompt; None: `decode`
     marks: Marks = field(default_factory=Marks)  # made by `build`
 
 
@@ -86,31 +89,16 @@ def build(context: StoppingContext) -> tuple[NamedCriterion, ...]:
     return tuple(criteria)
 
 
-def visible(tokens: Sequence[int], criteria: Sequence[NamedCriterion], keep: bool = False) -> Sequence[int]:
-    """The new tokens whose text is shown: all but a stop token at the end, which stays if `keep`."""
-    if keep or not tokens or not any(tokens[-1] in criterion.ids for criterion in criteria):
-        return tokens
-    return tokens[:-1]
-
-
-def cut(text: str, criteria: Sequence[NamedCriterion], keep: bool = False) -> tuple[str, str]:
-    """Cut a row's text at the earliest stop string or match; of several at one place, at the longest.
-
-    In the text, special tokens that stops name are marks. Returns the text before the match (with it, if `keep`) and
-    the match, or "".
-    """
-    spans = []
-    for criterion in criteria:
-        stop = trim(text, criterion.stops)
-        if stop[1]:
-            spans.append((len(stop[0]), len(stop[0]) + len(stop[1])))
-        span = criterion.pattern.find(text) if criterion.pattern is not None else None
-        if span is not None:
-            spans.append(span)
-    if not spans:
-        return text, ""
-    start, end = min(spans, key=lambda span: (span[0], -span[1]))
-    return text[: end if keep else start], text[start:end]
+def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
+    """What the criteria cut from the texts of a lane, if they cut anything. With `keep` they cut behind the stop."""
+    stops = Stops(
+        tuple(string for criterion in criteria for string in criterion.stops),
+        tuple(criterion.pattern for criterion in criteria if criterion.pattern is not None),
+        frozenset() if keep else frozenset().union(*(criterion.ids for criterion in criteria)),
+        next((criterion.marks for criterion in criteria if criterion.marks.ids), Marks()),
+        keep,
+    )
+    return stops if stops.strings or stops.patterns or stops.ids else None
 
 
 def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
@@ -122,7 +110,7 @@ def _from_table(table: Mapping[str, Any], context: StoppingContext) -> NamedCrit
         return _MAKERS[use](keys, context)
     from genctl.decode.stopping import criterion
 
-    offered = {"tokenizer": context.tokenizer, "decode": context.whole or context.decode}
+    offered = {"tokenizer": context.tokenizer, "decode": context.decode}
     return NamedCriterion(use, criterion.make(use, keys, offered, allowed=context.allow_plugins))
 
 
@@ -130,13 +118,9 @@ def _value(keys: Mapping[str, Any], context: StoppingContext, name: str) -> Any:
     return keys[name] if name in keys else getattr(context.generation, name)
 
 
-def _text(context: StoppingContext) -> TailText:
-    from genctl.decode.stopping.tail import TailText
-
+def _check_text(context: StoppingContext) -> None:
     if context.decode is None:
         raise ValueError("needs a tokenizer to read the text, and this checkpoint has none")
-    read = context.marks.read
-    return TailText(partial(read, context.decode), _special(context), partial(read, context.whole or context.decode))
 
 
 def _special(context: StoppingContext) -> set[int]:
@@ -170,9 +154,6 @@ def _max_time(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriteri
 
 
 def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    from genctl.decode.stopping.tail import BROKEN
-    from genctl.decode.stopping.text import StopStrings, quoted
-
     value = _value(keys, context, "stop_strings")
     stops = [value] if isinstance(value, str) else value
     if not stops:
@@ -184,8 +165,8 @@ def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCri
             raise ValueError(f"{quoted(stop)} holds U+FFFD, which stands for a character that is incomplete")
     unique = tuple(dict.fromkeys(stops))
     searched = context.marks.stops(unique)
-    criterion = StopStrings(searched, _text(context))
-    return NamedCriterion("stop_strings", criterion, stops=tuple(searched), marks=context.marks)
+    _check_text(context)
+    return NamedCriterion("stop_strings", StopStrings(searched), stops=tuple(searched), marks=context.marks)
 
 
 def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
@@ -198,10 +179,9 @@ def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedC
 
 
 def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
-    from genctl.decode.stopping.text import Pattern, StopRegex
-
     pattern = Pattern(_value(keys, context, "stop_regex"), context.marks)
-    return NamedCriterion("stop_regex", StopRegex(pattern, _text(context)), pattern=pattern, marks=context.marks)
+    _check_text(context)
+    return NamedCriterion("stop_regex", StopRegex(pattern), pattern=pattern, marks=context.marks)
 
 
 def _stop_mean_logprob(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:

@@ -1,4 +1,4 @@
-"""Stopping criteria on tokens, time and log-probabilities. Those on the text of a row are in `text` and `tail`."""
+"""Stopping criteria on tokens, text, time and log-probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from functools import partial
 from typing import Any
 
 from genctl.config import plugins
-from genctl.decode.types import Criterion, Stop, Written
+from genctl.decode.stopping import Criterion, Stop, Written
+from genctl.decode.stopping.pattern import Pattern
+from genctl.decode.stopping.stops import first
 from genctl.errors import UsageError, raised
 
 # -- stopping criteria of users: constructed and called ----------------------------------------------------------------
@@ -73,6 +75,36 @@ class StopTokens:
 
     def __call__(self, written: Written) -> Stop | None:
         return Stop("stop", str(written.token), "token") if written.token in self.ids else None
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
+
+    `stops`: searched string -> its stop string (see `marks`).
+    """
+
+    stops: Mapping[str, str]
+
+    def __call__(self, written: Written) -> Stop | None:
+        assert written.text is not None
+        found = first(written.text.whole(), tuple(self.stops), written.text.since)
+        return None if found is None else Stop("stop", self.stops[found[1]], "string")
+
+
+@dataclass(frozen=True)
+class StopRegex:
+    """Ends a row with the first token after which `pattern` matches in the last 4096 characters of its text.
+
+    The pattern sees only the text so far: `$` matches after every token.
+    """
+
+    pattern: Pattern
+
+    def __call__(self, written: Written) -> Stop | None:
+        assert written.text is not None
+        found = self.pattern.find(written.text.whole())
+        return None if found is None else Stop("stop", self.pattern.source, "regex")
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ tokens, and finds `>` in `<|im_end|>`.)
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-from genctl.sequences import shared_length
 
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
 _UNMARKED = re.compile(r"\(\?P?<\w+>|\\[gk]<\w+>|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # names of groups, and sets
@@ -41,19 +39,6 @@ class Marks:
         for text, mark in self.spelled.items():
             source = _also(source, text, mark)
         return source
-
-    def read(self, decode: Callable[[list[int]], str], tokens: Sequence[int]) -> str:
-        """The text of tokens, with marks at the places of their tokens."""
-        ids = list(tokens)
-        text = decode(ids)
-        places = [place for place, token in enumerate(ids) if token in self.ids]
-        parts, done = [], 0
-        for place in places:
-            # an incomplete character at this place is completed after the mark
-            here = max(shared_length(decode(ids[:place]), text), done)
-            parts += [text[done:here], self.ids[ids[place]]]
-            done = here
-        return "".join([*parts, text[done:]])
 
     def clean(self, text: str) -> str:
         """The text without marks."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
-from genctl.engines.local.lane_text import LaneText
+from genctl.engines.local.lane_results import LaneResults
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.config_numbers import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from genctl.decode.processors import Processor
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
+    from genctl.decode.stopping.row_text import RowText
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.local.forced_phrases import ForcedPhrases
     from genctl.engines.local.rerank import RerankPlan
-    from genctl.engines.local.stop_text import StopTrimmer
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -48,8 +48,6 @@ class PlannedLane:
     prompt: Prompt
     kind: str  # the strategy's name
     settings: dict[str, Any]  # for viewers
-    stops: StopTrimmer | None
-    words: Words  # the detokenizer behind the prompt
     ranking: RerankPlan | None = None
     phrases: ForcedPhrases | None = None
     draws: bool = True  # whether tokens are drawn, or a processor may draw
@@ -69,16 +67,14 @@ class PlannedLane:
             request.run,
         )
 
-    def text(self) -> LaneText:
-        """Fills in the texts of the lane's events."""
+    def results(self) -> LaneResults:
+        """Completes the lane's results."""
         grammar = None
         if any(getattr(processor, "name", None) in GRAMMARS for processor in self.lane.processors):
             from genctl.decode.processors.grammar import grammar_of
 
             grammar = grammar_of(self.lane.processors)
-        return LaneText(
-            self.words,
-            stops=self.stops,
+        return LaneResults(
             phrases=self.phrases,
             grammar=grammar,
             prompt_length=len(self.lane.tokens),
@@ -231,6 +227,7 @@ class Planner:
             watch=report.watch,
             returned=generation.num_return_sequences if ranking is None else ranking.samples,
             limit=limit,
+            text=self._row_text(criteria, words, keep=generation.keep_stop),
         )
         settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
         settings |= generation.several
@@ -240,10 +237,9 @@ class Planner:
             settings["note"] = prompt.note
         if generation.structure:
             settings["structure"] = generation.structure
-        stops = self._trimmer(criteria, words, keep=generation.keep_stop)
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
         draws = generation.draws or bool(request.resolved.processors)
-        return PlannedLane(lane, prompt, kind, settings, stops, words, ranking, phrases, draws)
+        return PlannedLane(lane, prompt, kind, settings, ranking, phrases, draws)
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""
@@ -431,13 +427,15 @@ class Planner:
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
         return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
 
-    def _trimmer(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> StopTrimmer | None:
-        """What cuts texts at the stops among the criteria; None if nothing does."""
-        if not criteria:
-            return None
-        from genctl.engines.local.stop_text import StopTrimmer
+    def _row_text(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> RowText:
+        """The text of a row without new tokens, which the stops among the criteria cut."""
+        from genctl.decode.stopping.row_text import RowText
 
-        return StopTrimmer(criteria, keep, words.decode)
+        if not criteria:
+            return RowText(words)
+        from genctl.decode.stopping.build import stops_of
+
+        return RowText(words, stops_of(criteria, keep=keep))
 
     def _criteria(
         self, request: Request, generation: Generation, began: float, words: Words
@@ -450,8 +448,7 @@ class Planner:
         context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
-            decode=None if self.loaded.tokenizer is None else self.text,
-            whole=words.decode,
+            decode=None if self.loaded.tokenizer is None else words.decode,
             explicit=listed,
             allow_plugins=self.allow_plugins,
         )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.scheduler import Waiting
     from genctl.decode.types import Prefix
-    from genctl.engines.local.lane_text import LaneText
+    from genctl.engines.local.lane_results import LaneResults
     from genctl.engines.local.planner import PlannedLane
     from genctl.engines.local.scorer import Scorer
     from genctl.engines.protocol import Outcome
@@ -330,7 +330,7 @@ class Session:
         from genctl.decode.loop import decode
 
         begins: dict[str, events.Began] = {}
-        texts: dict[str, LaneText] = {}
+        results: dict[str, LaneResults] = {}
 
         def lanes() -> Iterator[Waiting]:
             for request in requests:
@@ -350,7 +350,7 @@ class Session:
                 begins[request.id] = planned.began(
                     request, self.about.name, encoder_decoder=self.about.is_encoder_decoder
                 )
-                texts[request.id] = planned.text()
+                results[request.id] = planned.results()
                 yield planned.lane
 
         for event in decode(
@@ -370,8 +370,8 @@ class Session:
             if event.lane in begins:
                 yield begins.pop(event.lane)
             over = isinstance(event, (events.Finished, events.Failed))
-            text = texts.pop(event.lane, None) if over else texts.get(event.lane)
-            yield event if text is None else text.filled(event)
+            own = results.pop(event.lane, None) if over else results.get(event.lane)
+            yield event if own is None else own.completed(event)
 
     def score(
         self,

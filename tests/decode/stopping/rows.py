@@ -9,7 +9,12 @@ from functools import cache
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from genctl.decode.types import Criterion, Written
+from genctl.decode.stopping import Stop, Written
+from genctl.decode.stopping.build import NamedCriterion, stops_of
+from genctl.decode.stopping.marks import Marks
+from genctl.decode.stopping.row_text import RowText
+from genctl.models.text import Detokenizer
+from genctl.sequences import shared_length
 
 CORPUS = [
     "The cat sat on the mat, and the dog didn't. It's 3.14! Do not stop; stop here.\n\nThe end?",
@@ -38,18 +43,35 @@ def reader(kind: str) -> Callable[[Sequence[int]], str]:
     return lambda ids: tokenizer(kind).decode(list(ids), skip_special_tokens=True)
 
 
-def written(tokens: Sequence[int], logprob: float = -1.0, elapsed: float = 0.0) -> Written:
+def marked(marks: Marks, decode: Callable[[list[int]], str], tokens: Sequence[int]) -> str:
+    """The text of tokens with marks, by definition: each where the text with and without what follows is the same."""
+    ids, text, parts, done = list(tokens), decode(list(tokens)), [], 0
+    for place, token in enumerate(ids):
+        if token in marks.ids:
+            here = max(shared_length(decode(ids[:place]), text), done)
+            parts += [text[done:here], marks.ids[token]]
+            done = here
+    return "".join([*parts, text[done:]])
+
+
+def row_text(kind: str, criteria: Sequence[NamedCriterion] = (), keep: bool = False) -> RowText:
+    return RowText(Detokenizer(tokenizer(kind)), stops_of(criteria, keep=keep))
+
+
+def written(tokens: Sequence[int], logprob: float = -1.0, elapsed: float = 0.0, text: RowText | None = None) -> Written:
     """The row `tokens`, just after its last one."""
     made = list(tokens)
-    return Written(made[-1], len(made), logprob, lambda n: made[max(0, len(made) - n) :], elapsed)
+    return Written(made[-1], len(made), logprob, lambda n: made[max(0, len(made) - n) :], elapsed, text)
 
 
-def first_stop(criterion: Criterion, tokens: Sequence[int]) -> tuple[int, tuple[str, ...]] | None:
+def first_stop(criterion: NamedCriterion, tokens: Sequence[int], kind: str = "bytelevel") -> tuple[int, Stop] | None:
     """After how many tokens the criterion ends the row, and what it says."""
+    text = row_text(kind, [criterion])
     for count in range(1, len(tokens) + 1):
-        stop = criterion(written(tokens[:count]))
+        text.push(tokens[count - 1])
+        stop = criterion(written(tokens[:count], text=text))
         if stop is not None:
-            return count, stop
+            return count, Stop(*stop)
     return None
 
 

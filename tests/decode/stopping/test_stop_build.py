@@ -14,11 +14,11 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import StoppingContext, build, visible
-from genctl.decode.types import Written
+from genctl.decode.stopping import Written
+from genctl.decode.stopping.build import StoppingContext, build
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
-from tests.decode.stopping.rows import first_stop, reader, tokenizer, written
+from tests.decode.stopping.rows import first_stop, reader, row_text, tokenizer, written
 
 ALL = {
     "stop_repeat_ngram": 2,
@@ -106,10 +106,12 @@ def test_the_time_is_up_only_when_it_has_passed() -> None:
 def test_a_stop_token_is_written_but_shown_only_if_it_is_kept() -> None:
     made = build(material(stop_token_ids=[13, 14]))
     assert first_stop(made[0], [1, 2, 14, 13]) == (3, ("stop", "14", "token"))
-    assert visible([1, 2, 14], made) == [1, 2]
-    assert visible([1, 2, 14], made, keep=True) == [1, 2, 14]
-    assert visible([14, 2], made) == [14, 2]
-    assert visible([], made) == []
+    for keep in (False, True):
+        text = row_text("bytelevel", made, keep)
+        for token in [20, 21, 14]:
+            text.push(token)
+        assert text.finish("stop")[1] == reader("bytelevel")([20, 21, 14] if keep else [20, 21])
+        assert text.finish("eos")[1] == reader("bytelevel")([20, 21, 14])
 
 
 def test_the_mean_falls_below_the_floor() -> None:
@@ -276,5 +278,5 @@ def test_an_installed_criterion_needs_no_leave(install: Callable[..., None]) -> 
 
 
 def test_importing_this_loads_neither_torch_nor_transformers() -> None:
-    code = "import genctl.decode.stopping, sys; print({'torch', 'transformers', 'regex'} & sys.modules.keys())"
+    code = "import genctl.decode.stopping.build, sys; print({'torch', 'transformers', 'regex'} & sys.modules.keys())"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

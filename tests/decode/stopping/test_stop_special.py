@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import genctl
 from genctl import events
-from genctl.decode.stopping import HoldBack, NamedCriterion, StoppingContext, build, cut
+from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 from genctl.params import Generation
 from genctl.results import Result
-from tests.decode.stopping.rows import KINDS, first_stop, reader, tokenizer
+from tests.decode.stopping.rows import KINDS, first_stop, marked, reader, row_text, tokenizer
 from tests.tiny import BOS, EOS, PAD, checkpoint
 from tests.tiny import tokenizer as tiny_tokenizer
 
@@ -42,14 +42,20 @@ def ids(kind: str, *parts: str) -> list[int]:
 
 
 def shown(kind: str, tokens: Sequence[int], stops: Sequence[str], keep: bool = False) -> str:
-    one = criterion(kind, stops)
-    return one.marks.clean(cut(one.marks.read(reader(kind), tokens), (one,), keep)[0])
+    return cut(kind, criterion(kind, stops), tokens, keep)
+
+
+def cut(kind: str, one: NamedCriterion, tokens: Sequence[int], keep: bool = False) -> str:
+    text = row_text(kind, [one], keep)
+    for token in tokens:
+        text.push(token)
+    return text.finish("stop")[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stop_string_that_is_a_special_token_stops_at_it(kind: str) -> None:
     row = ids(kind, "the cat", RESERVED, " sat")
-    found = first_stop(criterion(kind, [RESERVED]), row)
+    found = first_stop(criterion(kind, [RESERVED]), row, kind)
     assert found == (row.index(ids(kind, RESERVED)[0]) + 1, ("stop", RESERVED, "string"))
     assert shown(kind, row, [RESERVED]) == reader(kind)(row[: found[0]])
 
@@ -58,15 +64,15 @@ def test_a_stop_string_that_is_a_special_token_stops_at_it(kind: str) -> None:
 def test_text_around_a_special_token_belongs_to_the_stop_string(kind: str) -> None:
     stops = [f"cat.{RESERVED}"]
     other, right = ids(kind, "the cat", RESERVED, " sat"), ids(kind, "the cat.", RESERVED, " sat")
-    assert first_stop(criterion(kind, stops), other) is None
-    found = first_stop(criterion(kind, stops), right)
+    assert first_stop(criterion(kind, stops), other, kind) is None
+    found = first_stop(criterion(kind, stops), right, kind)
     assert found == (len(ids(kind, "the cat.")) + 1, ("stop", stops[0], "string"))
     assert shown(kind, right[: found[0]], stops) == "the "
     assert shown(kind, right[: found[0]], stops, keep=True) == "the cat."
     if kind != "bytelevel":  # others put a blank before each part
         return
     both = [f"cat{RESERVED} s"]
-    found = first_stop(criterion(kind, both), other)
+    found = first_stop(criterion(kind, both), other, kind)
     assert found is not None
     assert shown(kind, other[: found[0]], both) == "the "
 
@@ -119,11 +125,10 @@ def test_any_row_ends_where_its_text_with_the_named_tokens_first_holds_a_stop(ki
     if not row:
         return
     one = _mark_of(kind, *stops)
-    marked = {token: mark for token, mark in one.marks.ids.items()}
-    names = {mark: tokenizer(kind).convert_ids_to_tokens(token) for token, mark in marked.items()}
+    names = {mark: tokenizer(kind).convert_ids_to_tokens(token) for token, mark in one.marks.ids.items()}
 
     def holds(count: int) -> bool:
-        text = one.marks.read(reader(kind), row[:count]).rstrip("\ufffd")
+        text = marked(one.marks, reader(kind), row[:count]).rstrip("\ufffd")
         for stop in stops:
             for mark, name in names.items():
                 stop = stop.replace(name, mark)
@@ -132,16 +137,19 @@ def test_any_row_ends_where_its_text_with_the_named_tokens_first_holds_a_stop(ki
         return False
 
     expected = next((count for count in range(1, len(row) + 1) if holds(count)), None)
-    found = first_stop(one, row)
+    found = first_stop(one, row, kind)
     assert (None if found is None else found[0]) == expected
 
 
 def test_what_is_held_back_is_the_text_before_a_special_token() -> None:
     one = criterion("bytelevel", [f"\n\n{RESERVED}"])
-    mark = one.marks.ids[ids("bytelevel", RESERVED)[0]]
-    live = HoldBack(one.stops)
-    assert [live.push(piece) for piece in ("a\n", "b\n\n", mark)] == ["a", "\nb", ""]
-    assert live.stopped
+    text, shown = row_text("bytelevel", [one]), []
+    for token in ids("bytelevel", "a", "\n", "b", "\n", "\n", RESERVED):
+        text.push(token)
+        shown.append(text.show())
+    assert shown == ["a", "", "\nb", "", "", ""]
+    assert text.finish("stop") == ("", "a\nb")
+    assert text.finish("eos") == ("\n\n", "a\nb\n\n")
 
 
 @pytest.mark.parametrize(
@@ -165,8 +173,7 @@ def test_a_pattern_finds_the_special_tokens_that_it_names(pattern: str, stops: b
     assert (found is not None) == stops
     if found is not None:
         assert found == (len(ids("bytelevel", "the cat")) + 1, ("stop", pattern, "regex"))
-        text, _ = cut(one.marks.read(reader("bytelevel"), row[: found[0]]), (one,))
-        assert one.marks.clean(text) == ("the " if pattern.startswith("cat") else "the cat")
+        assert cut("bytelevel", one, row[: found[0]]) == ("the " if pattern.startswith("cat") else "the cat")
 
 
 def test_a_pattern_still_finds_what_it_found_in_the_text() -> None:

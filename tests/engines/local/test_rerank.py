@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.config.search_conflicts import reranking as conflicts
+from genctl.decode.stopping.row_text import RowText
+from genctl.engines.local.lane_results import LaneResults
 from genctl.engines.local.rerank import RerankPlan, chrf, expected_chrf, plan, rerank
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
 from tests.cli.tool import genctl
 from tests.decode.driver import PROMPTS, Case
-from tests.lane_texts import with_texts
 from tests.tiny import tokenizer
 
 
@@ -80,12 +81,11 @@ def test_equal_utilities_are_ordered_by_log_probability_then_by_the_draw() -> No
 
 
 def test_only_lanes_with_a_plan_are_touched() -> None:
-    case, draws = Case("llama"), Sample(True, 6)
-    lanes = [case.lane(PROMPTS[0], draws, name, seed=3) for name in ("plain", "best", "mbr")]
-    decoded, words = list(case.stream(lanes, width=2)), Detokenizer(tokenizer())
-    stream = with_texts(decoded, words)
-    plans = {"best": RerankPlan("best_of", 6, 2), "mbr": RerankPlan("mbr", 6, 1)}
-    made = with_texts(decoded, words, {name: {"ranking": plan} for name, plan in plans.items()})
+    case, draws, text = Case("llama"), Sample(True, 6), RowText(Detokenizer(tokenizer()))
+    lanes = [case.lane(PROMPTS[0], draws, name, seed=3, text=text) for name in ("plain", "best", "mbr")]
+    stream = case.stream(lanes, width=2)
+    plans = {"plain": None, "best": RerankPlan("best_of", 6, 2), "mbr": RerankPlan("mbr", 6, 1)}
+    made = [LaneResults(ranking=plans[event.lane]).completed(event) for event in stream if hasattr(event, "lane")]
     assert [event for event in made if not isinstance(event, events.Finished)] == [
         event for event in stream if not isinstance(event, events.Finished)
     ]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.types import Written
+from genctl.decode.stopping import Written
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter

@@ -9,12 +9,12 @@ import pytest
 
 from genctl import events
 from genctl.decode.processors.required_prefix import RequiredPrefix
+from genctl.decode.stopping.row_text import RowText
 from genctl.decode.token_healing import HealedPrompt, heal
 from genctl.models.text import Detokenizer
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests.decode.driver import Case
-from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level, llama
 from tests.tiny import BOS, EOS, tokenizer
 
@@ -69,8 +69,7 @@ def stream(
         tokens = list(healed.ids)
         text = healed.text.encode()
         processors.append(RequiredPrefix(None, text, healed.words, len(tokens), (EOS,)))
-    found = case.stream([case.lane(tokens, strategy, processors=tuple(processors), seed=seed)])
-    return with_texts(found, words)
+    return case.stream([case.lane(tokens, strategy, processors=tuple(processors), seed=seed, text=RowText(words))])
 
 
 @pytest.mark.parametrize("strategy", [Sample(), Sample(True, 3), Beam(3, n=2)])

@@ -1,20 +1,16 @@
-"""Criteria on the text: stop strings and a regular expression."""
+"""The regular expression of stop_regex."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from genctl.decode.stopping.marks import Marks
-from genctl.decode.stopping.tail import BROKEN, TailText
-from genctl.decode.stopping.trim import trim
-from genctl.decode.types import Stop, Written
 from genctl.errors import UsageError
 
+BROKEN = "\N{REPLACEMENT CHARACTER}"
 REGEX_WINDOW = 4096  # a match must begin within this many last characters
 REGEX_SECONDS = 2.0  # for one search
 REGEX_LENGTH = 10_000  # characters of a pattern
@@ -22,47 +18,6 @@ REGEX_SIZE = 100_000  # items of a pattern with its counted repetitions written 
 
 _CALL = re.compile(r"(?<!\\)\(\?(?:R|[0-9]+|&\w+|P>\w+)\)")  # recursion into the pattern or a group
 _COUNT = re.compile(r"\{(\d*),?(\d*)\}")
-
-
-@dataclass(frozen=True)
-class StopStrings:
-    """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
-
-    `stops`: searched string -> its stop string (see `marks`).
-    """
-
-    stops: Mapping[str, str]
-    text: TailText
-
-    def __call__(self, written: Written) -> Stop | None:
-        if self.text.silent(written.token):
-            return None
-        texts, complete = self.text.ends(written, max(map(len, self.stops)))
-        if not any(stop in text for stop in self.stops for text in texts):
-            return None
-        match = trim(texts[0] if complete else self.text.full(written), tuple(self.stops))[1]
-        return Stop("stop", self.stops[match], "string") if match else None
-
-
-@dataclass(frozen=True)
-class StopRegex:
-    """Ends a row with the first token after which `pattern` matches in the last 4096 characters of its text.
-
-    The pattern sees only the text so far: `$` matches after every token.
-    """
-
-    pattern: Pattern
-    text: TailText
-
-    def __call__(self, written: Written) -> Stop | None:
-        if self.text.silent(written.token):
-            return None
-        texts, complete = self.text.ends(written, REGEX_WINDOW)
-        if all(self.pattern.find(text) is None for text in texts):
-            return None
-        if not complete and self.pattern.find(self.text.full(written)) is None:
-            return None
-        return Stop("stop", self.pattern.source, "regex")
 
 
 class Pattern:
