@@ -74,7 +74,7 @@ def mirrored(space: Workspace, session: Session) -> Workspace:
     one, two = space.session, session
     if one.forward.vocab_size != two.forward.vocab_size or _tokens(one) != _tokens(two):
         raise UsageError(
-            f"--models: {one.name} and {two.name} do not have the same tokens, so they cannot share a tree",
+            f"{one.name} and {two.name} do not have the same tokens, so they cannot share a tree",
             hint="genctl compare shows models with different tokenizers side by side",
         )
     mirror = copy.copy(space.tree)  # its lists and tables are those of the tree

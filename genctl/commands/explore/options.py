@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.config.sides import FORM, LOADING, Kind, Side, read
 from genctl.errors import UsageError
 from genctl.params import Generation, knobs
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
 from genctl.tree.language import MEMORY
 
+BESIDE: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # what --beside takes
 SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
@@ -34,7 +36,7 @@ class ExploreOptions(PresetOptions):
     open: str | None = TREE.option("continue the tree that a file has", "FILE")
     memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
     models: str | None = SCREEN.option("go through A, and show beside it what B would write", "A,B")
-    beside: str | None = SCREEN.option("show beside it what this preset makes of it", "PRESET")
+    beside: str | None = SCREEN.option("show beside it what another way to run makes of it", FORM)
     format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
 
     @property
@@ -131,16 +133,28 @@ def check_screen(options: ExploreOptions) -> None:
         )
 
 
-def two_models(options: ExploreOptions) -> tuple[str, str] | None:
-    """The names of --models; None without it. Raises UsageError."""
-    if options.models is None:
+def beside(options: ExploreOptions) -> Side | None:
+    """What is shown beside the tree: the side of --beside, or the second model of --models. Raises UsageError."""
+    if options.models is not None:
+        names = [name.strip() for name in options.models.split(",")]
+        if len(names) != 2 or not all(names) or names[0] == names[1]:
+            raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
+        if any("model" in layer.values for layer in options.flags):
+            raise UsageError(f"--models {options.models} names both models; leave out --model")
+        return Side(names[1], kind="checkpoint", what=names[1], settings={"model": names[1]}, origin="--models")
+    if options.beside is None:
         return None
-    names = [name.strip() for name in options.models.split(",")]
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
-    if any("model" in layer.values for layer in options.flags):
-        raise UsageError(f"--models {options.models} names both models; leave out --model")
-    return names[0], names[1]
+    side = read(options.beside, "--beside", BESIDE)
+    if side.kind in ("server", "file"):
+        what = "a server" if side.kind == "server" else "a file of results"
+        raise UsageError(f"{side.origin}: a tree needs the distribution over all token ids, and {what} gives a few")
+    replace(side, layers=side.own()).early()  # an unknown setting is refused before anything is loaded
+    return side
+
+
+def loading_of(side: Side) -> dict[str, Any]:
+    """The settings of a side that need a checkpoint of their own."""
+    return {key: value for key, value in side.settings.items() if key in LOADING}
 
 
 def told_apart(names: tuple[str, str]) -> tuple[str, str]:
