@@ -27,10 +27,12 @@ Kind: TypeAlias = Literal["checkpoint", "preset", "mode", "server", "file"]
 SERVER = "openai:"
 RESUME = "resume"  # no setting of a run: rows from here on are decoded by a run that continues another
 FORM = "[NAME=]WHAT[@setting=value,…]"
-HINT = (
-    f"there are: {', '.join(named_strategies.NAMED)}; {FORM} takes one of these, a preset, a checkpoint (builtin:NAME, "
-    "ORG/NAME, a folder, or @model=NAME), a server (openai:URL) or a file of results (.json, .jsonl)"
-)
+_OTHERS: dict[Kind, str] = {
+    "preset": "a preset",
+    "checkpoint": "a checkpoint (builtin:NAME, ORG/NAME, a folder, or @model=NAME)",
+    "server": "a server (openai:URL)",
+    "file": "a file of results (.json, .jsonl)",
+}
 
 # The settings that decide how a checkpoint is loaded: sides with equal ones share it.
 LOADING = tuple(
@@ -119,7 +121,7 @@ def is_results(text: str) -> bool:
 
 
 def _is_checkpoint(what: str) -> bool:
-    return what.startswith("builtin:") or "/" in what or os.sep in what or exists(what)
+    return not what.endswith(".toml") and (what.startswith("builtin:") or "/" in what or os.sep in what or exists(what))
 
 
 _IS: dict[Kind, Callable[[str], bool]] = {
@@ -145,18 +147,31 @@ def split(text: str) -> tuple[str, str]:
     return (text, "") if found is None else (text[: found.start()], text[found.end() :])
 
 
-def read(text: str, option: str, kinds: Sequence[Kind], *, bare: Kind | None = None, colon: bool = False) -> Side:
+def read(
+    text: str,
+    option: str,
+    kinds: Sequence[Kind],
+    *,
+    refused: Mapping[Kind, str] = {},
+    bare: Kind | None = None,
+    colon: bool = False,
+) -> Side:
     """The side that follows `option`. A WHAT that could be several things is the first of `kinds`.
 
-    `bare` is what a name is that is none of them; None: it is refused. With `colon` `NAME:setting=value,…` is read as
-    `NAME=@setting=value,…`. Whether the settings exist is checked by `early`. Raises UsageError.
+    `refused` has a sentence for each of `kinds` that the command does not take. `bare` is what a name is that is none
+    of them; None: it is refused. With `colon` `NAME:setting=value,…` is read as `NAME=@setting=value,…`. Whether the
+    settings exist is checked by `early`. Raises UsageError.
     """
     name, what, rest = _parts(text, option, colon=colon)
     kind = kinds[0] if len(kinds) == 1 else next((kind for kind in kinds if what and _IS[kind](what)), bare)
     place = f"{option} {name or text}"
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
-        raise UsageError(named_strategies.unknown(what, f"{option} {text}", names), hint=HINT)
+        raise UsageError(
+            named_strategies.unknown(what, f"{option} {text}", names), hint=_what(set(kinds) - set(refused))
+        )
+    if kind in refused:
+        raise UsageError(f"{place}: {refused[kind]}")
     settings = read_settings(rest, place, _SPECIAL)
     if "cache" in settings:  # the flag of this setting
         settings.setdefault("cache_implementation", settings.pop("cache"))
@@ -178,6 +193,13 @@ def read(text: str, option: str, kinds: Sequence[Kind], *, bare: Kind | None = N
         origin=place,
         mode=what if kind == "mode" else None,
     )
+
+
+def _what(kinds: Iterable[Kind]) -> str:
+    """What WHAT may be."""
+    *others, last = [words for kind, words in _OTHERS.items() if kind in kinds]
+    modes = ", ".join(named_strategies.NAMED)
+    return f"there are: {modes}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
 
 
 def _parts(text: str, option: str, *, colon: bool) -> tuple[str, str, str]:

@@ -117,7 +117,13 @@ def test_a_side_that_cannot_be_read_says_why(text: str, sentence: str) -> None:
 
 
 def test_a_name_that_is_nothing_says_what_there_is() -> None:
-    with pytest.raises(UsageError) as caught:
-        read("nothing", "--strategy", COMPARE)
+    hint = _hint(COMPARE)
+    assert "a server" not in _hint(("mode", "server", "preset", "checkpoint"), refused={"server": "it is far away"})
     for kind in ("greedy, sample, beam", "a preset", "a checkpoint", "a server (openai:URL)", "a file of results"):
-        assert kind in caught.value.hint
+        assert kind in hint
+
+
+def _hint(kinds: tuple[Kind, ...], **how: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        read("nothing", "--strategy", kinds, **how)
+    return caught.value.hint

@@ -17,7 +17,11 @@ from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
 from genctl.tree.language import MEMORY
 
-BESIDE: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # what --beside takes
+KINDS: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # of --beside
+REFUSED: dict[Kind, str] = {
+    kind: f"a tree needs the distribution over all token ids, and {what} gives a few"
+    for kind, what in {"server": "a server", "file": "a file of results"}.items()
+}
 SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
@@ -144,10 +148,7 @@ def beside(options: ExploreOptions) -> Side | None:
         return Side(names[1], kind="checkpoint", what=names[1], settings={"model": names[1]}, origin="--models")
     if options.beside is None:
         return None
-    side = read(options.beside, "--beside", BESIDE)
-    if side.kind in ("server", "file"):
-        what = "a server" if side.kind == "server" else "a file of results"
-        raise UsageError(f"{side.origin}: a tree needs the distribution over all token ids, and {what} gives a few")
+    side = read(options.beside, "--beside", KINDS, refused=REFUSED)
     replace(side, layers=side.own()).early()  # an unknown setting is refused before anything is loaded
     return side
 

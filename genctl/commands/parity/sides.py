@@ -15,6 +15,10 @@ from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, Runtime
 
 KINDS: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")  # a name that is no other is a checkpoint
+REFUSED: dict[Kind, str] = {
+    "file": "a file of results is the reference: give one, first, as --expect does",
+    "mode": "greedy texts are compared here; genctl compare --strategy compares ways to decode",
+}
 
 # Knobs of decoding that must not change what the model computes: with or without them greedy texts should be equal.
 SPECULATION = (
@@ -71,15 +75,8 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
 
 def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     """One side. Raises UsageError with all its mistakes."""
-    side = read(text, "side", KINDS, bare="checkpoint")
+    side = read(text, "side", KINDS, refused=REFUSED, bare="checkpoint")
     values, place, is_server = dict(side.settings), side.origin, side.kind == "server"
-    if side.kind == "file":
-        raise UsageError(f"{place}: a file of results is the reference: give one, first, as --expect does")
-    if side.kind == "mode":
-        raise UsageError(
-            f"{place}: {side.what} is a way to decode, and greedy texts are compared here",
-            hint=f"genctl compare --strategy {side.what} compares ways to decode",
-        )
     own = {key: value for key, value in values.items() if not (is_server and key == "backend")}
     wrong = [f"{place}: {sentence}" for key in own if (sentence := refused(key))]
     if side.kind is None and not values and not side.presets:

@@ -48,7 +48,7 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
         ("m@num_beams=4", "it changes which token is chosen"),
         ("m@chat=true", "--chat holds for all sides"),
         ("m@tensor_parallel=true", "a side is one process"),
-        ("beam", "beam is a way to decode, and greedy texts are compared here"),
+        ("beam", "side beam: greedy texts are compared here; genctl compare --strategy compares ways to decode"),
         ("golden.jsonl", "a file of results is the reference: give one, first"),
     ],
 )
