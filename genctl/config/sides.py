@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -163,14 +163,14 @@ def read(
     settings exist is checked by `early`. Raises UsageError.
     """
     name, what, rest = _parts(text, option, colon=colon)
-    kind = kinds[0] if len(kinds) == 1 else next((kind for kind in kinds if what and _IS[kind](what)), bare)
     place = f"{option} {name or text}"
+    if not (name or what or rest):
+        raise UsageError(f"{place}: names neither a model nor a setting", hint=_what(kinds, refused))
+    kind = kinds[0] if not kinds[1:] else next((kind for kind in kinds if _IS[kind](what)), bare) if what else None
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
-        raise UsageError(
-            named_strategies.unknown(what, f"{option} {text}", names), hint=_what(set(kinds) - set(refused))
-        )
-    if kind in refused:
+        raise UsageError(named_strategies.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
+    if kind is not None and kind in refused:
         raise UsageError(f"{place}: {refused[kind]}")
     settings = read_settings(rest, place, _SPECIAL)
     if "cache" in settings:  # the flag of this setting
@@ -180,13 +180,13 @@ def read(
     extended = _extended(settings.pop("extends"), place) if "extends" in settings else ()
     if kind == "preset":
         extended = (what, *extended)
-    key = {"checkpoint": "model", "server": "backend"}.get(kind or "") if what else None
+    key = {"checkpoint": "model", "server": "backend"}.get(kind or "")
     if key is not None and key in settings:
         raise UsageError(f"{place}: the {key} is said twice, as {what} and as {key} = {settings[key]}")
     own = {key: what} if key is not None else named_strategies.NAMED[what] if kind == "mode" else {}
     return Side(
         name or (presets.title(what) if kind == "preset" and not settings else text),
-        kind=kind if what else None,
+        kind=kind,
         what=what,
         presets=extended,
         settings={**own, **settings},
@@ -195,10 +195,10 @@ def read(
     )
 
 
-def _what(kinds: Iterable[Kind]) -> str:
+def _what(kinds: Iterable[Kind], refused: Container[Kind]) -> str:
     """What WHAT may be."""
-    *others, last = [words for kind, words in _OTHERS.items() if kind in kinds]
     modes = ", ".join(named_strategies.NAMED)
+    *others, last = [words for kind, words in _OTHERS.items() if kind in kinds and kind not in refused]
     return f"there are: {modes}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
 
 
@@ -216,21 +216,22 @@ def _parts(text: str, option: str, *, colon: bool) -> tuple[str, str, str]:
     if not name or name in known():
         raise UsageError(
             f"{option} {text!r}: begins with no name",
-            hint='write it as "NAME=@setting=value,setting=value", such as "beam5=@num_beams=5"',
+            hint='write it as "NAME=@setting=value,setting=value", such as "cold=@temperature=0.5"',
         )
     if not allowed.fullmatch(name):
         raise UsageError(f"{option} {text!r}: a name has letters, digits and . + - _, at most 60")
     return name, what, rest
 
 
-def read_list(text: str, option: str) -> list[Side]:
+def read_list(text: str, option: str, *, refused: Mapping[Kind, str] = {}) -> list[Side]:
     """Checkpoints and servers as `A,B@setting=value,…`: the settings are those of the last. Raises UsageError."""
     head, rest = split(text)
     names = head.split(",")
     if not all(name.strip() for name in names):
         raise UsageError(f"{option}: a name is empty; give them as A,B")
     texts = [*names[:-1], names[-1] + (f"@{rest}" if rest else "")]
-    return [read(name.strip(), option, ("server", "checkpoint"), bare="checkpoint") for name in texts]
+    kinds: tuple[Kind, ...] = ("server", "checkpoint")
+    return [read(name.strip(), option, kinds, refused=refused, bare="checkpoint") for name in texts]
 
 
 def _extended(value: Any, place: str) -> tuple[str, ...]:

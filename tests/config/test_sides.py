@@ -96,6 +96,7 @@ def test_a_name_is_a_way_to_decode_or_a_checkpoint_by_what_the_command_compares(
         ("num_beams=5", "begins with no name"),
         (":num_beams=5", "begins with no name"),
         ("=beam", "begins with no name"),
+        ("", "names neither a model nor a setting"),
         ("a/b:num_beams=5", "a name has"),
         ("a b=beam", "a name has"),
         ("a:num_beams", "not setting=value"),

@@ -80,7 +80,7 @@ def check_names(runs: Iterable[Side]) -> None:
     if twice:
         raise UsageError(
             f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
-            hint="NAME= before a side gives it a name of its own, such as wide=beam@num_beams=8",
+            hint="NAME= before a side gives it a name of its own, such as other=greedy",
         )
 
 

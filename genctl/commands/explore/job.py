@@ -15,12 +15,12 @@ from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.explore import formats
 from genctl.commands.explore.options import (
     ExploreOptions,
-    beside,
     check_opened,
     check_screen,
     expansion,
     loading_of,
     memory,
+    sides_of,
     told_apart,
 )
 from genctl.commands.job import Job, request_of, start_seed
@@ -135,11 +135,10 @@ class ExploreJob(Job[ExploreOptions]):
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint, and the commands."""
         check_screen(self.options)
-        self.beside = beside(self.options)
-        if self.options.models is not None:
-            name = self.options.models.split(",")[0].strip()
-            first = Layer("flag", {"model": name}, {"model": "--models"}, "command")
-            self.options = replace(self.options, flags=[*self.options.flags, first])
+        first, self.beside = sides_of(self.options)
+        if first is not None:
+            layer = Layer("flag", first.settings, dict.fromkeys(first.settings, "--models"), "command")
+            self.options = replace(self.options, flags=[*self.options.flags, layer])
         if self.beside is not None:
             self.other = self._other_settings(self.beside)
         self.memory = memory(self.options)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
-from genctl.config.sides import FORM, LOADING, Kind, Side, read
+from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
 from genctl.params import Generation, knobs
 from genctl.terminal.standard_streams import is_terminal
@@ -18,10 +18,8 @@ from genctl.tree import language
 from genctl.tree.language import MEMORY
 
 KINDS: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # of --beside
-REFUSED: dict[Kind, str] = {
-    kind: f"a tree needs the distribution over all token ids, and {what} gives a few"
-    for kind, what in {"server": "a server", "file": "a file of results"}.items()
-}
+_FEW = "a tree needs the distribution over all token ids, and {} gives a few"
+REFUSED: dict[Kind, str] = {"server": _FEW.format("a server"), "file": _FEW.format("a file of results")}
 SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
@@ -137,20 +135,21 @@ def check_screen(options: ExploreOptions) -> None:
         )
 
 
-def beside(options: ExploreOptions) -> Side | None:
-    """What is shown beside the tree: the side of --beside, or the second model of --models. Raises UsageError."""
+def sides_of(options: ExploreOptions) -> tuple[Side | None, Side | None]:
+    """The checkpoint of the tree, if --models names it, and what is shown beside the tree. Raises UsageError."""
     if options.models is not None:
-        names = [name.strip() for name in options.models.split(",")]
-        if len(names) != 2 or not all(names) or names[0] == names[1]:
+        sides = read_list(options.models, "--models", refused=REFUSED)
+        if len(sides) != 2 or sides[0].name == sides[1].name:
             raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
         if any("model" in layer.values for layer in options.flags):
             raise UsageError(f"--models {options.models} names both models; leave out --model")
-        return Side(names[1], kind="checkpoint", what=names[1], settings={"model": names[1]}, origin="--models")
-    if options.beside is None:
-        return None
-    side = read(options.beside, "--beside", KINDS, refused=REFUSED)
-    replace(side, layers=side.own()).early()  # an unknown setting is refused before anything is loaded
-    return side
+    elif options.beside is not None:
+        sides = [read(options.beside, "--beside", KINDS, refused=REFUSED)]
+    else:
+        return None, None
+    for side in sides:  # an unknown setting is refused before anything is loaded
+        replace(side, layers=side.own()).early()
+    return sides[0] if sides[1:] else None, sides[-1]
 
 
 def loading_of(side: Side) -> dict[str, Any]:

@@ -342,7 +342,8 @@ class ParityJob(Job[ParityCommandOptions]):
         """Notes on a side, and on settings that a comparison does not use."""
         self.hide()
         self.detail(*(f"{side.place}: {line}" for line in engine.notes))
-        lines = [*unused(engine.resolve(side.layers)), *engine.remarks(resolved)]
+        lines = [f"its checkpoint is {engine.name}"] if side.kind == "preset" else []
+        lines += [*unused(engine.resolve(side.layers)), *engine.remarks(resolved)]
         self.note(*(f"{side.place}: {line}" for line in lines))
 
     def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:

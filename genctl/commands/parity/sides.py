@@ -79,8 +79,6 @@ def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     values, place, is_server = dict(side.settings), side.origin, side.kind == "server"
     own = {key: value for key, value in values.items() if not (is_server and key == "backend")}
     wrong = [f"{place}: {sentence}" for key in own if (sentence := refused(key))]
-    if side.kind is None and not values and not side.presets:
-        wrong.append(f"{place}: names neither a model nor a setting")
     if is_server:  # what a server loads is not ours to choose
         wrong += [
             f"{place}: {key} is for a checkpoint here; a server has already loaded its own"
