@@ -36,11 +36,11 @@ class CompareOptions(ModelOptions):
 
     presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
     strategies: tuple[str, ...] = RUNS.repeated(
-        "a run: WHAT is how to decode (greedy, beam, sample…), a preset, a checkpoint, a server or a file of results",
-        FORM,
+        "a run: how to decode (greedy, beam…), a preset, a checkpoint… (docs/usage.md)",
+        "SIDE",
         "--strategy",
     )
-    models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints or servers", "A,B")
+    models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
     seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
     set: tuple[str, ...] = RUNS.repeated("any preset key, as a TOML value, for every run", "KEY=VALUE")
@@ -74,11 +74,11 @@ COMPARE = Command(
     "compare",
     CompareOptions,
     "genctl.commands.compare.job:CompareJob",
-    """Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The
-    runs of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run
-    gives alone.""",
+    """Each -p and each --strategy is one run. A side is [NAME=]WHAT[@setting=value,…]. Other flags hold for every run,
+    above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
+    text equals what its run gives alone.""",
     (
-        'genctl compare -p greedy -p beam5 "The sea"',
+        'genctl compare --strategy greedy --strategy sample@top_k=5 "The sea"',
         "genctl compare -p creative -p precise -i prompts.txt",
         'genctl compare --models A,B -p greedy "The sea"',
     ),
