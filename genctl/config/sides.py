@@ -133,6 +133,12 @@ _IS: dict[Kind, Callable[[str], bool]] = {
 }
 
 
+def _kind(what: str, kinds: Sequence[Kind], bare: Kind | None) -> Kind | None:
+    if len(kinds) == 1:
+        return kinds[0]
+    return next((kind for kind in kinds if _IS[kind](what)), bare) if what else None
+
+
 def exists(path: str) -> bool:
     """Whether there is a file or folder of this name."""
     try:
@@ -166,7 +172,7 @@ def read(
     place = f"{option} {name or text}"
     if not (name or what or rest):
         raise UsageError(f"{place}: names neither a model nor a setting", hint=_what(kinds, refused))
-    kind = kinds[0] if not kinds[1:] else next((kind for kind in kinds if _IS[kind](what)), bare) if what else None
+    kind = _kind(what, kinds, bare)
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
         raise UsageError(named_strategies.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))

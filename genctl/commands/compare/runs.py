@@ -16,7 +16,7 @@ from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
 
 KINDS: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")  # what --strategy takes
-_PLACES, _ABOVE = ("model", "backend"), ("checkpoint", "server")  # a WHAT of these goes above -m and --backend
+_PLACES = ("model", "backend")  # where a run computes, which its own settings decide, not -m and --backend
 
 
 def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
@@ -102,7 +102,7 @@ def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[La
 
 
 def _with_layers(side: Side, flags: Sequence[Layer]) -> Side:
-    above = {key: value for key, value in side.settings.items() if key in _PLACES and side.kind in _ABOVE}
+    above = {key: value for key, value in side.settings.items() if key in _PLACES}
     run = replace(side, layers=(*settings.standing_layers(side.presets), *side.own(*above), *flags))
     return _above_flags(run, above, side.origin) if above else run
 

@@ -74,12 +74,13 @@ def test_models_multiply_runs_and_alone_are_runs_themselves() -> None:
 
 def test_a_checkpoint_or_server_that_a_run_names_goes_above_the_flags() -> None:
     flags = [flags_layer({"model": "elsewhere", "max_new_tokens": 5})]
-    texts = ["./a@max_new_tokens=9", "openai:http://h", "far=openai:http://h@model=b", "greedy"]
+    texts = ["./a@max_new_tokens=9", "openai:http://h", "far=openai:http://h@model=b", "greedy", "here:model=c"]
     runs = [run.early() for run in read_runs([], texts, [], flags)]
     assert [(one.runtime.model, one.runtime.backend) for one in runs] == [
         ("./a", None), ("elsewhere", "openai:http://h"), ("b", "openai:http://h"), ("elsewhere", None),
+        ("c", None),
     ]  # fmt: skip
-    assert [one.generation.max_new_tokens for one in runs] == [5] * 4
+    assert [one.generation.max_new_tokens for one in runs] == [5] * 5
 
 
 def test_models_have_settings_that_flags_may_not_contradict() -> None:
