@@ -111,11 +111,17 @@ def test_a_side_beside_may_be_a_checkpoint_settings_or_both(tmp_path: Path) -> N
         ("beem", "--beside beem: there is no such strategy; did you mean beam?"),
         ("@top_q=1", "--beside @top_q=1: unknown key top_q; did you mean top_p?"),
         ("openai:http://h", "a tree needs the distribution over all token ids, and a server gives a few"),
+        (
+            "@temperature=0.5",
+            "temperature = 0.5 (--beside @temperature=0.5) has no effect while do_sample is false (flag",
+        ),
+        ("x=@batch_size=5", "--beside x: batch_size holds for the whole tree"),
+        ("@backend=openai:http://h", "backend holds for the whole tree"),
         ("old.jsonl", "and a file of results gives a few"),
     ],
 )
 def test_what_cannot_be_beside_a_tree_is_refused(side: str, message: str) -> None:
-    done = genctl("explore", PROMPT, "--expand", "depth=1", "--beside", side)
+    done = genctl("explore", PROMPT, "--expand", "depth=1", "--no-do-sample", "--beside", side)
     assert done.status == 2
     assert message in " ".join(done.err.split())
 

@@ -149,7 +149,11 @@ class ExploreJob(Job[ExploreOptions]):
         if self.options.open is not None:
             check_opened(self.options)
             self._take_saved_model(Path(self.options.open))
-        return super().prepare()
+        status = super().prepare()
+        if self.beside is not None:
+            beneath = [] if self.beside.presets else self.layers
+            replace(self.beside, layers=(*beneath, *self.beside.own())).early()
+        return status
 
     def _other_settings(self, side: Side) -> dict[str, Any] | None:
         """The settings of a side with which its distributions are computed; None: those of the tree."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
@@ -12,12 +12,13 @@ from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
 from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
-from genctl.params import Generation, knobs
+from genctl.params import Generation, Runtime, knobs
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
 from genctl.tree.language import MEMORY
 
 KINDS: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # of --beside
+SHARED = {*knobs(Runtime)} - {*LOADING} | {"backend", "tensor_parallel"}  # what both distributions have
 _FEW = "a tree needs the distribution over all token ids, and {} gives a few"
 REFUSED: dict[Kind, str] = {"server": _FEW.format("a server"), "file": _FEW.format("a file of results")}
 SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
@@ -147,8 +148,8 @@ def sides_of(options: ExploreOptions) -> tuple[Side | None, Side | None]:
         sides = [read(options.beside, "--beside", KINDS, refused=REFUSED)]
     else:
         return None, None
-    for side in sides:  # an unknown setting is refused before anything is loaded
-        replace(side, layers=side.own()).early()
+    if shared := next((key for key in sides[-1].settings if key in SHARED), None):
+        raise UsageError(f"{sides[-1].origin}: {shared} holds for the whole tree")
     return sides[0] if sides[1:] else None, sides[-1]
 
 
