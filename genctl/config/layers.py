@@ -6,10 +6,10 @@ environment variables GENCTL_*, flags and `--set`, the row's own params.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 from genctl import params
 from genctl.config.check import (
@@ -29,7 +29,7 @@ from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices
 from genctl.config.generation_fields import REFUSED
 from genctl.config.listed_knobs import LISTS
 from genctl.config.toml import printable
-from genctl.errors import GenctlError, PresetError, joined
+from genctl.errors import PresetError
 from genctl.params import Generation, Runtime
 
 Kind: TypeAlias = Literal["model", "user", "command", "row"]
@@ -147,6 +147,11 @@ class Resolved:
     notices: tuple[str, ...] = ()
     settings: Mapping[str, Setting] = field(default_factory=dict, repr=False, compare=False)
     levels: int = field(default=0, repr=False, compare=False)
+
+    @property
+    def names_model(self) -> bool:
+        """Whether a setting names the model; servers may have one alone."""
+        return self.origins.get("model", "default") != "default"
 
 
 @dataclass
@@ -380,46 +385,3 @@ def overlay(base: Resolved, layer: Layer) -> Resolved:
 def conflicts(resolved: Resolved) -> list[str]:
     """Every conflict between the knobs of a job, one sentence each, with both sources; `resolve` raises them all."""
     return [clash.sentence for clash in find_clashes(resolved.settings)]
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """One of several runs of a checkpoint. `layers` are lowest first, without the checkpoint's generation_config."""
-
-    name: str
-    layers: tuple[Layer, ...]
-    mode: str | None = None  # the decoding mode that it names (`named_strategies`)
-
-    what: ClassVar[str] = "run"  # in messages
-
-    @property
-    def place(self) -> str:
-        """What messages call it."""
-        return f"{self.what} {self.name}"
-
-    def early(self) -> Resolved:
-        """The settings without the checkpoint's own. Raises PresetError."""
-        return self.resolve(())
-
-    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
-        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
-        return resolve([*beneath, *self.layers], tentative=not beneath)
-
-
-Named = TypeVar("Named", bound=RunSpec)
-Answer = TypeVar("Answer")
-
-
-def each(runs: Iterable[Named], ask: Callable[[Named], Answer], errors: Sequence[GenctlError] = ()) -> list[Answer]:
-    """`ask` of every run. Raises `errors` and the mistakes of all runs as one error; the latter name their run."""
-    results, mistakes = [], list(errors)
-    for run in runs:
-        try:
-            results.append(ask(run))
-        except GenctlError as error:
-            lines = error.message.split("\n")
-            error.message = "\n".join(line if line.startswith(run.place) else f"{run.place}: {line}" for line in lines)
-            mistakes.append(error)
-    if mistakes:
-        raise joined(mistakes)
-    return results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from genctl.config.layers import Layer
@@ -49,11 +49,11 @@ def layer(name: str, flags: Sequence[Layer]) -> Layer:
     return Layer("flag", values, {key: f"--strategy {name}" for key in values}, "command")
 
 
-def unknown(name: str) -> str:
-    """The sentence for a name that no strategy has."""
-    near = nearest(name.lower().replace("_", "-"), NAMED)
+def unknown(name: str, place: str = "", others: Iterable[str] = ()) -> str:
+    """The sentence for a name that no strategy has. `place`: where it stands; `others` may be meant, too."""
+    near = nearest(name.lower().replace("_", "-"), [*NAMED, *others])
     suggestion = f"; did you mean {near}?" if near else ""
-    return f"--strategy {name}: there is no such strategy{suggestion}".replace("\n", "\\n")
+    return f"{place or f'--strategy {name}'}: there is no such strategy{suggestion}".replace("\n", "\\n")
 
 
 def check(name: str, kind: str) -> None:

@@ -89,6 +89,11 @@ def is_path(name: str) -> bool:
     return name.endswith(".toml") or "/" in name or os.sep in name
 
 
+def title(name: str) -> str:
+    """What a preset is called: the stem of a path, else its name."""
+    return (name.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml") if is_path(name) else name) or name
+
+
 def is_own(path: Path) -> bool:
     """Whether a file is the user's own, or part of genctl. Any other may come with somebody else's folder."""
     return _is_below(path, config_home()) or is_shipped(path)

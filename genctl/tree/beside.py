@@ -17,7 +17,7 @@ from genctl.tree.workspace import Workspace
 
 
 class Second:
-    """What is beside the tree's own distribution: a model, or settings on top of the tree's.
+    """What is beside the tree's own distribution: a model, settings on top of the tree's, or both.
 
     Raises UsageError for a model whose tokens are others, PresetError for settings that cannot be.
     """
@@ -27,7 +27,7 @@ class Second:
     ) -> None:
         self.space = space
         self.other = space if session is None else mirrored(space, session)
-        self.settings = None if knobs is None else space.aside({**space.tree.knobs, **knobs})
+        self.settings = None if knobs is None else self.other.aside({**space.tree.knobs, **knobs})
 
     def distribution(self, node: int) -> Distribution:
         """The second distribution of the token after a node."""
@@ -74,7 +74,7 @@ def mirrored(space: Workspace, session: Session) -> Workspace:
     one, two = space.session, session
     if one.forward.vocab_size != two.forward.vocab_size or _tokens(one) != _tokens(two):
         raise UsageError(
-            f"--models: {one.about.name} and {two.about.name} do not have the same tokens, so they cannot share a tree",
+            f"{one.about.name} and {two.about.name} do not have the same tokens, so they cannot share a tree",
             hint="genctl compare shows models with different tokenizers side by side",
         )
     mirror = copy.copy(space.tree)  # its lists and tables are those of the tree

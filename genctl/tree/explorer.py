@@ -336,7 +336,7 @@ class Explorer:
 
     def _beside(self, line: str) -> Iterator[Result]:
         if self.second is None:
-            raise UsageError("there is one distribution", hint="--models A,B or --beside PRESET gives another one")
+            raise UsageError("there is one distribution", hint="--models A,B or --beside gives another one")
         yield from self.second.along(self.tree.tip)
 
     def _text(self, line: str) -> Iterator[Result]:

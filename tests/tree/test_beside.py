@@ -91,6 +91,41 @@ def test_rows_have_both(tmp_path: Path) -> None:
     assert "do not have the same tokens" in other.err
 
 
+def test_a_side_beside_may_be_a_checkpoint_settings_or_both(tmp_path: Path) -> None:
+    one, two = (str(checkpoint("llama", tmp_path / name, seed=seed)) for name, seed in (("a", 0), ("b", 1)))
+    line = ["explore", PROMPT, "--expand", "mass=0.3,depth=2", "--format", "jsonl"]
+    model = genctl(*line, "-m", one, "--beside", two)
+    assert model.records == genctl(*line, "--models", f"{one},{two}").records
+    both = genctl(*line, "-m", one, "--beside", f"{two}@do_sample=true,temperature=0.5,top_k=0").records
+    cold = genctl(*line, "-m", one, "--beside", "@do_sample=true,temperature=0.5,top_k=0").records
+    found = [[row["beside"] for row in rows] for rows in (model.records, both, cold)]
+    assert found[0] != found[1] != found[2] != found[0]
+    same = genctl(*line, "-m", one, "--beside", f"@model={one}").records
+    assert [row["beside"] for row in same] == pytest.approx([row["total"] for row in same], abs=1e-5)
+    assert genctl(*line, "-m", one, "--beside", "sample@temperature=0.5,top_k=0").records == cold
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("beem", "--beside beem: there is no such strategy; did you mean beam?"),
+        ("@top_q=1", "--beside @top_q=1: unknown key top_q; did you mean top_p?"),
+        ("openai:http://h", "a tree needs the distribution over all token ids, and a server gives a few"),
+        (
+            "@temperature=0.5",
+            "temperature = 0.5 (--beside @temperature=0.5) has no effect while do_sample is false (flag",
+        ),
+        ("x=@batch_size=5", "--beside x: batch_size holds for the whole tree"),
+        ("@backend=openai:http://h", "backend holds for the whole tree"),
+        ("old.jsonl", "and a file of results gives a few"),
+    ],
+)
+def test_what_cannot_be_beside_a_tree_is_refused(side: str, message: str) -> None:
+    done = genctl("explore", PROMPT, "--expand", "depth=1", "--no-do-sample", "--beside", side)
+    assert done.status == 2
+    assert message in " ".join(done.err.split())
+
+
 def test_a_pipe_has_four_columns() -> None:
     text = genctl("explore", PROMPT, "--expand", "mass=0.4,depth=2", "--beside", "creative")
     assert {len(line.split("\t")) for line in text.out.splitlines()} == {4}

@@ -23,7 +23,7 @@ class ExportJob(Job[ExportOptions]):
         """The settings, which hold for every row that does not have its own."""
         super().prepare()
         self.base = resolve(self.layers)
-        if self.base.origins.get("model", "default") == "default":
+        if not self.base.names_model:
             raise UsageError("a request names its model: give it with --model")
         problems, note = batch_files.checked(self.base, self.options.kind)
         if problems:

@@ -121,7 +121,7 @@ class ChatJob(job.Job[ChatOptions]):
         self.engine = engine = self.load_engine(
             early.runtime,
             self.layers,
-            named=early.origins.get("model", "default") != "default",
+            named=early.names_model,
             need_tokenizer=True,
             # what a server streams is written as it comes, too
             live=self.live or (early.runtime.backend is not None and self.is_saved),

@@ -143,11 +143,14 @@ def read(path: str) -> Recording:
     """A recording. Raises InputError for a file that cannot be read or is no recording."""
     name = f"--expect: {printable(path)}"
     try:
-        data = reader.loads(reader.text(path))
+        text = reader.text(path)
+        data = reader.loads(text)
     except Unreadable as error:
         raise InputError(f"--expect: {error}: {printable(path)}", hint="--save FILE writes one") from None
     except BadJson as error:
-        raise InputError(f"{name} is not what --save wrote: {error}") from None
+        is_golden = '"kind":"golden"' in text.partition("\n")[0].replace(" ", "")
+        hint = f"it is a golden file: genctl parity MODEL --expect {printable(path)}" if is_golden else ""
+        raise InputError(f"{name} is not what --save wrote: {error}", hint=hint) from None
     if not isinstance(data, dict) or data.pop("schema", None) != SCHEMA:
         raise InputError(f"{name} is no recording of {SCHEMA}; it should be a file that --save wrote")
     try:

@@ -14,14 +14,14 @@ from genctl import events
 from genctl.commands.compare import expectations
 from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
 from genctl.commands.compare.output import SharedWork
-from genctl.commands.compare.runs import check_prompt_caches, checkpoint_of
+from genctl.commands.compare.runs import check_prompt_caches
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
-from genctl.config.layers import RunSpec, each
+from genctl.config.sides import Side, each, loaded_with
 from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
@@ -61,7 +61,7 @@ class CompareJob(Job[CompareOptions]):
         if options.baseline is not None and options.baseline not in names:
             raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
         self.base = options.baseline or names[0]
-        self.early_runs = each(self.runs, RunSpec.early)
+        self.early_runs = each(self.runs, Side.early)
         check_servers(options, self.runs, self.early_runs)
         for early in self.early_runs:
             self.check_early(early)
@@ -156,7 +156,7 @@ class CompareJob(Job[CompareOptions]):
     def _decode(self) -> None:
         groups: dict[tuple[Any, ...], list[int]] = {}
         for place, one in enumerate(self.resolved):
-            groups.setdefault(checkpoint_of(one), []).append(place)
+            groups.setdefault(loaded_with(one.runtime), []).append(place)
         for number, members in enumerate(groups.values()):
             last = number + 1 == len(groups)
             engine = self._load(members)
@@ -195,11 +195,10 @@ class CompareJob(Job[CompareOptions]):
             self.describe(resolved, plan, f"run {self.runs[place].name}: ")
         return engine
 
-    def _opened(self, members: Sequence[int], first: RunSpec) -> Engine:
+    def _opened(self, members: Sequence[int], first: Side) -> Engine:
         options, resolved = self.options, self.resolved[members[0]]
         if resolved.runtime.backend is not None:
-            named = resolved.origins.get("model", "default") != "default"
-            return self.load_engine(resolved.runtime, choice=SERVERS, named=named, live=self.live)
+            return self.load_engine(resolved.runtime, choice=SERVERS, named=resolved.names_model, live=self.live)
         check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
         engine = self.load_engine(

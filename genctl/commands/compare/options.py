@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.commands.compare import expectations
-from genctl.commands.compare.runs import check_names, checkpoint_of, read_runs, recorded_layers, split_models
+from genctl.commands.compare.runs import check_names, read_runs, recorded_layers, split_models
 from genctl.commands.options import (
     CHECKS,
     EVENTS,
@@ -23,7 +23,8 @@ from genctl.commands.options import (
     WATCH_TSV,
     ModelOptions,
 )
-from genctl.config.layers import Layer, Resolved, RunSpec, each, model_layer
+from genctl.config.layers import Layer, Resolved, model_layer
+from genctl.config.sides import FORM, Side, each, is_results, loaded_with
 from genctl.errors import UsageError
 
 RUNS = OptionGroup("Runs")
@@ -35,8 +36,8 @@ class CompareOptions(ModelOptions):
 
     presets: tuple[str, ...] = RUNS.repeated("a preset by name or path: each is a run", "NAME", "--preset", "-p")
     strategies: tuple[str, ...] = RUNS.repeated(
-        "how to decode (greedy, beam, sample…), or a run given inline; values as TOML or JSON; extends=PRESET",
-        "NAME:KNOB=VALUE,…",
+        "a run: how to decode (greedy, beam…), a preset, a checkpoint… (docs/usage.md)",
+        "SIDE",
         "--strategy",
     )
     models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
@@ -58,6 +59,12 @@ class CompareOptions(ModelOptions):
     allow_plugins: bool = PLUGINS
     order: tuple[str, ...] = ()  # `presets` and `strategies`, as -p and --strategy follow each other
 
+    def __post_init__(self) -> None:
+        """A file of results is that of --expect. Raises UsageError."""
+        super().__post_init__()
+        if self.expect is None and (files := list(filter(is_results, self.strategies))):
+            object.__setattr__(self, "expect", files[0])
+
     def in_order(self, order: Sequence[str]) -> CompareOptions:
         """The same options, with the order of the runs."""
         return replace(self, order=tuple(name for name in order if name in ("presets", "strategies")))
@@ -67,11 +74,11 @@ COMPARE = Command(
     "compare",
     CompareOptions,
     "genctl.commands.compare.job:CompareJob",
-    """Each -p and each --strategy is one run. Other flags hold for every run, above its preset or inline knobs. The
-    runs of a checkpoint share one prefill of the prompt and one forward pass per step; each text equals what its run
-    gives alone.""",
+    """Each -p and each --strategy is one run. A side is [NAME=]WHAT[@setting=value,…]. Other flags hold for every run,
+    above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
+    text equals what its run gives alone.""",
     (
-        'genctl compare -p greedy -p beam5 "The sea"',
+        'genctl compare --strategy greedy --strategy sample@top_k=5 "The sea"',
         "genctl compare -p creative -p precise -i prompts.txt",
         'genctl compare --models A,B -p greedy "The sea"',
     ),
@@ -102,12 +109,15 @@ COMPARE = Command(
 )
 
 
-def runs_of(options: CompareOptions, recording: expectations.Recording | None) -> tuple[RunSpec, ...]:
+def runs_of(options: CompareOptions, recording: expectations.Recording | None) -> tuple[Side, ...]:
     """The runs of a comparison: those of the command line, or of the recording that --expect reads."""
     models = split_models(options.models)
-    if recording is not None and not (options.presets or options.strategies or models):
+    files = list(filter(is_results, options.strategies))
+    if other := next((file for file in files if file != options.expect), None):
+        raise UsageError(f"--expect {options.expect} and {other}: outputs are compared with one file of results")
+    if recording is not None and not (options.presets or models or len(options.strategies) > len(files)):
         runs = tuple(
-            RunSpec(one["name"], (*recorded_layers(one["name"], one["settings"], options.expect or ""), *options.flags))
+            Side(one["name"], (*recorded_layers(one["name"], one["settings"], options.expect or ""), *options.flags))
             for one in recording.runs
         )
         check_names(runs)
@@ -117,12 +127,12 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
         have = f"there is only {runs[0].name}" if runs else "there is none"
         raise UsageError(
             f"genctl compare needs at least two runs, but {have}",
-            hint='give several -p PRESET, --strategy "NAME:setting=value", --models A,B, or repeat one with --seeds N',
+            hint=f"give several -p PRESET, --strategy {FORM}, --models A,B, or repeat one with --seeds N",
         )
     return runs
 
 
-def check_servers(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> None:
+def check_servers(options: CompareOptions, runs: Sequence[Side], early: Sequence[Resolved]) -> None:
     """Raises UsageError where the outputs of a server are to be repeated: nobody knows what it runs tomorrow."""
     remote = [run.name for run, one in zip(runs, early, strict=True) if one.runtime.backend is not None]
     for name in ("save", "expect"):
@@ -130,20 +140,20 @@ def check_servers(options: CompareOptions, runs: Sequence[RunSpec], early: Seque
             raise UsageError(f"--{name} compares token by token, which is not exact on a server (run {remote[0]})")
 
 
-def settled(options: CompareOptions, runs: Sequence[RunSpec], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(options: CompareOptions, runs: Sequence[Side], early: Sequence[Resolved]) -> list[Resolved]:
     """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
     beneath: dict[tuple[Any, ...], Layer] = {}
     for one in early:
         if one.runtime.backend is not None:  # a server keeps its settings to itself
-            beneath[checkpoint_of(one)] = Layer("backend", {}, said="user")
-        elif checkpoint_of(one) not in beneath:
+            beneath[loaded_with(one.runtime)] = Layer("backend", {}, said="user")
+        elif loaded_with(one.runtime) not in beneath:
             from genctl.models.hub import generation_settings
 
             settings = generation_settings(one.runtime, **options.trust)
-            beneath[checkpoint_of(one)] = model_layer(settings.values, one.runtime.model, settings.file)
-    keys = {run.name: checkpoint_of(one) for run, one in zip(runs, early, strict=True)}
+            beneath[loaded_with(one.runtime)] = model_layer(settings.values, one.runtime.model, settings.file)
+    keys = {run.name: loaded_with(one.runtime) for run, one in zip(runs, early, strict=True)}
 
-    def ask(run: RunSpec) -> Resolved:
+    def ask(run: Side) -> Resolved:
         resolved = run.resolve([beneath[keys[run.name]]])
         if resolved.runtime.backend is None:
             from genctl.engines.local.session import check_settings

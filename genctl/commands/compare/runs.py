@@ -1,34 +1,22 @@
-"""The runs of a comparison: each a preset or an inline strategy, on one checkpoint, with its own settings."""
+"""The runs of a comparison: sides, each on one checkpoint, with its own settings."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from genctl import params
-from genctl.config import named_strategies, presets, settings
+from genctl.config import settings
 from genctl.config.found_files import divided
-from genctl.config.inline import read_knobs
-from genctl.config.layers import Layer, Resolved, RunSpec, each, flags_layer, values_of
+from genctl.config.layers import Layer, flags_layer, values_of
+from genctl.config.sides import Kind, Side, each, read, read_list
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
 
-NAME = re.compile(r"[\w@][\w .:@+-]{0,59}")
-
-# The settings that decide how a checkpoint is loaded: runs with equal ones share it.
-LOADING = tuple(
-    name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
-)
-
-
-def checkpoint_of(resolved: Resolved) -> tuple[Any, ...]:
-    """The identity of a run's checkpoint: runs with equal ones share one load and one prefill."""
-    values = (getattr(resolved.runtime, name) for name in LOADING)
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+KINDS: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")  # what --strategy takes
+_PLACES = ("model", "backend")  # where a run computes, which its own settings decide, not -m and --backend
 
 
 def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
@@ -44,94 +32,65 @@ def check_prompt_caches(runs: Sequence[tuple[str, Runtime]]) -> None:
 
 
 def read_runs(
-    names: Sequence[str],
-    inline: Sequence[str],
-    models: Sequence[str],
+    presets: Sequence[str],
+    strategies: Sequence[str],
+    models: Sequence[Side],
     flags: Sequence[Layer],
     order: Sequence[str] = (),
-) -> tuple[RunSpec, ...]:
-    """The runs: one for each preset of `names`, then one for each inline strategy; each on each model.
+) -> tuple[Side, ...]:
+    """The runs: one for each preset, then one for each side of `strategies`; each on each model.
 
-    `order` mixes them: "presets" stands for the next of `names`, "strategies" for the next of `inline`.
+    `order` mixes them: "presets" stands for the next of `presets`, "strategies" for the next of `strategies`.
 
-    The layers of a run, lowest first: user file, project file, its preset, the environment, its inline knobs, flags.
-    With `models` a run is called NAME@MODEL, or just MODEL if nothing else distinguishes the runs.
+    The layers of a run, lowest first: user file, project file, its presets, the environment, its own settings, flags.
+    A checkpoint or server that a run names is above the flags. With `models` a run is called NAME@MODEL, or just MODEL
+    if nothing else distinguishes the runs. Files of results are no runs.
 
-    Raises UsageError and PresetError: a duplicate name, every invalid strategy, an unknown preset.
+    Raises UsageError and PresetError: a duplicate name, every invalid side, an unknown preset.
     """
-    named = [RunSpec(_called(name), (*settings.standing_layers((name,)), *flags)) for name in names]
-    written: list[RunSpec] = []
+    texts = {"presets": iter(presets), "strategies": iter(strategies)}
+    runs: list[Side] = []
     mistakes: list[GenctlError] = []
-    for text in inline:
+    for option in order or (*["presets"] * len(presets), *["strategies"] * len(strategies)):
+        text = next(texts[option])
         try:
-            name, extended, layer = parse_strategy(text)
+            side = read(text, "-p", ("preset",)) if option == "presets" else read_strategy(text)
         except UsageError as error:
             mistakes.append(error)
             continue
-        mode = name if ":" not in text else None
-        layers = (*settings.standing_layers(extended), *([layer] if layer.values else ()), *flags)
-        written.append(RunSpec(name, layers, mode))
-    runs = [*named, *written]
+        if side.kind != "file":
+            runs.append(_with_layers(side, flags))
     if mistakes:
-        each(runs, RunSpec.early, mistakes)
-    if order:
-        kinds = {"presets": iter(named), "strategies": iter(written)}
-        runs = [next(kinds[kind]) for kind in order]
+        each(runs, Side.early, mistakes)
     if models:
-        if not runs:
-            runs = [RunSpec("", (*settings.standing_layers(), *flags))]
+        runs = runs or [Side("", (*settings.standing_layers(), *flags))]
         runs = [_on(run, model) for run in runs for model in models]
     check_names(runs)
     return tuple(runs)
 
 
-def check_names(runs: Iterable[RunSpec]) -> None:
+def read_strategy(text: str) -> Side:
+    """A side of --strategy. Raises UsageError."""
+    return read(text, "--strategy", KINDS, colon=True)
+
+
+def check_names(runs: Iterable[Side]) -> None:
     """Raises UsageError if two runs have the same name."""
     twice = [name for name, count in Counter(run.name for run in runs).items() if count > 1]
     if twice:
         raise UsageError(
             f"{'two runs are' if len(twice) == 1 else 'several runs are'} called {', '.join(twice)}",
-            hint='--strategy "NAME:setting=value" gives a run a name of its own',
+            hint="NAME= before a side gives it a name of its own, such as other=greedy",
         )
 
 
-def split_models(texts: Iterable[str]) -> list[str]:
-    """`A,B` as names. Raises UsageError for an empty or duplicate one."""
-    names = [part.strip() for text in texts for part in text.split(",")]
-    if "" in names:
-        raise UsageError("--models: a name is empty; give them as A,B")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UsageError(f"--models names {twice[0]} twice")
-    return names
-
-
-def parse_strategy(text: str) -> tuple[str, tuple[str, ...], Layer]:
-    """`NAME:setting=value,…` as a name, the presets that it `extends`, and a layer. Values are TOML or JSON.
-
-    `NAME` alone is a decoding mode, with its knobs. Commas inside quotes and brackets belong to the value. Raises
-    UsageError.
-    """
-    name, separator, rest = text.partition(":")
-    name = name.strip()
-    place = f"--strategy {name}"
-    if "=" in name or not name:
-        raise UsageError(
-            f"--strategy {text!r}: begins with no name",
-            hint='write it as "NAME:setting=value,setting=value", such as "beam5:num_beams=5"',
-        )
-    if not NAME.fullmatch(name) or "/" in name:
-        raise UsageError(f"--strategy {text!r}: a name has letters, digits, spaces and . : @ + - _, at most 60")
-    if not separator and name not in named_strategies.NAMED:
-        is_preset = any(one.name == name for one in presets.available())
-        preset = f"-p {name} takes the preset of this name; " if is_preset else ""
-        raise UsageError(
-            named_strategies.unknown(name),
-            hint=f'{preset}there are: {", ".join(named_strategies.NAMED)}; "{name}:setting=value" gives a run a name',
-        )
-    values = read_knobs(rest, place, ("extends",)) if separator else dict(named_strategies.NAMED[name])
-    extended = _extended(values.pop("extends"), place) if "extends" in values else ()
-    return name, extended, Layer(place, values, said="user", typed=True)
+def split_models(texts: Iterable[str]) -> list[Side]:
+    """The sides of --models. Raises UsageError for an empty or duplicate one."""
+    models = [model for text in texts for model in read_list(text, "--models")]
+    names = [model.name for model in models]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--models names {twice} twice")
+    return models
 
 
 def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[Layer, ...]:
@@ -142,24 +101,24 @@ def recorded_layers(name: str, values: Mapping[str, Any], file: str) -> tuple[La
     return Layer(place, others, said="user", found="unnamed", folder=folder), Layer(place, yours, said="user")
 
 
-def _called(preset: str) -> str:
-    name = preset.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml") if presets.is_path(preset) else preset
-    return name or preset
+def _with_layers(side: Side, flags: Sequence[Layer]) -> Side:
+    above = {key: value for key, value in side.settings.items() if key in _PLACES}
+    run = replace(side, layers=(*settings.standing_layers(side.presets), *side.own(*above), *flags))
+    return _above_flags(run, above, side.origin) if above else run
 
 
-def _on(run: RunSpec, model: str) -> RunSpec:
-    layer = flags_layer({"model": model}, {"model": "--models"})
-    others = tuple(
-        replace(one, values={key: value for key, value in one.values.items() if key != "model"})
-        for one in run.layers
-        if one.kind == "command"
+def _on(run: Side, model: Side) -> Side:
+    named = replace(run, name=f"{run.name}@{model.name}" if run.name else model.name)
+    return _above_flags(named, model.settings, "--models")
+
+
+def _above_flags(run: Side, values: Mapping[str, Any], option: str) -> Side:
+    """The run with values beside those of flags, in place of the checkpoint or server that flags name."""
+    replaced = {key for key in _PLACES if key in values}
+    layers = tuple(
+        replace(layer, values={key: value for key, value in layer.values.items() if key not in replaced})
+        if layer.kind == "command"
+        else layer
+        for layer in run.layers
     )
-    beneath = tuple(old for old in run.layers if old.kind != "command")
-    return RunSpec(f"{run.name}@{model}" if run.name else model, (*beneath, *others, layer), run.mode)
-
-
-def _extended(value: Any, place: str) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
-        raise UsageError(f"{place}: extends must be the name of a preset, or a list of names")
-    return tuple(names)
+    return replace(run, layers=(*layers, flags_layer(values, dict.fromkeys(values, option))))

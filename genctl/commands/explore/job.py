@@ -18,12 +18,14 @@ from genctl.commands.explore.options import (
     check_opened,
     check_screen,
     expansion,
+    loading_of,
     memory,
+    sides_of,
     told_apart,
-    two_models,
 )
 from genctl.commands.job import Job, request_of, start_seed
-from genctl.config.layers import Layer, Resolved, row_layer, values_of
+from genctl.config.layers import Layer, Resolved, resolve, row_layer, values_of
+from genctl.config.sides import LOADING, Side
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
@@ -124,20 +126,21 @@ class ExploreJob(Job[ExploreOptions]):
         super().__init__(options, interrupt, choice)
         self.open_consoles()
         self.row: InputRow | None = None  # the prompt; None for a tree that is opened
-        self.second: Session | None = None  # of --models
+        self.second: Session | None = None  # of --models or --beside
         self.saved: Sink | None = None  # the file of --save, until it is the tree's
-        self.beside: dict[str, Any] | None = None  # the knobs of --beside
+        self.beside: Side | None = None  # what is shown beside the tree
+        self.other: dict[str, Any] | None = None  # its settings, if they are not the tree's
         self.file: FileSettings | None = None  # which settings of a tree that is opened hold
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint, and the commands."""
         check_screen(self.options)
-        self.models = two_models(self.options)
-        if self.models is not None:
-            first = Layer("flag", {"model": self.models[0]}, {"model": "--models"}, "command")
-            self.options = replace(self.options, flags=[*self.options.flags, first])
-        if self.options.beside is not None:
-            self.beside = preset_values(self.options.beside)
+        first, self.beside = sides_of(self.options)
+        if first is not None:
+            layer = Layer("flag", first.settings, dict.fromkeys(first.settings, "--models"), "command")
+            self.options = replace(self.options, flags=[*self.options.flags, layer])
+        if self.beside is not None:
+            self.other = self._other_settings(self.beside)
         self.memory = memory(self.options)
         self.calls = self._script()
         limits = expansion(self.options)
@@ -146,7 +149,17 @@ class ExploreJob(Job[ExploreOptions]):
         if self.options.open is not None:
             check_opened(self.options)
             self._take_saved_model(Path(self.options.open))
-        return super().prepare()
+        status = super().prepare()
+        if self.beside is not None:
+            beneath = [] if self.beside.presets else self.layers
+            replace(self.beside, layers=(*beneath, *self.beside.own())).early()
+        return status
+
+    def _other_settings(self, side: Side) -> dict[str, Any] | None:
+        """The settings of a side with which its distributions are computed; None: those of the tree."""
+        values = {key: value for name in side.presets for key, value in preset_values(name).items()}
+        values |= {key: value for key, value in side.settings.items() if key not in LOADING}
+        return values if values or side.kind != "checkpoint" else None
 
     def _script(self) -> list[Call]:
         """The commands of --script. Raises UsageError with all that cannot be read, InputError."""
@@ -222,8 +235,9 @@ class ExploreJob(Job[ExploreOptions]):
         on_event = None if options.quiet else bar.show
         loading = partial(self.load_engine, on_event=on_event, need_tokenizer=needed, live=self.shown)
         with closing(bar):
-            if self.models is not None:
-                second: Any = loading(replace(self.early.runtime, model=self.models[1]))
+            if self.beside is not None and (own := loading_of(self.beside)):
+                layer = Layer(self.beside.origin, own, said="user", typed=True)
+                second: Any = loading(resolve([*self.layers, layer], tentative=True).runtime)
                 self.second, self.loaded = second, None  # both stay loaded
             session: Any = loading(self.early.runtime, self.layers)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
@@ -280,10 +294,10 @@ class ExploreJob(Job[ExploreOptions]):
         if self.options.has_screen:
             self._show_screen(stack)
             return
-        if self.second is not None or self.beside is not None:
+        if self.beside is not None:
             from genctl.tree.beside import Second
 
-            self.explorer.second = Second(self.explorer.space, session=self.second, knobs=self.beside)
+            self.explorer.second = Second(self.explorer.space, session=self.second, knobs=self.other)
         for result in self.explorer.resume():
             self._put(result)
         self._tell()
@@ -306,10 +320,12 @@ class ExploreJob(Job[ExploreOptions]):
 
         if self.second is not None:
             stack.callback(self.second.close)
-        names = None if self.models is None else told_apart(self.models)
-        if self.options.beside is not None:
-            names = "the tree's settings", self.options.beside
-        source = TreeSource(self.explorer, other_model=self.second, other_settings=self.beside, names=names)
+        names = None
+        if self.beside is not None:
+            is_model = self.beside.kind == "checkpoint"
+            mine = self.early.runtime.model if is_model else "the tree's settings"
+            names = told_apart((mine, self.beside.name)) if is_model else (mine, self.beside.name)
+        source = TreeSource(self.explorer, other_model=self.second, other_settings=self.other, names=names)
         journal = self.explorer.space.journal
         assert journal is not None
         unfinished = bool(journal.unfinished)

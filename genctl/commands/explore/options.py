@@ -10,12 +10,17 @@ from typing import Any, Literal
 from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.commands.memory_size import memory_bytes
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
-from genctl.params import Generation, knobs
+from genctl.params import Generation, Runtime, knobs
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
 from genctl.tree.language import MEMORY
 
+KINDS: tuple[Kind, ...] = ("server", "preset", "mode", "file", "checkpoint")  # of --beside
+SHARED = {*knobs(Runtime)} - {*LOADING} | {"backend", "tensor_parallel"}  # what both distributions have
+_FEW = "a tree needs the distribution over all token ids, and {} gives a few"
+REFUSED: dict[Kind, str] = {"server": _FEW.format("a server"), "file": _FEW.format("a file of results")}
 SCREEN, TREE, SCREENLESS = OptionGroup("On the screen"), OptionGroup("The tree"), OptionGroup("Without a screen")
 
 
@@ -34,7 +39,7 @@ class ExploreOptions(PresetOptions):
     open: str | None = TREE.option("continue the tree that a file has", "FILE")
     memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
     models: str | None = SCREEN.option("go through A, and show beside it what B would write", "A,B")
-    beside: str | None = SCREEN.option("show beside it what this preset makes of it", "PRESET")
+    beside: str | None = SCREEN.option("show beside it what another way to run makes of it", FORM)
     format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
 
     @property
@@ -131,16 +136,26 @@ def check_screen(options: ExploreOptions) -> None:
         )
 
 
-def two_models(options: ExploreOptions) -> tuple[str, str] | None:
-    """The names of --models; None without it. Raises UsageError."""
-    if options.models is None:
-        return None
-    names = [name.strip() for name in options.models.split(",")]
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
-        raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
-    if any("model" in layer.values for layer in options.flags):
-        raise UsageError(f"--models {options.models} names both models; leave out --model")
-    return names[0], names[1]
+def sides_of(options: ExploreOptions) -> tuple[Side | None, Side | None]:
+    """The checkpoint of the tree, if --models names it, and what is shown beside the tree. Raises UsageError."""
+    if options.models is not None:
+        sides = read_list(options.models, "--models", refused=REFUSED)
+        if len(sides) != 2 or sides[0].name == sides[1].name:
+            raise UsageError(f"--models {options.models}: two different models are shown side by side, as A,B")
+        if any("model" in layer.values for layer in options.flags):
+            raise UsageError(f"--models {options.models} names both models; leave out --model")
+    elif options.beside is not None:
+        sides = [read(options.beside, "--beside", KINDS, refused=REFUSED)]
+    else:
+        return None, None
+    if shared := next((key for key in sides[-1].settings if key in SHARED), None):
+        raise UsageError(f"{sides[-1].origin}: {shared} holds for the whole tree")
+    return sides[0] if sides[1:] else None, sides[-1]
+
+
+def loading_of(side: Side) -> dict[str, Any]:
+    """The settings of a side that need a checkpoint of their own."""
+    return {key: value for key, value in side.settings.items() if key in LOADING}
 
 
 def told_apart(names: tuple[str, str]) -> tuple[str, str]:

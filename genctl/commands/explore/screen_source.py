@@ -157,7 +157,7 @@ class ExplainedDistribution:
 
 
 class TreeSource:
-    """A tree with the explorer that works on it; `other` is a second model, or settings beside the tree's own.
+    """A tree with the explorer that works on it; `other` is a second model, settings beside the tree's own, or both.
 
     Raises UsageError for a model whose tokens are others.
     """
@@ -175,11 +175,11 @@ class TreeSource:
         self._space = explorer.space
         self._other: Workspace | None = None
         self._entry: int | None = None  # of the tree's settings, for the second distribution
-        if other_settings is not None:
-            self._entry = self._space.aside({**explorer.tree.knobs, **other_settings})
-            self._other = self._space
         if other_model is not None:
             self._other = mirrored(self._space, other_model)
+        if other_settings is not None:
+            self._other = self._other or self._space
+            self._entry = self._other.aside({**explorer.tree.knobs, **other_settings})
         self._rest: Iterator[Any] = iter(())  # of the command that was cut short
         self._best: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
 

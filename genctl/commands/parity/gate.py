@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from genctl.commands.parity import golden_file
 from genctl.commands.parity.servers import check_server, is_server, server_side
-from genctl.commands.parity.sides import Side, names_model, read_side
+from genctl.commands.parity.sides import read_side
 from genctl.config.layers import Layer, Resolved
+from genctl.config.sides import Side
 from genctl.errors import InputError, UsageError, count, quote
 from genctl.io import writers
 
@@ -147,7 +148,7 @@ def _loaded() -> LoadedSides:
     from genctl.engines.protocol import EngineSetup
 
     def setup(side: Side, early: Resolved) -> EngineSetup:
-        return EngineSetup(early.runtime, side.layers, need_tokenizer=True, named=names_model(early))
+        return EngineSetup(early.runtime, side.layers, need_tokenizer=True, named=early.names_model)
 
     return LoadedSides(setup)
 

@@ -15,8 +15,9 @@ from genctl.commands.parity.checks import failed_checks
 from genctl.commands.parity.options import ParityCommandOptions, sides_of
 from genctl.commands.parity.rows import own_length, refused_settings
 from genctl.commands.parity.servers import check_servers, is_server, server_side, told_tops
-from genctl.commands.parity.sides import Side, names_model, unused
-from genctl.config.layers import Resolved, each
+from genctl.commands.parity.sides import unused
+from genctl.config.layers import Resolved
+from genctl.config.sides import Side, each
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow
@@ -333,7 +334,7 @@ class ParityJob(Job[ParityCommandOptions]):
             allow_pickle=self.options.allow_pickle,
             trust_remote_code=self.options.trust_remote_code,
             allow_plugins=self.options.allow_plugins,
-            named=names_model(early),
+            named=early.names_model,
             note=self.note,
             remark=self.remark,
             interrupted=self.interrupt,
@@ -343,7 +344,8 @@ class ParityJob(Job[ParityCommandOptions]):
         """Notes on a side, and on settings that a comparison does not use."""
         self.hide()
         self.detail(*(f"{side.place}: {line}" for line in engine.notes()))
-        lines = [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
+        lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
+        lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
         self.note(*(f"{side.place}: {line}" for line in lines))
 
     def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:

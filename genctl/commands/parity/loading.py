@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 
-from genctl import params
 from genctl.commands.engine_choice import LOCAL, SERVERS
 from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
-from genctl.commands.parity.sides import Side
 from genctl.config.layers import Resolved
+from genctl.config.sides import Side, loaded_with
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup, Request, never
 from genctl.errors import GenctlError, ModelError, quote
 from genctl.models.text import encode
-from genctl.params import Runtime
 from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
 from genctl.parity.values import Text
 
@@ -126,11 +124,6 @@ class ResumedSide(LocalSide):
 
 
 WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a pipe
-LOADING = tuple(
-    name
-    for name, item in params.knobs(Runtime).items()
-    if (item.metadata["group"] == params.MODEL and name != "offline") or name == "prompt_cache"
-)
 
 
 @dataclass
@@ -138,11 +131,11 @@ class LoadedSides:
     """Loads sides. `setup` makes what an engine is loaded with."""
 
     setup: Callable[[Side, Resolved], EngineSetup]
-    engines: dict[tuple[Any, ...], Engine] = field(default_factory=dict)
+    engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
     def engine(self, side: Side, early: Resolved) -> tuple[Engine, Resolved]:
         """The engine of a side, and its settings. Raises what loading raises."""
-        key = _key(early.runtime)
+        key = loaded_with(early.runtime, "prompt_cache")
         if key not in self.engines:
             choice = LOCAL if early.runtime.backend is None else SERVERS
             self.engines[key] = choice.load(self.setup(side, early))
@@ -162,7 +155,7 @@ class LoadedSides:
 
     def keep(self, *earlies: Resolved) -> None:
         """Let go of all checkpoints but those of these settings."""
-        kept = {_key(early.runtime) for early in earlies}
+        kept = {loaded_with(early.runtime, "prompt_cache") for early in earlies}
         for key in [key for key in self.engines if key not in kept]:
             self.engines.pop(key).close()
 
@@ -178,7 +171,3 @@ def check_models(earlies: Sequence[Resolved]) -> None:
     local = [early.runtime for early in earlies if early.runtime.backend is None]
     for model, revision, offline in dict.fromkeys((each.model, each.revision, each.offline) for each in local):
         resolve(model, revision=revision, offline=offline, configs_only=True)
-
-
-def _key(runtime: Runtime) -> tuple[Any, ...]:
-    return tuple(str(getattr(runtime, name)) for name in LOADING)

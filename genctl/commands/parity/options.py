@@ -17,9 +17,10 @@ from genctl.cli.table import (
     same_file,
 )
 from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
-from genctl.commands.parity.sides import DECODING, Side, is_prompt, read_sides
+from genctl.commands.parity.sides import DECODING, is_prompt, read_sides
 from genctl.config import settings
 from genctl.config.layers import Layer
+from genctl.config.sides import FORM, Side, is_results
 from genctl.errors import UsageError
 from genctl.io.writers import ReportFormat
 
@@ -33,7 +34,7 @@ class ParityCommandOptions(ModelOptions):
     """The command line of `genctl parity`. `arguments` are the prompts among the arguments, the others are sides."""
 
     arguments: tuple[str, ...] = argument(
-        "sides, the reference first: MODEL[@setting=value,…] or openai:URL; arguments with a space are prompts", "SIDE"
+        f"sides, the reference first: {FORM}; arguments with a space are prompts", "SIDE"
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
@@ -56,9 +57,12 @@ class ParityCommandOptions(ModelOptions):
     sides: tuple[str, ...] = ()  # as they are typed
 
     def __post_init__(self) -> None:
-        """Sort the arguments into sides and prompts. Raises UsageError."""
+        """Sort the arguments into sides and prompts; a file of results is that of --expect. Raises UsageError."""
         if not self.sides:
-            object.__setattr__(self, "sides", tuple(text for text in self.arguments if not is_prompt(text)))
+            sides = [text for text in self.arguments if not is_prompt(text)]
+            if sides and self.expect is None and is_results(sides[0]):
+                object.__setattr__(self, "expect", sides.pop(0))
+            object.__setattr__(self, "sides", tuple(sides))
             object.__setattr__(self, "arguments", tuple(filter(is_prompt, self.arguments)))
         super().__post_init__()
 
@@ -136,9 +140,10 @@ PARITY = Command(
     "parity",
     ParityCommandOptions,
     "genctl.commands.parity.job:ParityJob",
-    """A side is MODEL[@setting=value,…] or openai:URL[@setting=value,…]; the model ends at the first @ that a name and
-    = follow. The first side is the reference. All sides read its greedy texts, so that every position can be compared,
-    and each writes greedy texts of its own, whose first difference is a tie, a drift or a defect.""",
+    """A side is [NAME=]WHAT[@setting=value,…], and WHAT a checkpoint, a preset or a server (openai:URL), which ends at
+    the first @ that a name and = follow. The first side is the reference, and may be a golden file. All sides read its
+    greedy texts, so that every position can be compared, and each writes greedy texts of its own, whose first
+    difference is a tie, a drift or a defect.""",
     (
         "genctl parity A A@quantize=int4 -i prompts.txt",
         "genctl parity A A@runtime=transformers --max-kl 1e-6",

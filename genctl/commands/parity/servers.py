@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from genctl.commands.parity.loading import HINT
 from genctl.commands.parity.options import ParityCommandOptions
-from genctl.commands.parity.sides import Side
 from genctl.config.layers import Resolved
+from genctl.config.sides import Side
 from genctl.errors import ModelError, UsageError
 
 if TYPE_CHECKING:

@@ -1,23 +1,24 @@
-"""The sides of a comparison: `MODEL[@setting=value,…]` and `openai:URL[@setting=value,…]`, each with settings."""
+"""The sides of `genctl parity`: which settings may differ between them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from genctl import params
+from genctl.config import presets
 from genctl.config.check import did_you_mean, known, named
-from genctl.config.inline import read_knobs
-from genctl.config.layers import Layer, Resolved, RunSpec, each
+from genctl.config.layers import Layer, Resolved
+from genctl.config.sides import LOADING, RESUME, Kind, Side, each, exists, read, split
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation, Runtime
 
-SERVER = "openai:"
-RESUME = "resume"  # no knob of a run: rows from here on are decoded by a run that continues another
-_KNOBS = re.compile(r"@(?=\s*[A-Za-z_][\w-]*\s*=)")
+KINDS: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")  # a name that is no other is a checkpoint
+REFUSED: dict[Kind, str] = {
+    "file": "a file of results is the reference: give one, first, as --expect does",
+    "mode": "greedy texts are compared here; genctl compare --strategy compares ways to decode",
+}
 
 # Knobs of decoding that must not change what the model computes: with or without them greedy texts should be equal.
 SPECULATION = (
@@ -32,14 +33,6 @@ SPECULATION = (
     "target_lookbehind",
 )
 DECODING = (*SPECULATION, "use_cache", "cache_implementation")
-COMPUTING = (
-    "model", "revision", "tokenizer", "device", "dtype", "device_map", "max_memory", "offload_folder", "adapter",
-    "merge_adapter", "pack", "quantize", "compile", "runtime", "threads", "batch_size", "prompt_cache",
-)  # fmt: skip
-COMPARED = (*COMPUTING, *DECODING, RESUME)
-OF_SERVERS = ("model", "tokenizer", "batch_size")
-DECLARED = ("dtype", "quantize")  # of a server: not set, but said of it, for what they explain
-
 # Why the others cannot matter, by group; some have a reason of their own.
 _REASONS = {
     "seed": "greedy texts are compared, so nothing draws",
@@ -51,6 +44,9 @@ _REASONS = {
     "chat": "all sides read the same prompts; --chat holds for all sides",
     "system": "all sides read the same prompts; --system holds for all sides",
 }
+COMPARED = (*(key for key in LOADING if key not in _REASONS), "batch_size", "prompt_cache", *DECODING, RESUME)
+OF_SERVERS = ("model", "tokenizer", "batch_size")
+DECLARED = ("dtype", "quantize")  # of a server: not set, but said of it, for what they explain
 _GROUP_REASONS = {
     params.LENGTH: "all sides have the same length; --max-new-tokens holds for all sides",
     params.SAMPLING: "greedy texts are compared, so nothing draws",
@@ -59,35 +55,9 @@ _GROUP_REASONS = {
 _CHOOSES = "it changes which token is chosen, not what the model computes; genctl compare shows such differences"
 
 
-@dataclass(frozen=True)
-class Side(RunSpec):
-    """One side. Its name is what was typed."""
-
-    resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
-    declared: Layer | None = None  # what a server is said to compute with
-
-    what: ClassVar[str] = "side"
-
-
-def names_model(early: Resolved) -> bool:
-    """Whether a setting of a side names its model."""
-    return early.origins.get("model", "default") != "default"
-
-
-def split_side(text: str) -> tuple[str, str]:
-    """The model and the knobs of a side, at the first @ with `name=` behind it; other @ belong to the model."""
-    found = _KNOBS.search(text)
-    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
-
-
 def is_prompt(text: str) -> bool:
-    """Whether an argument is a prompt: it has white space, and neither knobs nor a file or folder of this name."""
-    if not any(letter.isspace() for letter in text) or split_side(text)[1]:
-        return False
-    try:
-        return not Path(text).exists()
-    except (OSError, ValueError):
-        return True
+    """Whether an argument is a prompt: it has white space, and neither settings nor a file or folder of this name."""
+    return any(letter.isspace() for letter in text) and not split(text)[1] and not exists(text)
 
 
 def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ...]:
@@ -105,40 +75,26 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
 
 def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     """One side. Raises UsageError with all its mistakes."""
-    model, knobs = split_side(text)
-    model, place = model.strip(), f"side {text}"
-    declared: dict[str, Any] = {}
-    values = read_knobs(knobs, place, (RESUME, "cache"))
-    if "cache" in values:  # the flag of this knob
-        values.setdefault("cache_implementation", values.pop("cache"))
-    wrong = [f"{place}: {sentence}" for key in values if (sentence := refused(key))]
-    if not model and not knobs:
-        wrong.append(f"{place}: names neither a model nor a setting")
-    if model and "model" in values and not model.startswith(SERVER):
-        wrong.append(f"{place}: the model is said twice, as {model} and as model = {values['model']}")
-    if model.startswith(SERVER):
-        # what a server loads is not ours to choose
+    side = read(text, "side", KINDS, refused=REFUSED, bare="checkpoint")
+    values, place, is_server = dict(side.settings), side.origin, side.kind == "server"
+    own = {key: value for key, value in values.items() if not (is_server and key == "backend")}
+    wrong = [f"{place}: {sentence}" for key in own if (sentence := refused(key))]
+    if is_server:  # what a server loads is not ours to choose
         wrong += [
             f"{place}: {key} is for a checkpoint here; a server has already loaded its own"
-            for key in values
+            for key in own
             if key in COMPARED and key not in (*OF_SERVERS, *DECLARED)
         ]
-        declared = {key: values.pop(key) for key in DECLARED if key in values}
-        values["backend"] = model
-    elif model:
-        values["model"] = model
+    declared = {key: values.pop(key) for key in DECLARED if is_server and key in values}
     resume = values.pop(RESUME, None)
     if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 1):
         wrong.append(f"{place}: resume = {resume}: must be a number of rows, at least 1")
     if wrong:
-        raise UsageError("\n".join(wrong), hint=_hint(values))
-    layer = Layer(place, values, said="user", typed=True)
-    return Side(
-        text,
-        (*beneath, *([layer] if values else ())),
-        resume=resume,
-        declared=Layer(place, declared, said="user", typed=True) if declared else None,
-    )
+        raise UsageError("\n".join(wrong), hint=_hint(own))
+    side = replace(side, settings=values, word="side", resume=resume)
+    if declared:
+        side = replace(side, declared=Layer(place, declared, said="user", typed=True))
+    return replace(side, layers=(*beneath, *presets.load(side.presets), *side.own()))
 
 
 def _hint(values: Iterable[str]) -> str:

@@ -95,7 +95,7 @@ class RunJob(job.Job[RunOptions]):
             early.runtime,
             self.layers,
             on_event=self.screen.loading,
-            named=early.origins.get("model", "default") != "default",
+            named=early.names_model,
             live=self.shown,
             waits=self.waits,
         )

@@ -97,7 +97,7 @@ class ScoreJob(Job[ScoreOptions]):
                 self.used_runtime(),
                 on_event=None if self.options.quiet else bar.show,
                 need_tokenizer=False,
-                named=self.early.origins.get("model", "default") != "default",
+                named=self.early.names_model,
                 live=self.shown,
             )
         if self.early.runtime.backend is not None:

@@ -48,6 +48,24 @@ def test_an_unchanged_checkpoint_passes(folder: Path, tmp_path: Path) -> None:
     assert "16 outputs as recorded" in again.err
 
 
+def test_a_recording_is_a_side_too_and_a_golden_file_is_none(tmp_path: Path) -> None:
+    file, golden = tmp_path / "expected.json", tmp_path / "golden.jsonl"
+    saved = genctl("compare", "One day", "-p", "greedy", "-p", "nucleus", "-n", "3", "--save", str(file))
+    assert saved.status == 0, saved.err
+    done = genctl("compare", "--strategy", str(file))
+    assert (done.status, done.out) == (0, f"2 outputs as recorded in {file}\n")
+    both = genctl("compare", "--strategy", str(file), "--expect", "other.json")
+    assert (both.status, "outputs are compared with one file of results" in both.err) == (2, False)
+    assert genctl("parity", "builtin:stories", "One day", "-n", "2", "--save", str(golden)).status == 0
+    for words, hint in (
+        (("compare", "--strategy", str(golden)), "it is a golden file: genctl parity MODEL --expect"),
+        (("parity", str(file), "builtin:stories"), "it is a recording: genctl compare --expect"),
+    ):
+        done = genctl(*words)
+        assert done.status == 2
+        assert hint in " ".join(done.err.split())
+
+
 def test_the_report_replaces_an_old_file(folder: Path, tmp_path: Path) -> None:
     """The sink of a text report was never closed, so --force left the old file."""
     file, report = tmp_path / "expected.json", tmp_path / "report.txt"

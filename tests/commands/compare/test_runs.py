@@ -3,52 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from genctl.commands.compare.runs import parse_strategy, read_runs, split_models
-from genctl.config.layers import RunSpec, each, flags_layer
+from genctl.commands.compare.runs import read_runs, split_models
+from genctl.config.layers import flags_layer
+from genctl.config.sides import Side, each
 from genctl.errors import PresetError, UsageError
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "values"),
-    [
-        ("beam5:num_beams=5,length_penalty=0.6", "beam5", {"num_beams": 5, "length_penalty": 0.6}),
-        ("plain:", "plain", {}),
-        ('a:stop_strings=["x, y", "z"],do_sample=true', "a", {"stop_strings": ["x, y", "z"], "do_sample": True}),
-        ("a:stop_strings='x,y'", "a", {"stop_strings": "x,y"}),
-        ("a:stop_strings=don't,num_beams=2", "a", {"stop_strings": "don't", "num_beams": 2}),
-        ('a:logit_bias={" yes": 2.0, "#12": -1},top-k=3', "a", {"logit_bias": {" yes": 2.0, "#12": -1}, "top_k": 3}),
-        ('a:logit_bias={" yes" = 2.0}', "a", {"logit_bias": {" yes": 2.0}}),
-        ("a:max_time=null", "a", {"max_time": None}),
-        (r'a:stop_strings="say \"a,b\"",num_beams=2', "a", {"stop_strings": 'say "a,b"', "num_beams": 2}),
-        ("a:early_stopping=never", "a", {"early_stopping": "never"}),
-    ],
-)
-def test_an_inline_strategy_is_a_name_and_knobs(text: str, name: str, values: dict[str, Any]) -> None:
-    found, extended, layer = parse_strategy(text)
-    assert (found, extended, dict(layer.values)) == (name, (), values)
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("num_beams=5", "begins with no name"),
-        (":num_beams=5", "begins with no name"),
-        ("a/b:num_beams=5", "a name has"),
-        ("a:num_beams", "not setting=value"),
-        ("a:num_beams=1,,top_k=2", "not setting=value"),
-        ("a:num_beams=5,num_beams=6", "said twice"),
-        ("a:stop_strings=[1,2", "bracket is not closed"),
-        ('a:stop_strings="x', "quote is not closed"),
-        ("a:extends=3", "extends must be"),
-    ],
-)
-def test_a_strategy_that_cannot_be_read_says_why(text: str, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        parse_strategy(text)
 
 
 def test_precedence_is_files_then_the_runs_own_then_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +34,7 @@ def test_a_decoding_mode_is_taken_by_name_and_refined_by_flags() -> None:
     [
         ("nonsense", "there is no such strategy", "there are: greedy, sample, beam"),
         ("beem", "there is no such strategy; did you mean beam?", "there are: greedy"),
-        ("nucleus", "there is no such strategy", "-p nucleus takes the preset of this name"),
+        ("gpt2", "there is no such strategy", "or @model=NAME"),
     ],
 )
 def test_a_name_that_is_no_decoding_mode_is_refused(name: str, sentence: str, hint: str) -> None:
@@ -101,13 +62,35 @@ def test_runs_keep_the_order_of_presets_and_strategies() -> None:
 
 
 def test_models_multiply_runs_and_alone_are_runs_themselves() -> None:
-    names = [run.name for run in read_runs(["greedy", "nucleus"], [], ["builtin:stories", "builtin:numbers"], [])]
+    both = split_models(["builtin:stories,builtin:numbers"])
+    names = [run.name for run in read_runs(["greedy", "nucleus"], [], both, [])]
     assert names == [
         "greedy@builtin:stories", "greedy@builtin:numbers", "nucleus@builtin:stories", "nucleus@builtin:numbers",
     ]  # fmt: skip
-    runs = read_runs([], [], ["builtin:stories", "builtin:numbers"], [flags_layer({"model": "elsewhere"})])
+    runs = read_runs([], [], both, [flags_layer({"model": "elsewhere"})])
     assert [run.name for run in runs] == ["builtin:stories", "builtin:numbers"]
     assert [run.early().runtime.model for run in runs] == ["builtin:stories", "builtin:numbers"]
+
+
+def test_a_checkpoint_or_server_that_a_run_names_goes_above_the_flags() -> None:
+    flags = [flags_layer({"model": "elsewhere", "max_new_tokens": 5})]
+    texts = ["./a@max_new_tokens=9", "openai:http://h", "far=openai:http://h@model=b", "greedy", "here:model=c"]
+    runs = [run.early() for run in read_runs([], texts, [], flags)]
+    assert [(one.runtime.model, one.runtime.backend) for one in runs] == [
+        ("./a", None), ("elsewhere", "openai:http://h"), ("b", "openai:http://h"), ("elsewhere", None),
+        ("c", None),
+    ]  # fmt: skip
+    assert [one.generation.max_new_tokens for one in runs] == [5] * 5
+
+
+def test_models_have_settings_that_flags_may_not_contradict() -> None:
+    models = split_models(["a,here=./b@dtype=bfloat16,threads=2"])
+    runs = read_runs([], [], models, [])
+    assert [(run.name, run.early().runtime.dtype, run.early().runtime.threads) for run in runs] == [
+        ("a", "auto", None), ("here", "bfloat16", 2),
+    ]  # fmt: skip
+    with pytest.raises(PresetError, match='dtype = "bfloat16" contradicts "float32"'):
+        read_runs([], [], models, [flags_layer({"dtype": "float32"})])[1].early()
 
 
 @pytest.mark.parametrize("texts", [["a,,b"], ["a", "a"], [""]])
@@ -119,7 +102,7 @@ def test_models_that_are_empty_or_said_twice_are_refused(texts: list[str]) -> No
 def test_a_mistake_names_its_run() -> None:
     runs = read_runs([], ["own:num_beens=3", "right:num_beams=3", "other:top_q=1"], [], [])
     with pytest.raises(PresetError) as caught:
-        each(runs, RunSpec.early)
+        each(runs, Side.early)
     assert caught.value.message.split("\n") == [
         "run own: --strategy own: unknown key num_beens; did you mean num_beams?",
         "run other: --strategy other: unknown key top_q; did you mean top_p?",

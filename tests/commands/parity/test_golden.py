@@ -79,6 +79,7 @@ def test_the_same_side_gives_the_same_bytes_and_every_number_is_equal(stories: P
     assert genctl("parity", STORIES, "--save", str(again), *PROMPTS, "-n", "12").status == 0
     assert again.read_bytes() == stories.read_bytes()
     done = expect(stories, STORIES, "--format", "jsonl", "--max-kl", "0")
+    assert genctl("parity", str(stories), STORIES, "--format", "jsonl", "--max-kl", "0").raw == done.raw
     assert done.status == 0, done.err
     (pair,) = done.records
     assert (pair["verdict"], pair["reason"]) == ("tie", "every recorded number is equal")
@@ -239,6 +240,8 @@ def test_other_prompts_of_the_same_length_of_vocabulary_are_found_out(copied: Pa
         ((STORIES, "--save", "-", "x y"), "a golden file is a file; give it a name"),
         ((STORIES, "--expect", ""), "--expect is empty"),
         ((STORIES, "--expect", "nowhere.jsonl"), "--expect: No such file or directory: nowhere.jsonl"),
+        (("nowhere.jsonl", STORIES), "--expect: No such file or directory: nowhere.jsonl"),
+        ((STORIES, "nowhere.jsonl"), "a file of results is the reference: give one, first, as --expect does"),
         ((STORIES, "--save", "a", "--output", "a", "x y"), "--save a: --output names the same file"),
     ],
 )

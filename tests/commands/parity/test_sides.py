@@ -6,38 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.parity.sides import COMPARED, is_prompt, read_side, read_sides, split_side
+from genctl.commands.parity.sides import COMPARED, is_prompt, read_side, read_sides
 from genctl.config.layers import flags_layer
 from genctl.errors import GenctlError, UsageError
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
-
-
-@pytest.mark.parametrize(
-    ("text", "model", "knobs"),
-    [
-        ("./model", "./model", ""),
-        ("./model@dtype=float32", "./model", "dtype=float32"),
-        ("./m@v2/x@dtype=float32,threads=2", "./m@v2/x", "dtype=float32,threads=2"),
-        ("@threads=1", "", "threads=1"),
-        ("org/name@main", "org/name@main", ""),
-        ("openai:http://me@host:8000@model=tiny", "openai:http://me@host:8000", "model=tiny"),
-        ("m@adapter=./a@b=c", "m", "adapter=./a@b=c"),
-        ("m@ threads = 1", "m", " threads = 1"),
-    ],
-)
-def test_a_model_ends_at_the_first_at_sign_with_a_name_and_an_equals_sign(text: str, model: str, knobs: str) -> None:
-    assert split_side(text) == (model, knobs)
-
-
-def test_values_may_hold_commas_in_quotes_and_brackets() -> None:
-    side = read_side('@model="a,b",cache=static,batch-size=4,assistant_model=[1]', ())
-    assert dict(side.layers[-1].values) == {
-        "model": "a,b",
-        "cache_implementation": "static",
-        "batch_size": 4,
-        "assistant_model": [1],
-    }
 
 
 def test_a_side_goes_above_the_flags_of_all_sides() -> None:
@@ -63,7 +36,6 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
     ("text", "message"),
     [
         ("", "names neither a model nor a setting"),
-        ("m@threads", "names neither"),
         ("a@model=b", "the model is said twice, as a and as model = b"),
         ("m@threads=1,threads=2", "threads is said twice"),
         ("m@x=[1", "a bracket is not closed"),
@@ -76,15 +48,25 @@ def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
         ("m@num_beams=4", "it changes which token is chosen"),
         ("m@chat=true", "--chat holds for all sides"),
         ("m@tensor_parallel=true", "a side is one process"),
+        ("beam", "side beam: greedy texts are compared here; genctl compare --strategy compares ways to decode"),
+        ("golden.jsonl", "a file of results is the reference: give one, first"),
     ],
 )
 def test_what_no_side_can_be_is_refused(text: str, message: str) -> None:
-    if text == "m@threads":
-        assert split_side(text) == ("m@threads", "")  # a name of a folder
-        return
     with pytest.raises(UsageError, match="side ") as caught:
         read_side(text, ())
     assert message in caught.value.message
+
+
+def test_a_side_may_be_a_preset_and_have_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "small.toml").write_text('dtype = "bfloat16"\nthreads = 1\n')
+    monkeypatch.chdir(tmp_path)
+    small, named = read_sides(["small", "two=small@threads=2"], [flags_layer({"dtype": "float32"})])
+    assert (small.name, small.early().runtime.dtype, small.early().runtime.threads) == ("small", "bfloat16", 1)
+    assert (named.name, named.early().runtime.threads) == ("two", 2)
+    (tmp_path / "small").mkdir()  # a checkpoint, then
+    assert read_side("small", ()).early().runtime.model == "small"
 
 
 def test_every_knob_that_a_side_takes_is_one() -> None:

@@ -1,0 +1,303 @@
+"""A way to run, as a command line names it: `[NAME=]WHAT[@setting=value,…]`.
+
+WHAT is a checkpoint, a preset, a way to decode (`greedy`, `beam`), a server (`openai:URL`) or a file of results. It
+ends at the first @ that a name and `=` follow; other @ belong to it. Without WHAT the settings alone are the side.
+Values are TOML or JSON; commas inside quotes and brackets belong to the value.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from genctl import params
+from genctl.config import named_strategies, presets
+from genctl.config.check import known
+from genctl.config.layers import Layer, Resolved, resolve
+from genctl.errors import GenctlError, UsageError, joined
+from genctl.params import Runtime
+
+Kind: TypeAlias = Literal["checkpoint", "preset", "mode", "server", "file"]
+
+SERVER = "openai:"
+RESUME = "resume"  # no setting of a run: rows from here on are decoded by a run that continues another
+FORM = "[NAME=]WHAT[@setting=value,…]"
+_OTHERS: dict[Kind, str] = {
+    "preset": "a preset",
+    "checkpoint": "a checkpoint (builtin:NAME, ORG/NAME, a folder, or @model=NAME)",
+    "server": "a server (openai:URL)",
+    "file": "a file of results (.json, .jsonl)",
+}
+
+# The settings that decide how a checkpoint is loaded: sides with equal ones share it.
+LOADING = tuple(
+    name for name, item in params.knobs(Runtime).items() if item.metadata["group"] == params.MODEL and name != "offline"
+)
+_SPECIAL = ("extends", RESUME, "cache")
+_SETTINGS = re.compile(r"@(?=\s*[A-Za-z_][\w-]*\s*=)")
+_NAME = re.compile(r"\w[\w.+-]{0,59}")
+_COLON = re.compile(r"([^:]*):(\s*(?:[A-Za-z_][\w-]*\s*(?:[=,].*)?)?)", re.DOTALL)  # NAME:setting=value,…
+_COLON_NAME = re.compile(r"[\w@][\w .@+-]{0,59}")
+_SCHEMES = ("builtin", "openai")
+_OPEN, _CLOSE = "[{(", "]})"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run. `layers` are lowest first, without the checkpoint's generation_config; a command sets them."""
+
+    name: str
+    layers: tuple[Layer, ...] = ()
+    kind: Kind | None = None  # None: settings alone
+    what: str = ""
+    presets: tuple[str, ...] = ()  # WHAT if it is one, and those of `extends`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those of WHAT and those behind @
+    origin: str = ""  # of `settings`
+    mode: str | None = None  # the way to decode that it names (`named_strategies`)
+    word: str = "run"  # in messages
+    resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
+    declared: Layer | None = None  # what a server is said to compute with
+
+    @property
+    def place(self) -> str:
+        """What messages call it."""
+        return f"{self.word} {self.name}"
+
+    def own(self, *without: str) -> tuple[Layer, ...]:
+        """The layer of its settings, `without` some; none if there are none."""
+        values = {key: value for key, value in self.settings.items() if key not in without}
+        return (Layer(self.origin, values, said="user", typed=True),) if values else ()
+
+    def early(self) -> Resolved:
+        """The settings without the checkpoint's own. Raises PresetError."""
+        return self.resolve(())
+
+    def resolve(self, beneath: Sequence[Layer]) -> Resolved:
+        """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
+        return resolve([*beneath, *self.layers], tentative=not beneath)
+
+
+Answer = TypeVar("Answer")
+
+
+def each(sides: Iterable[Side], ask: Callable[[Side], Answer], errors: Sequence[GenctlError] = ()) -> list[Answer]:
+    """`ask` of every side. Raises `errors` and the mistakes of all sides as one error; the latter name their side."""
+    results, mistakes = [], list(errors)
+    for side in sides:
+        try:
+            results.append(ask(side))
+        except GenctlError as error:
+            lines = error.message.split("\n")
+            error.message = "\n".join(
+                line if line.startswith(side.place) else f"{side.place}: {line}" for line in lines
+            )
+            mistakes.append(error)
+    if mistakes:
+        raise joined(mistakes)
+    return results
+
+
+def loaded_with(runtime: Runtime, *more: str) -> tuple[str, ...]:
+    """What a checkpoint is loaded with, and `more`: sides for which it is equal share the checkpoint."""
+    return tuple(str(getattr(runtime, name)) for name in (*LOADING, *more))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _is_preset(what: str) -> bool:
+    return what.endswith(".toml") or any(one.name == what for one in presets.available())
+
+
+def is_results(text: str) -> bool:
+    """Whether a side is a file of results, by its name."""
+    plain = exists(text) or not set(text) & {":", "="}  # json_schema=FILE.json is a setting
+    return text.endswith((".json", ".jsonl")) and plain and not Path(text).is_dir()
+
+
+def _is_checkpoint(what: str) -> bool:
+    return not what.endswith(".toml") and (what.startswith("builtin:") or "/" in what or os.sep in what or exists(what))
+
+
+_IS: dict[Kind, Callable[[str], bool]] = {
+    "server": lambda what: what.startswith(SERVER),
+    "mode": named_strategies.NAMED.__contains__,
+    "preset": _is_preset,
+    "file": is_results,
+    "checkpoint": _is_checkpoint,
+}
+
+
+def _kind(what: str, kinds: Sequence[Kind], bare: Kind | None) -> Kind | None:
+    if len(kinds) == 1:
+        return kinds[0]
+    return next((kind for kind in kinds if _IS[kind](what)), bare) if what else None
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or folder of this name."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def split(text: str) -> tuple[str, str]:
+    """What stands before the settings, and the settings."""
+    found = _SETTINGS.search(text)
+    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+
+
+def read(
+    text: str,
+    option: str,
+    kinds: Sequence[Kind],
+    *,
+    refused: Mapping[Kind, str] = {},
+    bare: Kind | None = None,
+    colon: bool = False,
+) -> Side:
+    """The side that follows `option`. A WHAT that could be several things is the first of `kinds`.
+
+    `refused` has a sentence for each of `kinds` that the command does not take. `bare` is what a name is that is none
+    of them; None: it is refused. With `colon` `NAME:setting=value,…` is read as `NAME=@setting=value,…`. Whether the
+    settings exist is checked by `early`. Raises UsageError.
+    """
+    name, what, rest = _parts(text, option, colon=colon)
+    place = f"{option} {name or text}"
+    if not (name or what or rest):
+        raise UsageError(f"{place}: names neither a model nor a setting", hint=_what(kinds, refused))
+    kind = _kind(what, kinds, bare)
+    if what and kind is None:
+        names = [one.name for one in presets.available()] if "preset" in kinds else []
+        raise UsageError(named_strategies.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
+    if kind is not None and kind in refused:
+        raise UsageError(f"{place}: {refused[kind]}")
+    settings = read_settings(rest, place, _SPECIAL)
+    if "cache" in settings:  # the flag of this setting
+        settings.setdefault("cache_implementation", settings.pop("cache"))
+    if kind == "file" and (name or settings):
+        raise UsageError(f"{place}: a file of results was run already, so it takes neither a name nor settings")
+    extended = _extended(settings.pop("extends"), place) if "extends" in settings else ()
+    if kind == "preset":
+        extended = (what, *extended)
+    key = {"checkpoint": "model", "server": "backend"}.get(kind or "")
+    if key is not None and key in settings:
+        raise UsageError(f"{place}: the {key} is said twice, as {what} and as {key} = {settings[key]}")
+    own = {key: what} if key is not None else named_strategies.NAMED[what] if kind == "mode" else {}
+    return Side(
+        name or (presets.title(what) if kind == "preset" and not settings else text),
+        kind=kind,
+        what=what,
+        presets=extended,
+        settings={**own, **settings},
+        origin=place,
+        mode=what if kind == "mode" else None,
+    )
+
+
+def _what(kinds: Iterable[Kind], refused: Container[Kind]) -> str:
+    """What WHAT may be."""
+    modes = ", ".join(named_strategies.NAMED)
+    *others, last = [words for kind, words in _OTHERS.items() if kind in kinds and kind not in refused]
+    return f"there are: {modes}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
+
+
+def _parts(text: str, option: str, *, colon: bool) -> tuple[str, str, str]:
+    """The name ("" without one), WHAT, and the settings."""
+    found = _COLON.fullmatch(text) if colon else None
+    if found and found[1] not in _SCHEMES and ("/" not in found[1] or "=" in found[2]) and "=" not in found[1]:
+        name, what, rest, allowed = found[1].strip(), "", found[2], _COLON_NAME
+    else:
+        head, rest = split(text)
+        name, equals, what = (part.strip() for part in head.partition("="))
+        if not equals or "/" in name or exists(head.strip()):  # a path may hold an equals sign
+            return "", head.strip(), rest
+        allowed = _NAME
+    if not name or name in known():
+        raise UsageError(
+            f"{option} {text!r}: begins with no name",
+            hint='write it as "NAME=@setting=value,setting=value", such as "cold=@temperature=0.5"',
+        )
+    if not allowed.fullmatch(name):
+        raise UsageError(f"{option} {text!r}: a name has letters, digits and . + - _, at most 60")
+    return name, what, rest
+
+
+def read_list(text: str, option: str, *, refused: Mapping[Kind, str] = {}) -> list[Side]:
+    """Checkpoints and servers as `A,B@setting=value,…`: the settings are those of the last. Raises UsageError."""
+    head, rest = split(text)
+    names = head.split(",")
+    if not all(name.strip() for name in names):
+        raise UsageError(f"{option}: a name is empty; give them as A,B")
+    texts = [*names[:-1], names[-1] + (f"@{rest}" if rest else "")]
+    kinds: tuple[Kind, ...] = ("server", "checkpoint")
+    return [read(name.strip(), option, kinds, refused=refused, bare="checkpoint") for name in texts]
+
+
+def _extended(value: Any, place: str) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
+        raise UsageError(f"{place}: extends must be the name of a preset, or a list of names")
+    return tuple(names)
+
+
+def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[str, Any]:
+    """`setting=value,setting=value` as values by name; `special` are names that no setting has.
+
+    A name is not checked, except that - may stand for _. `place` begins every message. Raises UsageError.
+    """
+    values: dict[str, Any] = {}
+    for part in split_pairs(text, place):
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UsageError(f"{place}: {part.strip()!r} is not setting=value")
+        names = (*known(), *special)
+        if key not in names and (folded := key.replace("-", "_")) in names:
+            key = folded
+        if key in values:
+            raise UsageError(f"{place}: {key} is said twice")
+        values[key] = parse_value(key, value.strip())
+    return values
+
+
+def split_pairs(text: str, place: str) -> list[str]:
+    """The parts between commas outside quotes and brackets. Raises UsageError if one is not closed."""
+    parts, begin, depth, quote, skip = [], 0, 0, "", False
+    for at, letter in enumerate(text):
+        if skip:
+            skip = False
+        elif quote:
+            skip = letter == "\\" and quote == '"'
+            quote = "" if letter == quote else quote
+        elif letter == '"' or (letter == "'" and text[:at].rstrip()[-1:] in ("=", "[", ",", ":", "{")):
+            quote = letter  # an apostrophe inside a word is no quote
+        elif letter in _OPEN:
+            depth += 1
+        elif letter in _CLOSE:
+            depth -= 1
+        elif letter == "," and depth <= 0:
+            parts.append(text[begin:at])
+            begin = at + 1
+    if quote or depth > 0:
+        raise UsageError(f"{place}: a {'quote' if quote else 'bracket'} is not closed in {text!r}")
+    parts.append(text[begin:])
+    if not "".join(parts).strip():
+        return []
+    return parts
+
+
+def parse_value(key: str, text: str) -> Any:
+    """A value as JSON if it is JSON (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
+    if text == "null" or text[:1] in ("{", "["):
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            pass
+    return presets.parse_value(key, text)
