@@ -166,12 +166,12 @@ def read(
 
     `refused` has a sentence for each of `kinds` that the command does not take. `bare` is what a name is that is none
     of them; None: it is refused. With `colon` `NAME:setting=value,…` is read as `NAME=@setting=value,…`. Whether the
-    settings exist is checked by `early`. Raises UsageError.
+    settings exist is checked by `early`. Raises UsageError and PresetError.
     """
     name, what, rest = _parts(text, option, colon=colon)
     place = f"{option} {name or text}"
-    if not (name or what or rest):
-        raise UsageError(f"{place}: names neither a model nor a setting", hint=_what(kinds, refused))
+    if kinds[1:] and not (name or what or rest):
+        raise UsageError(f"{place}: names neither a model nor a setting")
     kind = _kind(what, kinds, bare)
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
@@ -183,9 +183,7 @@ def read(
         settings.setdefault("cache_implementation", settings.pop("cache"))
     if kind == "file" and (name or settings):
         raise UsageError(f"{place}: a file of results was run already, so it takes neither a name nor settings")
-    extended = _extended(settings.pop("extends"), place) if "extends" in settings else ()
-    if kind == "preset":
-        extended = (what, *extended)
+    extended = presets.take_names("extends", settings, {"extends": place})
     key = {"checkpoint": "model", "server": "backend"}.get(kind or "")
     if key is not None and key in settings:
         raise UsageError(f"{place}: the {key} is said twice, as {what} and as {key} = {settings[key]}")
@@ -194,7 +192,7 @@ def read(
         name or (presets.title(what) if kind == "preset" and not settings else text),
         kind=kind,
         what=what,
-        presets=extended,
+        presets=(*([what] if kind == "preset" else []), *extended),
         settings={**own, **settings},
         origin=place,
         mode=what if kind == "mode" else None,
@@ -238,13 +236,6 @@ def read_list(text: str, option: str, *, refused: Mapping[Kind, str] = {}) -> li
     texts = [*names[:-1], names[-1] + (f"@{rest}" if rest else "")]
     kinds: tuple[Kind, ...] = ("server", "checkpoint")
     return [read(name.strip(), option, kinds, refused=refused, bare="checkpoint") for name in texts]
-
-
-def _extended(value: Any, place: str) -> tuple[str, ...]:
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(item, str) and item for item in names):
-        raise UsageError(f"{place}: extends must be the name of a preset, or a list of names")
-    return tuple(names)
 
 
 def read_settings(text: str, place: str, special: tuple[str, ...] = ()) -> dict[str, Any]:

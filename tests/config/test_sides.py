@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genctl.config.sides import Kind, read, split
-from genctl.errors import UsageError
+from genctl.errors import GenctlError, UsageError
 
 COMPARE: tuple[Kind, ...] = ("server", "mode", "preset", "file", "checkpoint")
 PARITY: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")
@@ -104,7 +104,7 @@ def test_a_name_is_a_way_to_decode_or_a_checkpoint_by_what_the_command_compares(
         ("a:num_beams=5,num_beams=6", "said twice"),
         ("a:stop_strings=[1,2", "bracket is not closed"),
         ('a:stop_strings="x', "quote is not closed"),
-        ("a:extends=3", "extends must be"),
+        ("a:extends=3", "extends = 3: must be the name of a preset"),
         ("./a@model=b", "the model is said twice, as ./a and as model = b"),
         ("old.json@seed=1", "a file of results was run already"),
         ("x=old.json", "a file of results was run already"),
@@ -112,7 +112,7 @@ def test_a_name_is_a_way_to_decode_or_a_checkpoint_by_what_the_command_compares(
     ],
 )
 def test_a_side_that_cannot_be_read_says_why(text: str, sentence: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(GenctlError) as caught:
         read(text, "--strategy", COMPARE, colon=True)
     assert sentence in caught.value.message
 

@@ -55,7 +55,7 @@ def read_runs(
         text = next(texts[option])
         try:
             side = read(text, "-p", ("preset",)) if option == "presets" else read_strategy(text)
-        except UsageError as error:
+        except GenctlError as error:
             mistakes.append(error)
             continue
         if side.kind != "file":

@@ -18,7 +18,6 @@ from genctl.commands.explore.options import (
     check_opened,
     check_screen,
     expansion,
-    loading_of,
     memory,
     sides_of,
     told_apart,
@@ -235,9 +234,10 @@ class ExploreJob(Job[ExploreOptions]):
         on_event = None if options.quiet else bar.show
         loading = partial(self.load_engine, on_event=on_event, need_tokenizer=needed, live=self.shown)
         with closing(bar):
-            if self.beside is not None and (own := loading_of(self.beside)):
-                layer = Layer(self.beside.origin, own, said="user", typed=True)
-                second: Any = loading(resolve([*self.layers, layer], tentative=True).runtime)
+            side = self.beside
+            if side is not None and any(key in LOADING for key in side.settings):
+                layers = (*self.layers, *side.own(*knobs(Generation)))
+                second: Any = loading(resolve(layers, tentative=True).runtime)
                 self.second, self.loaded = second, None  # both stay loaded
             session: Any = loading(self.early.runtime, self.layers)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)

@@ -153,11 +153,6 @@ def sides_of(options: ExploreOptions) -> tuple[Side | None, Side | None]:
     return sides[0] if sides[1:] else None, sides[-1]
 
 
-def loading_of(side: Side) -> dict[str, Any]:
-    """The settings of a side that need a checkpoint of their own."""
-    return {key: value for key, value in side.settings.items() if key in LOADING}
-
-
 def told_apart(names: tuple[str, str]) -> tuple[str, str]:
     """Two names of models without the folders that both lie in."""
     parts = [name.rstrip("/").split("/") for name in names]
