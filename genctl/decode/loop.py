@@ -15,6 +15,7 @@ from contextlib import closing
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.choose import choose
+from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
@@ -30,31 +31,29 @@ def decode(
     *,
     width: int = 1,
     prefixes: dict[Prompt, Prefix] | None = None,
+    texts: KeptTexts | None = None,
     interrupted: Callable[[], str] = lambda: "",
     clock: Callable[[], float] = time.perf_counter,
     watch: bool = False,
-    saved: Prefix | None = None,
     on_shortage: Callable[[int], None] = lambda width: None,
     ahead: int = 0,
-    keep: Callable[[Prefix], object] | None = None,
 ) -> Iterator[events.Event]:
     """Run lanes, at most `width` at once: Prefilled, Stepped …, Finished or Failed for each.
 
     `lanes` is read lazily, as places become free; of the next `ahead` of them, the one with the most work begins
     first. While the next one is not there yet (None), the others go on; a failure in the place of a lane comes out as
     it is. Lanes with the same prompt share one prefill while any of them is live; `prefixes` are prefills from before.
+    The beginning that a prompt shares with one of `texts` is not read again; they get what each lane has read.
     `interrupted` is called once per step: a non-empty answer ends every live row with that reason, and no further lane
-    begins. With `watch` there is a CacheRead after every pass. `saved` is a prompt that was read before, with its whole
-    cache: the beginning that a lane's prompt shares with it is not read again. When memory runs out, fewer lanes
-    continue at once (`on_shortage` receives their number) and the others follow; a lane fails only if it does not fit
-    alone. `keep` receives the prefix of each lane that is done, so that a later lane can begin with it (`saved`).
+    begins. With `watch` there is a CacheRead after every pass. When memory runs out, fewer lanes continue at once
+    (`on_shortage` receives their number) and the others follow; a lane fails only if it does not fit alone.
     """
     watcher = None
     if watch:
         from genctl.decode.cache_observer import CacheObserver
 
         watcher = CacheObserver(forward)
-    prefills = PrefixCache(forward, prefixes or {}, saved)
+    prefills = PrefixCache(forward, prefixes or {}, texts)
     queue = LaneQueue(lanes, ahead)
     with closing(Scheduler(forward, queue, width, prefills, clock, watcher, on_shortage)) as scheduler:
         while scheduler.waiting(reason := interrupted()):
@@ -62,7 +61,7 @@ def decode(
             for batch in scheduler.batches:
                 shortage: OutOfMemory | None = None
                 try:
-                    yield from step(batch, reason, keep)
+                    yield from step(batch, reason, texts)
                 except OutOfMemory as error:
                     shortage = error.without_frames()
                 except ContractError:
@@ -74,14 +73,14 @@ def decode(
             scheduler.forget()
 
 
-def step(batch: Batch, interrupted: str, keep: Callable[[Prefix], object] | None = None) -> Iterator[events.Event]:
+def step(batch: Batch, interrupted: str, texts: KeptTexts | None = None) -> Iterator[events.Event]:
     """One token for every row of a batch, or several where a draft is accepted."""
     chosen = choose(batch.states)  # processors, then searches
     facts = fetch([each.questions for each in chosen])  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
         yield from each.commit(answers, interrupted)  # Stepped; Finished when no row lives
-    if keep is not None:
+    if texts is not None and texts.grows:
         for prefix in batch.read_by_ended():
-            keep(prefix)
+            texts.keep(prefix)
     batch.arrange()  # remove ended rows, reorder rows, remove rejected drafts
     yield from batch.feed()  # one forward pass for all lanes; CacheRead with `watch`

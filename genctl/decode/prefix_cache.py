@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Source
 
@@ -18,19 +19,19 @@ _PADDING = 0.25  # the most padding, as a share of a prompt's length
 
 
 class PrefixCache:
-    """The prefixes of live lanes, those that the caller provides, and a saved one."""
+    """The prefixes of live lanes, those that the caller provides, and what was read before them."""
 
-    def __init__(self, forward: ModelRuntime, external: dict[Prompt, Prefix], saved: Prefix | None = None) -> None:
+    def __init__(self, forward: ModelRuntime, external: dict[Prompt, Prefix], texts: KeptTexts | None = None) -> None:
         self.forward = forward
         self.external = external
-        self.saved = saved
+        self.texts = texts
         self.prefixes: dict[tuple[Prompt, str, bool], Prefix] = {}
         self.sources: dict[tuple[int, ...], Source] = {}
         self.ready: dict[tuple[Prompt, str], Prefix] = {}  # read together and not taken yet
 
     def unread(self, lanes: list[Lane]) -> tuple[list[Lane], list[Lane]]:
         """Lanes whose prompts may be read together, each prompt once, and the other lanes."""
-        if self.saved is not None or not self.forward.abilities.reads_together:
+        if not self.forward.abilities.reads_together or any(map(self._begun, lanes)):
             return [], lanes
         seen = {*self.external, *(key[0] for key in self.prefixes)}
         unread: list[Lane] = []
@@ -82,7 +83,7 @@ class PrefixCache:
         if ready is not None:
             self.prefixes[prompt, form, False] = ready
             return ready, False
-        saved = self.saved if cached else None
+        saved = self._begun(lane) if cached else None
         source = None
         reused = 0
         if lane.source is not None:
@@ -105,6 +106,10 @@ class PrefixCache:
         prefix = replace(prefix, reused=reused)
         self.prefixes[prompt, form, hidden] = prefix
         return prefix, False
+
+    def _begun(self, lane: Lane) -> Prefix | None:
+        """A text that was read and begins like the lane's prompt."""
+        return None if self.texts is None else self.texts.best(lane.tokens)
 
     def clear(self) -> None:
         """Drop all prefixes but those of the caller: lanes keep their own."""

@@ -132,7 +132,7 @@ class LocalSide:
         failed: dict[str, str] = {}
         lanes = self._lanes(texts, receive, failed)
         session = self.session
-        for event in decode(session.forward, lanes, width=self.width, interrupted=interrupted, saved=session.saved):
+        for event in decode(session.forward, lanes, width=self.width, interrupted=interrupted, texts=session.texts):
             if isinstance(event, events.Failed):
                 failed[texts[int(event.lane)].id] = event.message
         return failed

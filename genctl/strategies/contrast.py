@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from genctl.decode.guidance import Unconditional
+from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Scores, Search, Strategy, Traits
 from genctl.errors import ModelError
@@ -47,16 +47,16 @@ class Amateur:
     def search(self, scores: Scores, context: Context) -> Search:
         if context.model.is_encoder_decoder or self.amateur.is_encoder_decoder:
             raise ModelError("contrastive decoding needs two decoder-only models")
-        prompt = context.prefix.tokens[0].tolist()
-        reader = Unconditional(self.amateur, prompt, len(prompt), use_cache=context.prefix.cache is not None)
+        cached = context.prefix.cache is not None and self.amateur.abilities.together
+        reader = ReadAlong(self.amateur, use_cache=cached)
         inner = Sample(self.do_sample, self.n)
         return rescored(inner, lambda raw: self._contrast(raw, reader), scores, context)
 
-    def _contrast(self, scores: Scores, reader: Unconditional) -> Tensor:
+    def _contrast(self, scores: Scores, reader: ReadAlong) -> Tensor:
         """f32 [N, V]; `OUT` below the expert's score for implausible tokens, -inf for tokens that the amateur lacks."""
         expert = scores.logprobs[:, 0]
         size = expert.shape[1]
-        logits = reader(scores.rows.tokens.to(reader.forward.device))[:, :size]
+        logits = reader(scores.rows.tokens.tolist())[:, :size]
         amateur = (logits / self.temperature).log_softmax(-1).to(expert.device)
         if amateur.shape[1] < size:  # usually padding of the expert's vocabulary
             lacking = torch.arange(amateur.shape[1], size, device=expert.device)

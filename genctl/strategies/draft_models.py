@@ -13,9 +13,9 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from genctl.decode.cache.cache import Cache
-from genctl.decode.runtime import ModelRuntime, Pass
-from genctl.decode.types import Context, Source, Sources
+from genctl.decode.read_along import ReadAlong
+from genctl.decode.runtime import ModelRuntime
+from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
 
@@ -47,62 +47,6 @@ class Drafter(Protocol):
         ...
 
 
-class CachedReader:
-    """A model that reads one growing text with a cache, so that no token is read twice.
-
-    Raises ModelError if the model's cache cannot be rewound.
-    """
-
-    def __init__(
-        self,
-        forward: ModelRuntime,
-        *,
-        use_cache: bool = True,
-        source: Source | None = None,
-        cache: Cache | None = None,
-        ids: Sequence[int] = (),
-    ) -> None:
-        self.forward = forward
-        self.cached = use_cache and forward.abilities.supports_cache
-        self.sources = None if source is None else Sources(source.states, None, None)
-        self.cache = cache if cache is not None else self._empty()
-        self.ids = list(ids)  # tokens read so far
-        self.floor = len(self.ids)  # windows cannot restore columns dropped before this length
-
-    def _empty(self) -> Cache | None:
-        if not self.cached:
-            return None
-        cache = self.forward.new_cache()
-        cache.activate_past_recording()
-        return cache
-
-    def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read at least one more token. Returns the logits of the next one, f32 [V]."""
-        first = not self.ids or self.cache is None
-        self.ids += tokens
-        feed = torch.tensor([self.ids if self.cache is None else list(tokens)], device=self.forward.device)
-        text = None
-        if self.forward.wants_history(len(self.ids) - len(tokens)):
-            text = torch.tensor([self.ids], device=self.forward.device)
-        output = self.forward(Pass(feed, self.cache, sources=self.sources, first=first, keep=1, history=text))
-        if self.cache is not None and not self.cache.is_croppable:
-            raise ModelError(f"{self.forward.name} cannot draft: it keeps recurrent states, which forget nothing")
-        return output.logits[0, -1]
-
-    def rewind(self, length: int) -> None:
-        """Drop all but the first `length` tokens."""
-        surplus = len(self.ids) - length
-        if self.cache is not None:
-            if length == 0 or (self.cache.records_past and length < self.floor):
-                known, self.ids, self.cache = self.ids[:length], [], self._empty()
-                if known:
-                    self.read(known)
-            else:
-                self.cache.crop(surplus)
-        del self.ids[length:]
-        self.floor = length
-
-
 @dataclass(frozen=True)
 class ModelDrafter:
     """Another model with the same tokens drafts (arXiv:2211.17192, arXiv:2302.01318).
@@ -122,26 +66,27 @@ class ModelDrafter:
         source = context.prefix.source
         if source is not None:
             source = self.forward.encode(source.ids[0].tolist())
-        follower = CachedReader(self.forward, use_cache=context.prefix.cache is not None, source=source)
+        cached = context.prefix.cache is not None
+        follower = ReadAlong(self.forward, use_cache=cached, cuts=True, source=source)
         return ModelDraftWriter(follower, context, do_sample, confidence)
 
 
 class ModelDraftWriter:
     """Drafts by a model that reads the row."""
 
-    def __init__(self, follower: CachedReader, context: Context, do_sample: bool, confidence: float) -> None:
+    def __init__(self, follower: ReadAlong, context: Context, do_sample: bool, confidence: float) -> None:
         self.follower = follower
         self.context = context
         self.do_sample = do_sample
         self.confidence = confidence
-        self.length = len(follower.ids)  # of the row at the last call
+        self.length = follower.length  # of the row at the last call
         self.drafted: list[int] = []  # tokens of the last draft
 
     def __call__(self, text: Sequence[int], count: int) -> Draft:
         follower, eos = self.follower, self.context.eos
         agreed = shared_length(text[self.length :], self.drafted)
-        follower.rewind(min(self.length + agreed, len(follower.ids), len(text) - 1))
-        logits = follower.read(text[len(follower.ids) :])
+        follower.cut(min(self.length + agreed, follower.length, len(text) - 1))
+        logits = follower([text])[0]
         tokens: list[int] = []
         distributions: list[Tensor] = []
         while True:
@@ -155,7 +100,7 @@ class ModelDraftWriter:
             # the unsure token stays: dropping it depending on its value would bias the distribution
             if len(tokens) == count or token in eos or float(distribution[token]) < self.confidence:
                 break
-            logits = follower.read([token])
+            logits = follower([[*text, *tokens]])[0]
         self.length, self.drafted = len(text), tokens
         return Draft(tokens, torch.stack(distributions) if distributions else None)
 

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 
 from genctl.decode.cache.growing import STEP
+from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.draft_models import CachedReader, DraftWriter, ModelDraftWriter
+from genctl.strategies.draft_models import DraftWriter, ModelDraftWriter
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,11 @@ class EarlyExitDrafter:
     def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
         prefix = context.prefix
         if prefix.cache is None:
-            return ModelDraftWriter(CachedReader(self.forward, use_cache=False), context, do_sample, confidence)
+            uncached = ReadAlong(self.forward, use_cache=False, cuts=True)
+            return ModelDraftWriter(uncached, context, do_sample, confidence)
         part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
         row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
         cache = part.select(row, room=STEP)
         cache.activate_past_recording()
-        follower = CachedReader(self.forward, cache=cache, ids=prefix.tokens[0].tolist())
+        follower = ReadAlong(self.forward, cuts=True, cache=cache, read=prefix.tokens[0].tolist())
         return ModelDraftWriter(follower, context, do_sample, confidence)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, ClassVar
 
+from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
-from genctl.strategies.draft_models import CachedReader, Draft, DraftWriter
+from genctl.strategies.draft_models import Draft, DraftWriter
 
 OPEN = "\ufffd"  # the decoding of an incomplete character
 SLACK = 4  # tokens beyond the expected overlap to search for a match
@@ -50,7 +51,7 @@ class _TranslatingDraftWriter:
         self.drafter = drafter
         self.context = context
         self.confidence = confidence
-        self.follower = CachedReader(drafter.forward, use_cache=context.prefix.cache is not None)
+        self.follower = ReadAlong(drafter.forward, use_cache=context.prefix.cache is not None, cuts=True)
         self.ids: list[int] = []  # the row in the assistant's tokens, at the last call
         self.seen = 0  # of the row, at the last call
         self.eos = frozenset(drafter.forward.eos)
@@ -60,9 +61,10 @@ class _TranslatingDraftWriter:
         ids, same = self._translate(text)
         if not ids:
             return Draft([])
-        same += shared_length(follower.ids[same:], ids[same:])
-        follower.rewind(min(same, len(ids) - 1))
-        logits = follower.read(ids[len(follower.ids) :])
+        read = follower.rows[0] if follower.rows else ()
+        same += shared_length(read[same:], ids[same:])
+        follower.cut(min(same, len(ids) - 1))
+        logits = follower([ids])[0]
         drafted: list[int] = []
         ended = False
         while not ended:
@@ -73,7 +75,7 @@ class _TranslatingDraftWriter:
             if len(drafted) == count or float(logits.softmax(-1)[token]) < self.confidence:
                 break
             if not ended:
-                logits = follower.read([token])
+                logits = follower([[*ids, *drafted]])[0]
         self.ids, self.seen = ids, len(text)
         recent = ids[max(0, len(ids) - drafter.assistant_lookbehind) :]
         encoded = _encode(drafter.target_tokenizer, _text(drafter.tokenizer, recent + drafted))

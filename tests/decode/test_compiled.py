@@ -14,9 +14,10 @@ from genctl.config.layers import flags_layer, resolve
 from genctl.config.presets import parse_sets
 from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.static import SlottedLayer
-from genctl.decode.guidance import Unconditional
+from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.read_along import ReadAlong, unconditional
 from genctl.engines.local.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, prepare
@@ -132,7 +133,7 @@ def test_buffers_widen_by_whole_steps(standing_in: list[int]) -> None:
 def test_a_prompt_read_before_is_gone_on_from(standing_in: list[int]) -> None:
     case = Compiling("llama")
     saved = case.fast.prefill(PROMPTS[1][:7], None, whole=True)
-    told = list(decode(case.fast, [case.lane(PROMPTS[1])], saved=saved))
+    told = list(decode(case.fast, [case.lane(PROMPTS[1])], texts=KeptTexts(saved=saved)))
     assert [event.reused for event in told if isinstance(event, events.Prefilled)] == [7]
     found = [list(event.hypotheses[0].tokens) for event in told if isinstance(event, events.Finished)]
     case.forward = case.plain
@@ -145,7 +146,7 @@ def test_guidance_has_steps_of_its_own(standing_in: list[int]) -> None:
     found = []
     for forward in (case.fast, case.plain):
         case.forward = forward
-        other = Unconditional(forward, PROMPTS[2], len(PROMPTS[0]))
+        other = unconditional(ReadAlong(forward), PROMPTS[2], len(PROMPTS[0]))
         material = ProcessorContext(Generation(guidance_scale=1.7), len(PROMPTS[0]), 40, 300, unconditional=other)
         found.append(case.ours([case.lane(PROMPTS[0], Beam(2), processors=build(material))]))
     assert found[0] == found[1]

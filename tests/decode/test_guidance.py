@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from genctl.decode.guidance import Unconditional
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.read_along import ReadAlong, unconditional
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
 from tests.decode.driver import PROMPTS, Case
@@ -23,24 +23,28 @@ def test_guided_greedy_text_equals_generate(case: Case, negative: tuple[int, ...
     prompt = PROMPTS[2]
     options = {} if negative is None else {"negative_prompt_ids": torch.tensor([negative])}
     expected = case.generate(prompt, do_sample=False, guidance_scale=1.7, use_cache=use_cache, **options)
-    other = Unconditional(case.forward, negative or prompt[-1:], len(prompt), use_cache=use_cache)
+    other = unconditional(ReadAlong(case.forward, use_cache=use_cache), negative or prompt[-1:], len(prompt))
     material = ProcessorContext(Generation(guidance_scale=1.7), len(prompt), len(prompt) + 20, 300, unconditional=other)
     assert case.ours([case.lane(prompt, processors=build(material), use_cache=use_cache)])["0"] == expected
 
 
 def test_rows_are_recognised_by_what_they_hold(case: Case) -> None:
     prompt = torch.tensor([PROMPTS[0]]).expand(3, -1)
-    other = Unconditional(case.forward, (9, 10), prompt.shape[1])
+    other = unconditional(ReadAlong(case.forward), (9, 10), prompt.shape[1])
     rows = torch.tensor([[11], [12], [13]])
     other(torch.cat([prompt, rows], 1))
     moved = torch.tensor([[13, 14], [11, 15], [13, 16]])  # forked, reordered, one dropped
     found = other(torch.cat([prompt, moved], 1))
-    afresh = Unconditional(case.forward, (9, 10), prompt.shape[1], use_cache=False)(torch.cat([prompt, moved], 1))
+    afresh = unconditional(ReadAlong(case.forward, use_cache=False), (9, 10), prompt.shape[1])(
+        torch.cat([prompt, moved], 1)
+    )
     assert torch.allclose(found, afresh, atol=1e-3)
     unknown = torch.tensor([[20, 21, 22]])
     assert torch.allclose(
         other(torch.cat([prompt[:1], unknown], 1)),
-        Unconditional(case.forward, (9, 10), prompt.shape[1], use_cache=False)(torch.cat([prompt[:1], unknown], 1)),
+        unconditional(ReadAlong(case.forward, use_cache=False), (9, 10), prompt.shape[1])(
+            torch.cat([prompt[:1], unknown], 1)
+        ),
         atol=1e-3,
     )
 
@@ -49,7 +53,7 @@ def test_a_guided_sampled_row_does_not_change_with_its_siblings(case: Case) -> N
     prompt = PROMPTS[1]
 
     def lane(name: str, count: int):  # type: ignore[no-untyped-def]
-        other = Unconditional(case.forward, (5, 6), len(prompt))
+        other = unconditional(ReadAlong(case.forward), (5, 6), len(prompt))
         material = ProcessorContext(
             Generation(guidance_scale=1.4), len(prompt), len(prompt) + 20, 300, unconditional=other
         )

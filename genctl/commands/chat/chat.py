@@ -299,8 +299,6 @@ class Chat:
         return [words.push(id) for id in ids]
 
     def _streamed(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        if turn.prompt is not None:
-            self.partner.prepare(turn.prompt)
         writer, collector = _AnswerWriter(self.story), Collector()
         result: Result | None = None
         with closing(self.engine.stream(iter([turn.request]), report, flow)) as stream:

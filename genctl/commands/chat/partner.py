@@ -13,7 +13,6 @@ from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:
     from genctl.config.layers import Resolved
-    from genctl.engines.local.kept_texts import KeptTexts
     from genctl.engines.local.session import Session
     from genctl.engines.protocol import Engine
 
@@ -40,11 +39,9 @@ class Partner:
         self.engine, self.session, self.memory = engine, session, memory
         self.name = engine.about.name
         self.template = ""
-        self.kept: KeptTexts | None = None
         if session is None:
             self.kind: Kind = "chat"
             return
-        from genctl.engines.local.kept_texts import KeptTexts
         from genctl.models import chat
 
         if session.loaded.tokenizer is None:
@@ -55,8 +52,7 @@ class Partner:
             self.template = ""
         self.kind = "alone" if session.about.is_encoder_decoder else "chat" if self.template else "text"
         if not session.about.is_encoder_decoder:
-            self.kept = KeptTexts(memory)
-            session.keep = self.kept.keep
+            session.keep_texts(memory)
         elif memory is not None:
             raise UsageError(
                 f"--memory bounds the caches of earlier turns, and {self.name} keeps none: it is an encoder-decoder"
@@ -144,11 +140,6 @@ class Partner:
                 ids = self.read(request).ids
                 found.add(ids[:1] if len(ids) > 1 else ())
         return found.pop() if len(found) == 1 else ()
-
-    def prepare(self, prompt: ReadPrompt) -> None:
-        """Let the next request continue from what the model has read before."""
-        if self.session is not None and self.kept is not None:
-            self.session.saved = self.kept.best(prompt.ids)
 
     def _of_history(self, message: dict[str, str]) -> dict[str, str]:
         """A message as the template wants it: with its thought apart, where it does not take it out itself."""

@@ -11,6 +11,7 @@ from rich.text import Text
 from genctl import events
 from genctl.commands.inspect.cache_report import PIPE
 from genctl.commands.inspect.measurement import CROSS, STATE
+from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
@@ -135,7 +136,7 @@ def _decode(
     """Decode the request with a saved prompt; and how many tokens of its prompt were not read again."""
     reading = DecodingCount()
     forward = session.forward
-    before, saved_before = forward.forwards, session.saved
+    before, texts = forward.forwards, session.texts
     fed = 0
 
     def count(passed: Passed) -> None:
@@ -143,7 +144,7 @@ def _decode(
         tokens = passed.inputs.get("decoder_input_ids", passed.inputs.get("input_ids"))
         fed += 0 if tokens is None else int(tokens.numel())
 
-    forward.watch, session.saved = count, saved
+    forward.watch, session.texts = count, None if saved is None else KeptTexts(saved=saved)
     reused = 0
     try:
         for event in session.stream([request], None, Flow(interrupted=interrupted)):
@@ -156,7 +157,7 @@ def _decode(
             elif isinstance(event, events.Failed):
                 raise _again(event)
     finally:
-        forward.watch, session.saved = None, saved_before
+        forward.watch, session.texts = None, texts
     reading.passes = forward.forwards - before
     return reading, reused
 

@@ -16,8 +16,8 @@ from genctl.models.config_numbers import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
-    from genctl.decode.guidance import Unconditional
     from genctl.decode.processors import Processor
+    from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.row_text import RowText
@@ -420,12 +420,13 @@ class Planner:
             raise ModelError(
                 "guidance_scale needs a decoder-only checkpoint: an encoder-decoder has no negative prompt"
             )
-        from genctl.decode.guidance import Unconditional
+        from genctl.decode.read_along import ReadAlong, unconditional
         from genctl.models.text import encode_prompt
 
         negative = generation.negative_prompt
         ids = tokens[-1:] if negative is None else encode_prompt(self.loaded, negative)
-        return Unconditional(self.forward, ids, len(tokens), use_cache=generation.use_cache)
+        use_cache = generation.use_cache and self.forward.abilities.together
+        return unconditional(ReadAlong(self.forward, use_cache=use_cache), ids, len(tokens))
 
     def _row_text(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> RowText:
         """The text of a row without new tokens, which the stops among the criteria cut."""

@@ -57,6 +57,7 @@ class Session:
     def __init__(
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
+        from genctl.decode.kept_texts import KeptTexts
         from genctl.engines.local.planner import Planner
         from genctl.engines.local.runtime import reuse_limit, runtime_of
 
@@ -66,8 +67,9 @@ class Session:
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
         self.on_plan: Callable[[int], object] = lambda tokens: None  # receives the length of each planned prompt
         self.clock: Callable[[], float] = time.perf_counter
-        self.saved = self._saved(runtime.prompt_cache)
+        saved = self._saved(runtime.prompt_cache)
         self.prefixes: dict[Prompt, Prefix] = {}  # prompts read by others, which are not read again
+        self.texts = None if saved is None else KeptTexts(saved=saved)  # what requests may go on from
         self.settled: tuple[list[Layer], Resolved] | None = None  # layers resolved before the weights were read
         self.tried: tuple[Resolved, PlannedLane] | None = None  # the trial prompt of the last checked job
         self.about = About(
@@ -75,10 +77,9 @@ class Session:
             has_texts=loaded.tokenizer is not None,
             is_encoder_decoder=bool(self.forward.is_encoder_decoder),
             prompt_cache=runtime.prompt_cache,
-            reuse_limit=reuse_limit(self.forward, self.saved),
+            reuse_limit=reuse_limit(self.forward, saved),
             facts=(("runtime", loaded.runtime), ("device", str(self.forward.device))),
         )
-        self.keep: Callable[[Prefix], object] | None = None  # is given what was read of each request that is done
 
     @classmethod
     def load(
@@ -179,6 +180,12 @@ class Session:
         source = None if lane.source is None else self.forward.encode(lane.source)
         prefix = self.forward.prefill(lane.tokens, source, hidden=True, whole=True)
         return saved_prompt.packed(prefix, self.identity), len(lane.source or lane.tokens)
+
+    def keep_texts(self, most: int | None) -> None:
+        """Keep what is read of each request, in `most` bytes where they are bounded: later ones read only the rest."""
+        from genctl.decode.kept_texts import KeptTexts
+
+        self.texts = KeptTexts(most)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """The layers, with the checkpoint's generation_config beneath them."""
@@ -360,11 +367,10 @@ class Session:
             interrupted=flow.interrupted,
             watch=flow.watch,
             prefixes=self.prefixes,
-            saved=self.saved,
+            texts=self.texts,
             on_shortage=on_shortage,
             ahead=flow.ahead,
             clock=self.clock,
-            keep=self.keep,
         ):
             assert not isinstance(event, events.Loading)
             if event.lane in begins:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.decode import saved_prompt
+from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Strategy
@@ -39,7 +40,8 @@ def lane_of(forward: ModelRuntime, strategy: Strategy, form: str = "dynamic") ->
 
 def written(forward: ModelRuntime, lane: Lane, prefix: Prefix | None = None) -> tuple[list[tuple[int, ...]], int]:
     """The tokens of a lane's hypotheses, and how many of its prompt were not read again."""
-    told = list(decode(forward, [lane], saved=prefix))
+    texts = None if prefix is None else KeptTexts(saved=prefix)
+    told = list(decode(forward, [lane], texts=texts))
     last = told[-1]
     assert isinstance(last, events.Finished), last
     reused = next(event.reused for event in told if isinstance(event, events.Prefilled))

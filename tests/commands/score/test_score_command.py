@@ -47,6 +47,7 @@ def test_held_out_perplexity_equals_the_model_card() -> None:
     assert tokens == int(stated[2].replace(",", ""))
     assert math.exp(nll / tokens) == pytest.approx(float(stated[1]), abs=1e-4)
     assert f"60 texts · perplexity {stated[1]} · " in done.err
+    assert "runtime: native (llama)\n" in done.err
     lines = (DATA / "stories_heldout.txt").read_text(encoding="utf-8").splitlines()
     assert [record["text"] for record in done.records] == lines
     assert sum(record["bytes"] for record in done.records) == sum(len(line.encode()) for line in lines)

@@ -12,11 +12,12 @@ from transformers import PreTrainedTokenizerFast
 
 from genctl import events
 from genctl.decode.loop import decode
+from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import CachedReader, LookupDraftWriter
+from genctl.strategies.draft_models import LookupDraftWriter
 from genctl.strategies.early_exit import EarlyExitDrafter
 from genctl.strategies.universal import UniversalDrafter
 from genctl.transformers.runtime import TransformersRuntime
@@ -59,15 +60,15 @@ def test_prompt_lookup_looks_through_the_source_first() -> None:
 def test_a_follower_that_goes_back_says_what_it_would_have_said(arch: str) -> None:
     forward = runtimes.forward(tiny(arch))
     source = forward.encode(PROMPTS[0]) if forward.is_encoder_decoder else None
-    follower = CachedReader(forward, source=source)
+    follower = ReadAlong(forward, cuts=True, source=source)
     text = list(PROMPTS[1]) * 2
-    follower.read(text)
+    follower([text])
     # 4 lies before what a window keeps after the crop at 15
     for length, more in ((20, [7, 8]), (15, [9]), (16, [10, 11, 12]), (4, [13]), (0, [5, 6])):
-        follower.rewind(length)
+        follower.cut(length)
         text = text[:length] + more
-        expected = CachedReader(forward, source=source, use_cache=False).read(text)
-        torch.testing.assert_close(follower.read(more), expected, rtol=1e-3, atol=1e-3)
+        expected = ReadAlong(forward, source=source, use_cache=False)([text])
+        torch.testing.assert_close(follower([text]), expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "gpt_neox", "opt", "bloom", "phi"])

@@ -14,15 +14,21 @@ MOST = 2**30  # bytes of all caches
 
 class KeptTexts:
     """The newest texts, `most` bytes of their caches. Where nobody says how many, they are `MOST`, or what the last two
-    take: a prompt, and the same with its answer.
+    take: a prompt, and the same with its answer. With `saved`, a prompt that was prefilled with `whole`, it alone.
 
     A cache whose layers keep every column may be cut anywhere. Any other (a sliding window, a recurrent state) serves
     only prompts that go on behind its whole text.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most: int | None = None, *, saved: Prefix | None = None) -> None:
+        self.saved = saved
         self.most, self.least = (MOST, 2) if most is None else (most, 0)
         self._kept: dict[tuple[int, ...], Prefix] = {}  # the newest last
+
+    @property
+    def grows(self) -> bool:
+        """Whether texts are added."""
+        return self.saved is None
 
     def keep(self, prefix: Prefix) -> None:
         """Keep a text that was read. One of which it is the beginning of is dropped if the new one can be cut."""
@@ -46,6 +52,8 @@ class KeptTexts:
 
     def best(self, ids: Sequence[int]) -> Prefix | None:
         """The text that has most in common with the beginning of `ids`, if the rest can be read after it."""
+        if self.saved is not None:
+            return self.saved
         found: Prefix | None = None
         most = 0
         for kept_ids, prefix in self._kept.items():
