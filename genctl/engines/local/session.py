@@ -387,7 +387,8 @@ class Session:
                     continue
                 self.on_plan(len(planned.lane.source or planned.lane.tokens))
                 begins[request.id] = planned.began(request, self.name, encoder_decoder=self.is_encoder_decoder)
-                results[request.id] = planned.results()
+                if (own := planned.results()) is not None:
+                    results[request.id] = own
                 yield planned.lane
 
         for event in decode(
@@ -407,8 +408,8 @@ class Session:
             if event.lane in begins:
                 yield begins.pop(event.lane)
             over = isinstance(event, (events.Finished, events.Failed))
-            own = results.pop(event.lane, None) if over else results.get(event.lane)
-            yield event if own is None else own.completed(event)
+            completing = results.pop(event.lane, None) if over else results.get(event.lane)
+            yield event if completing is None else completing.completed(event)
 
     def score(
         self,
