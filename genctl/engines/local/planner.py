@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
-from genctl.engines.local.lane_results import LaneResults
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.config_numbers import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.local.forced_phrases import ForcedPhrases
+    from genctl.engines.local.lane_results import LaneResults
     from genctl.engines.local.rerank import RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
@@ -67,18 +67,19 @@ class PlannedLane:
             request.run,
         )
 
-    def results(self) -> LaneResults:
-        """Completes the lane's results."""
+    def results(self) -> LaneResults | None:
+        """Completes the lane's results; None if the core has completed them."""
         grammar = None
         if any(getattr(processor, "name", None) in GRAMMARS for processor in self.lane.processors):
             from genctl.decode.processors.grammar import grammar_of
 
             grammar = grammar_of(self.lane.processors)
+        if self.phrases is None and grammar is None and self.ranking is None:
+            return None
+        from genctl.engines.local.lane_results import LaneResults
+
         return LaneResults(
-            phrases=self.phrases,
-            grammar=grammar,
-            prompt_length=len(self.lane.tokens),
-            ranking=self.ranking,
+            phrases=self.phrases, grammar=grammar, prompt_length=len(self.lane.tokens), ranking=self.ranking
         )
 
 

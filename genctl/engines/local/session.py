@@ -357,7 +357,8 @@ class Session:
                 begins[request.id] = planned.began(
                     request, self.about.name, encoder_decoder=self.about.is_encoder_decoder
                 )
-                results[request.id] = planned.results()
+                if (own := planned.results()) is not None:
+                    results[request.id] = own
                 yield planned.lane
 
         for event in decode(
@@ -376,8 +377,8 @@ class Session:
             if event.lane in begins:
                 yield begins.pop(event.lane)
             over = isinstance(event, (events.Finished, events.Failed))
-            own = results.pop(event.lane, None) if over else results.get(event.lane)
-            yield event if own is None else own.completed(event)
+            completing = results.pop(event.lane, None) if over else results.get(event.lane)
+            yield event if completing is None else completing.completed(event)
 
     def score(
         self,
