@@ -2,7 +2,7 @@
    and from 0 on, adds the two sums, and adds that to the output. That is the order of bfloat16.h, if first numbers are those
    of lane 2m, and second numbers those of lane 2m + 1.
 
-   Weights [I, O] (bfloat16_across.c): first numbers of pairs are those of the first chain. A step is 32 inputs, in turn.
+   Weights [I, O] (bfloat16_in_out.c): first numbers of pairs are those of the first chain. A step is 32 inputs, in turn.
    Weights [O, I]: a block of BLOCK inputs is 8 steps. Of 16 rows or outputs a step takes one tile, 1 KB, and the tiles of 16
    rows lie one after another: x [N / 16, steps, 16 rows, 16 pairs], a panel of W [O / 16, steps, 16 pairs, 16 outputs]. */
 #ifdef __AMX_BF16__
@@ -21,9 +21,9 @@ IN __m512i pairs_of(B v) { /* numbers l and l + 16 side by side */
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_permutexvar_epi16(_mm512_add_epi32(_mm512_mullo_epi32(lanes, step), first_two), v);
 }
-IN int is_across(const Job *job) { return job->w->form == ACROSS; }
-IN int64_t steps(const Job *job) { return is_across(job) ? (job->w->in + 31) / 32 : (job->w->in + BLOCK - 1) / BLOCK * 8; }
-IN int64_t part_steps(const Job *job) { return is_across(job) ? job->length / 32 : steps(job); }
+IN int is_in_out(const Job *job) { return job->w->form == IN_OUT; }
+IN int64_t steps(const Job *job) { return is_in_out(job) ? (job->w->in + 31) / 32 : (job->w->in + BLOCK - 1) / BLOCK * 8; }
+IN int64_t part_steps(const Job *job) { return is_in_out(job) ? job->length / 32 : steps(job); }
 
 static void pack_row(void *p, int row) {
   const Job *job = p;
@@ -40,8 +40,8 @@ static void pack_row(void *p, int row) {
       x = rest;
     }
     const int64_t left = (in - k + 31) / 32, some = left < 8 ? left : 8;
-    for (int m = 0; m < some && is_across(job); m++, to += TILE) _mm512_storeu_si512(to, pairs_of(ldc(x + 32 * m)));
-    for (int m = 0; m < 8 && !is_across(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
+    for (int m = 0; m < some && is_in_out(job); m++, to += TILE) _mm512_storeu_si512(to, pairs_of(ldc(x + 32 * m)));
+    for (int m = 0; m < 8 && !is_in_out(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
   }
 }
 IN int64_t padded(const Job *job) { return (job->rows + 15) & ~(int64_t)15; }
@@ -117,7 +117,7 @@ IN const uint16_t *two_later(const Job *job, int64_t o, int64_t step) {
 }
 IN __mmask16 which(int64_t o, int64_t to) { return (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1); }
 /* All inputs of outputs [o, to): rows of W are read along, and each leaves a line in every panel. */
-static void pack_across(const Job *job, int64_t from, int64_t to, uint16_t *panels) {
+static void pack_in_out(const Job *job, int64_t from, int64_t to, uint16_t *panels) {
   const int64_t in = job->w->in, out = job->w->out, panel = steps(job) * TILE;
   for (int64_t k = 0; k < in; k += 32)
     for (int64_t d = k; d < k + 16; d++, panels += 32) {
@@ -236,8 +236,8 @@ IN void all_outputs(const Job *job, const uint16_t *x, int64_t row, int64_t from
 static void many_rows(const Job *job, int64_t from, int64_t to) {
   const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
-  if (is_across(job)) pack_across(job, from, to, w);
-  for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
+  if (is_in_out(job)) pack_in_out(job, from, to, w);
+  for (int64_t o = from; o < to && !is_in_out(job); o += 16, panel += count * TILE)
     for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
@@ -247,8 +247,8 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {
   use_tiles(64);
-  if (job->rows <= 16 && !is_across(job)) few_rows(job, from, to, 1);
-  else if (job->rows <= 32 && !is_across(job)) few_rows(job, from, to, 2);
+  if (job->rows <= 16 && !is_in_out(job)) few_rows(job, from, to, 1);
+  else if (job->rows <= 32 && !is_in_out(job)) few_rows(job, from, to, 2);
   else many_rows(job, from, to);
   _tile_release();
 }

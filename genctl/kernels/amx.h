@@ -4,7 +4,7 @@
 #include "job.h"
 
 #ifdef __AMX_BF16__
-/* bfloat16 (amx.c), 8 bits (amx_codes.c) and blocks (amx_blocks.c), from so many rows on: x as the tiles read it, and outputs
+/* bfloat16 (amx.c), 8 bits (amx_codes.c) and blocks (amx_blocks.c), from so many rows on: x is packed in tile order, and outputs
    [from, to) of all rows */
 #define AMX_ROWS 5
 #define AMX_CODES 7

@@ -1,7 +1,7 @@
 /* Many rows of 8-bit codes by the CPU's tiles (AMX): tdpbssd adds up four exact products at a time, so sums have no order.
 
    A tile of W is 16 outputs by 64 inputs as they lie: nothing of W is packed. x is laid out once: panels of 16 rows, of each 64
-   inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is turned when it
+   inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is transposed when it
    is written. */
 #ifdef __AMX_BF16__
 #include "amx.h"

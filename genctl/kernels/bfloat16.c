@@ -2,7 +2,7 @@
 #include "amx.h"
 #include "bfloat16.h"
 #include "tiles.h"
-#include "turn.h"
+#include "transposed.h"
 
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
 
@@ -155,7 +155,7 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
     all_rows(job, from, to, PAIRED);
     return;
   }
-  if (job->form == TURNED && job->type == BF16) {
+  if (job->form == TRANSPOSED && job->type == BF16) {
     outputs_by_pairs(job, from, to);
     return;
   }
@@ -165,7 +165,7 @@ static __attribute__((noinline)) void compute(const Job *job, int64_t from, int6
     return;
   }
 #endif
-  if (job->form == TURNED) outputs_turned_bf16(job, from, to);
+  if (job->form == TRANSPOSED) outputs_transposed_bf16(job, from, to);
 #if defined(__AVX2__) && !defined(__AVX512F__)
   else if (job->rows >= 4) tall_rows(job, from, to);
 #endif
@@ -208,14 +208,14 @@ static void pad(void *p, int row) {
   memset(x + in, 0, 2 * (size_t)(job->width - in));
 }
 #endif
-#define MANY_PAIRS 33 /* rows from which on outputs are turned */
+#define MANY_PAIRS 33 /* rows from which on outputs are transposed */
 void prepare_bf16(Job *job) {
   const int64_t rows = job->rows, in = job->w->in;
   const int threads = rows * in > 1 << 15 ? job->threads : 1;
   job->width = (in + 31) & ~(int64_t)31;
 #ifdef __AVX512BF16__
   if (job->type == BF16) {
-    job->form = rows >= MANY_PAIRS && in >= 256 ? TURNED : PAIRED;
+    job->form = rows >= MANY_PAIRS && in >= 256 ? TRANSPOSED : PAIRED;
     job->x = job->width == in ? job->given : scratch(0, 2 * (size_t)(rows * job->width));
     if (job->width != in) pieces(pad, job, (int)rows, threads);
     return;
@@ -227,8 +227,8 @@ void prepare_bf16(Job *job) {
     return;
   }
 #endif
-  job->form = may_turn(job) ? TURNED : WIDENED;
+  job->form = may_transpose(job) ? TRANSPOSED : WIDENED;
   job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
   pieces(widen, job, (int)rows, threads);
-  if (job->form == TURNED) lay_out_turned_bf16(job, threads);
+  if (job->form == TRANSPOSED) pack_transposed_bf16(job, threads);
 }

@@ -32,7 +32,7 @@ typedef struct {
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;        /* of few rows: see `sums_of` */
-  const float *packed; /* x in the order in which tiles of [I, O] or turned.c read it */
+  const float *packed; /* x in tile order, of [I, O] or transposed.c */
   int64_t length, block; /* inputs of a part; outputs of a piece */
   int64_t turn; /* amx.c: of x, that a thread lays out once */
   int pieces;
@@ -88,16 +88,16 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
   return j->parts + (block * j->count + part) * j->rows * SUMS_ROW(j);
 }
 
-/* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
-void lay_out_across(Job *job, int threads);
-void across(Job *job);
-/* float32 and float16 weights [O, I] where there are many rows (turned.c): whether there are (of bfloat16, too), how many outputs
+/* float32 and float16 weights [I, O] (in_out.c): x is packed in tile order, where there are many rows; all of the product */
+void pack_in_out(Job *job, int threads);
+void in_out(Job *job);
+/* float32 and float16 weights [O, I] where there are many rows (transposed.c): whether there are (of bfloat16, too), how many outputs
    a piece has;
-   x as the tiles read it, and outputs [from, to) of all rows */
-int is_turned(const Job *job);
-int64_t turned_outputs(void);
-void lay_out_turned(Job *job, int threads);
-void outputs_turned(const Job *job, int64_t from, int64_t to);
+   x is packed in tile order, and outputs [from, to) of all rows */
+int is_transposed(const Job *job);
+int64_t transposed_outputs(void);
+void pack_transposed(Job *job, int threads);
+void outputs_transposed(const Job *job, int64_t from, int64_t to);
 /* Codes (codes.c): of numbers [k, stop) of a row, by their largest one, and their sum; a row; and outputs [from, to) of all rows */
 void code8(void *job, int row);
 int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *largest, int8_t *to);
@@ -107,16 +107,16 @@ void code_blocks(void *job, int row);
 void blocks8(const Job *job, int64_t from, int64_t to);
 void blocks4(const Job *job, int64_t from, int64_t to);
 /* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; in the tiles of amx.c; or as those of
-   bfloat16_turned.c read them */
-enum { WIDENED, PAIRED, TILED, TURNED };
+   bfloat16_transposed.c read them */
+enum { WIDENED, PAIRED, TILED, TRANSPOSED };
 /* bfloat16 weights [O, I] (bfloat16.c): x in the form that the product reads, and outputs [from, to) of all rows */
 void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);
-void lay_out_turned_bf16(Job *job, int threads);
-void outputs_turned_bf16(const Job *job, int64_t from, int64_t to);
+void pack_transposed_bf16(Job *job, int threads);
+void outputs_transposed_bf16(const Job *job, int64_t from, int64_t to);
 /* The same by dot products of pairs (bfloat16_pairs.c), where the CPU has them */
 void outputs_by_pairs(const Job *job, int64_t from, int64_t to);
-/* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
+/* bfloat16 weights [I, O] (bfloat16_in_out.c): all of it */
 #define PARTS_BF16 2
-void across_bf16(Job *job);
+void in_out_bf16(Job *job);
 #endif

@@ -2,8 +2,8 @@
 
    Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
    others, with one thread and with many, and in float32 sums on every instruction set.
-     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: turned.c, the same sums.
-     [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: transposed.c, the same sums.
+     [I, O]: see in_out.c. bfloat16: see bfloat16.c and bfloat16_in_out.c.
      Codes of 8 bits: see codes.c. Blocks of 8 and 4 bits: see blocks.c.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "amx.h"
@@ -165,7 +165,7 @@ static void plain_f32(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1 && job->runs) one(job, F32, from, to, IN_RUNS);
   else if (job->rows == 1 && job->w->in * 4 > PAGE) one(job, F32, from, to, LONG_ROWS);
   else if (job->rows == 1) one(job, F32, from, to, SIDE_BY_SIDE);
-  else if (is_turned(job)) outputs_turned(job, from, to);
+  else if (is_transposed(job)) outputs_transposed(job, from, to);
   else if (is_deep(job)) deep(job, F32, from, to);
   else ALL_ROWS(F32_TILE, job->w->in * 4)
 }
@@ -173,7 +173,7 @@ static void plain_f16(const Job *job, int64_t from, int64_t to) {
   if (job->rows == 1 && job->runs) one(job, F16, from, to, IN_RUNS);
   else if (job->rows == 1 && job->w->in * 2 > PAGE) one(job, F16, from, to, LONG_ROWS);
   else if (job->rows == 1) one(job, F16, from, to, SIDE_BY_SIDE);
-  else if (is_turned(job)) outputs_turned(job, from, to);
+  else if (is_transposed(job)) outputs_transposed(job, from, to);
   else if (is_deep(job)) deep(job, F16, from, to);
   else ALL_ROWS(F16_TILE, job->w->in * 2)
 }
@@ -223,15 +223,15 @@ static void prepare(Job *job) {
     if (w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
 #endif
   } else if (w->type == BF16) {
-    if (w->form == PLAIN) prepare_bf16(job); /* else across_bf16 does */
+    if (w->form == PLAIN) prepare_bf16(job); /* else in_out_bf16 does */
   } else if (job->type == F32) {
     job->x = job->given;
   } else {
     job->x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
     pieces(widen, job, (int)rows, ready);
   }
-  if (w->form == ACROSS && w->type != BF16) lay_out_across(job, ready);
-  if (w->type != BF16 && is_turned(job)) lay_out_turned(job, ready);
+  if (w->form == IN_OUT && w->type != BF16) pack_in_out(job, ready);
+  if (w->type != BF16 && is_transposed(job)) pack_transposed(job, ready);
 }
 /* A piece is 128 KB of the weight, and strips. With one row, which no cache serves, it is 512 KB, and as many for each thread;
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */
@@ -248,9 +248,9 @@ static void cut(Job *job) {
     block = ((w->out + count - 1) / count + together - 1) / together * together;
     if (w->form == PLAIN && job->rows * w->in > 1 << 18) block = (block + STRIP - 1) / STRIP * STRIP; /* x is read less often */
   }
-  if (is_turned(job)) block = turned_outputs();
+  if (is_transposed(job)) block = transposed_outputs();
   const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
-  job->block = block < share || is_turned(job) ? block : share < together ? together : share;
+  job->block = block < share || is_transposed(job) ? block : share < together ? together : share;
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 
@@ -270,8 +270,8 @@ static void some_rows(const Weight *const *w, int32_t count, const void *x, void
     work += w[n]->in * w[n]->out * rows;
     if (n == 0) prepare(jobs);
     else jobs[n].x = jobs->x, jobs[n].packed = jobs->packed, jobs[n].turn = jobs->turn, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
-    if (w[n]->form == ACROSS && w[n]->type == BF16) across_bf16(jobs + n);
-    else if (w[n]->form == ACROSS) across(jobs + n);
+    if (w[n]->form == IN_OUT && w[n]->type == BF16) in_out_bf16(jobs + n);
+    else if (w[n]->form == IN_OUT) in_out(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
   }
   if (all_pieces) pieces(outputs, jobs, all_pieces, work < 1 << 15 ? 1 : threads);

@@ -1,10 +1,10 @@
 /* y = x W' + bias for bfloat16 weights [O, I] and many rows, where the CPU has no instruction for their products: 16 COLUMNS
-   outputs after another are turned and widened, so that lanes are outputs.
+   outputs after another are transposed and widened, so that lanes are outputs.
 
    The bits are those of bfloat16.h: of each BLOCK inputs, chain l adds up the numbers that lane l takes there, chains 2 m and
    2 m + 1 are added, and these eight sums are added to the output in turn. */
 #include "bfloat16.h"
-#include "turn.h"
+#include "transposed.h"
 
 #define HALF 8 /* chains, whose weights stay in the first cache while all rows pass */
 
@@ -13,14 +13,14 @@ typedef struct {
   int chain;                      /* the first of HALF */
   const float *w;
   float *sums; /* [GROUP, 16 COLUMNS] */
-} Turned;
+} Transposed;
 IN int64_t steps_of(const Job *job) { return job->width / 16; }
 IN int64_t taken_from(const Job *job, int64_t begin) { return steps_of(job) - begin < BLOCK / 16 ? steps_of(job) - begin : BLOCK / 16; }
 /* A block of W is [16 chains, steps, 16 COLUMNS], and chains are so far apart that they are not all in the same sets of a cache. */
 IN int64_t apart(int64_t taken) { return (taken * COLUMNS + 1) * 16; }
 IN int64_t place_of(int64_t begin) { return begin / (BLOCK / 16) * 16 * apart(BLOCK / 16); }
 
-IN void turn_outputs(const Job *job, int64_t o, float *to) {
+IN void transpose_outputs(const Job *job, int64_t o, float *to) {
   const int64_t in = job->w->in, rest = job->w->out - o;
   const uint16_t *w = (const uint16_t *)job->w->w + o * in;
   for (int c = 0; c < COLUMNS; c++, w += 16 * in)
@@ -35,15 +35,15 @@ IN void turn_outputs(const Job *job, int64_t o, float *to) {
         for (int i = 0; i < 16; i++) raw[i] = 16 * c + i < rest ? ldcn(w + i * in + k, (int)(2 * n)) : ldcn(w, 0);
       }
       UNROLL for (int i = 0; i < 16; i++) v[i] = second(raw[i]);
-      turn16(v, y);
+      transpose16(v, y);
       UNROLL for (int l = 0; l < 16; l++) st(at + l * chain, y[l]);
       UNROLL for (int i = 0; i < 16; i++) v[i] = first(raw[i]);
-      turn16(v, y);
+      transpose16(v, y);
       UNROLL for (int l = 0; l < 16; l++) st(at + l * chain + 16 * COLUMNS, y[l]);
     }
 }
-/* Rows of x, widened as bfloat16.c does it, as the tiles read them: of HALF chains of a block, number after number of a tile's rows */
-IN void lay_out(const Job *job, int64_t row, const int r) {
+/* Rows of x, widened as bfloat16.c does it, packed in tile order: of HALF chains of a block, number after number of a tile's rows */
+IN void pack(const Job *job, int64_t row, const int r) {
   const float *x = job->x + row * job->width;
   for (int64_t begin = 0, taken; begin < steps_of(job); begin += taken) {
     taken = taken_from(job, begin);
@@ -51,23 +51,23 @@ IN void lay_out(const Job *job, int64_t row, const int r) {
       float *to = (float *)job->packed + begin * 16 * job->rows + (row * HALF * taken) + step * r;
       F v[16], y[16];
       UNROLL for (int i = 0; i < 16; i++) v[i] = i < r ? ld(x + i * job->width + 16 * (begin + step)) : all(0);
-      turn16(v, y);
+      transpose16(v, y);
       UNROLL for (int l = 0; l < 16; l++) stn(to + l / HALF * HALF * taken * job->rows + l % HALF * taken * r, y[l], r);
     }
   }
 }
-static void lay_out_tile(void *p, int number) {
+static void pack_tile(void *p, int number) {
   const Job *job = p;
   const int64_t row = (int64_t)number * TALL;
-#define LAY_OUT(r) lay_out(job, row, r)
-  FOR_EACH_HEIGHT(job->rows - row, LAY_OUT)
+#define PACK(r) pack(job, row, r)
+  FOR_EACH_HEIGHT(job->rows - row, PACK)
 }
-void lay_out_turned_bf16(Job *job, int threads) {
+void pack_transposed_bf16(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->width));
-  pieces(lay_out_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
+  pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
 }
 
-IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
+IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
   const int64_t wide = job->w->out - a->o;
   const int is_last = a->begin + a->taken == steps_of(job) && a->chain == HALF;
   const float *w = a->w, *x = job->packed + (a->begin * 16 + a->chain * a->taken) * job->rows + row * HALF * a->taken;
@@ -97,12 +97,12 @@ IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
     }
   }
 }
-void outputs_turned_bf16(const Job *job, int64_t from, int64_t to) {
-  const int64_t turned = place_of(steps_of(job) + BLOCK / 16 - 1);
-  float *w = scratch(4, sizeof(float) * (size_t)(turned + GROUP * 16 * COLUMNS));
-  Turned a = {.sums = w + turned};
+void outputs_transposed_bf16(const Job *job, int64_t from, int64_t to) {
+  const int64_t transposed = place_of(steps_of(job) + BLOCK / 16 - 1);
+  float *w = scratch(4, sizeof(float) * (size_t)(transposed + GROUP * 16 * COLUMNS));
+  Transposed a = {.sums = w + transposed};
   for (a.o = from; a.o < to; a.o += 16 * COLUMNS) {
-    turn_outputs(job, a.o, w);
+    transpose_outputs(job, a.o, w);
     for (a.first = 0; a.first < job->rows; a.first += GROUP)
       for (a.begin = 0; a.begin < steps_of(job); a.begin += a.taken) {
         a.taken = taken_from(job, a.begin);

@@ -99,7 +99,7 @@ static void few_columns(void *p, int number) {
 }
 /* Some columns of a group of parts. The first group adds up its own; sums of the others wait for sum_parts, so that the parts
    are added in turn. They are made in a thread's own memory: to make them where another thread has just read takes longer. */
-static void few_across(void *p, int number) {
+static void few_in_out(void *p, int number) {
   const Job *job = p;
   const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
   const int64_t n = out - o < job->block ? out - o : job->block, step = SUMS_ROW(job);
@@ -135,12 +135,12 @@ typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
   int64_t strip, strips, depth;        /* of the piece; of a block */
   float *copy, *sums, *total;
-} Across;
+} InOut;
 IN int64_t stop_of(const Job *job, int64_t k, int64_t part_stop) { /* of the block that begins with input k */
   const int64_t stop = k + (job->rows < DEEP_ROWS ? SHALLOW : BLOCK);
   return stop < part_stop ? stop : part_stop;
 }
-IN void ask_evenly(const Job *job, const Across *a, const int64_t size, int64_t row, int64_t r) { /* these rows' share of the lines */
+IN void ask_evenly(const Job *job, const InOut *a, const int64_t size, int64_t row, int64_t r) { /* these rows' share of the lines */
   const int64_t out = job->w->out, each = C * size / 4, lines = (a->stop - a->k) * each, from = a->strip * (a->stop - a->k);
   const char *next = (const char *)job->w->w + ((a->k + a->depth) * out + a->o - a->strip * 16 * C) * size;
   for (int64_t line = lines * row / job->rows; line < lines * (row + r) / job->rows; line++) {
@@ -149,7 +149,7 @@ IN void ask_evenly(const Job *job, const Across *a, const int64_t size, int64_t 
   }
 }
 /* r rows by columns 16 [begin, end), of 16 C */
-IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
+IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
   const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
@@ -189,32 +189,32 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
     else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, t);
   }
 }
-IN void rows_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+IN void rows_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int r, const int tile) {
   if (R == TALL || r <= R) {
-    tile_across(job, a, type, row, r, 0, C, tile);
+    tile_in_out(job, a, type, row, r, 0, C, tile);
     return;
   }
-  tile_across(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
-  tile_across(job, a, type, row, r, C / 2, C, tile);
+  tile_in_out(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
+  tile_in_out(job, a, type, row, r, C / 2, C, tile);
 }
-IN void block_across(const Job *job, const Across *a, const int type) {
+IN void block_in_out(const Job *job, const InOut *a, const int type) {
   const int64_t rows = job->rows;
   int64_t row = R;
-  tile_across(job, a, type, 0, R, 0, C, 0);
-  if (rows >= row + TALL) rows_across(job, a, type, row, TALL, 1), row += TALL;
-  for (; row + TALL <= rows; row += TALL) rows_across(job, a, type, row, TALL, 2);
+  tile_in_out(job, a, type, 0, R, 0, C, 0);
+  if (rows >= row + TALL) rows_in_out(job, a, type, row, TALL, 1), row += TALL;
+  for (; row + TALL <= rows; row += TALL) rows_in_out(job, a, type, row, TALL, 2);
   switch (rows - row) {
-  case 5: rows_across(job, a, type, row, 5 < TALL ? 5 : TALL, 1); break;
-  case 4: rows_across(job, a, type, row, 4 < TALL ? 4 : TALL, 1); break;
-  case 3: rows_across(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
-  case 2: rows_across(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
-  case 1: rows_across(job, a, type, row, 1, 1); break;
+  case 5: rows_in_out(job, a, type, row, 5 < TALL ? 5 : TALL, 1); break;
+  case 4: rows_in_out(job, a, type, row, 4 < TALL ? 4 : TALL, 1); break;
+  case 3: rows_in_out(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
+  case 2: rows_in_out(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
+  case 1: rows_in_out(job, a, type, row, 1, 1); break;
   }
 }
-static void many_across(void *p, int number) {
+static void many_in_out(void *p, int number) {
   const Job *job = p;
   const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
-  Across a = {.depth = stop_of(job, 0, job->length), .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
+  InOut a = {.depth = stop_of(job, 0, job->length), .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
   a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
   for (a.part = 0; a.part < in; a.part = a.part_stop) {
     a.part_stop = a.part + job->length < in ? a.part + job->length : in;
@@ -225,15 +225,15 @@ static void many_across(void *p, int number) {
         a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
         a.total = a.sums + each;
         switch (job->w->type) {
-        case F32: block_across(job, &a, F32); break;
-        default: block_across(job, &a, F16);
+        case F32: block_in_out(job, &a, F32); break;
+        default: block_in_out(job, &a, F16);
         }
       }
     }
   }
 }
 
-/* x as the tiles of [I, O] read it, one line after another: of a block of inputs all rows, number after number of a tile's rows */
+/* x is packed in tile order, one line after another: of a block of inputs all rows, number after number of a tile's rows */
 IN void pack_rows(const Job *job, int64_t row, const int r) {
   const int64_t in = job->w->in;
   for (int64_t k = 0, stop, part_stop = job->length; k < in; k = stop, part_stop += k < part_stop ? 0 : job->length) {
@@ -256,14 +256,14 @@ static void pack(void *p, int tile) {
   }
 }
 IN int64_t length_of(const Weight *w) { return ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7; } /* of a part */
-void lay_out_across(Job *job, int threads) {
+void pack_in_out(Job *job, int threads) {
   if (job->rows <= FEW) return;
   job->length = length_of(job->w);
   job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->w->in));
   pieces(pack, job, 1 + (int)((job->rows - R + TALL - 1) / TALL), threads);
 }
 
-void across(Job *job) {
+void in_out(Job *job) {
   const Weight *w = job->w;
   const int64_t rows = job->rows;
   job->length = length_of(w);
@@ -271,7 +271,7 @@ void across(Job *job) {
   if (rows > FEW) {
     const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
     job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
-    pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
+    pieces(many_in_out, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
   /* A thread has parts, and reads whole rows of W, where sums that travel between threads are few beside W: of one or two rows,
@@ -292,6 +292,6 @@ void across(Job *job) {
   const int groups = (job->count + job->group - 1) / job->group;
   job->count -= job->group - 1; /* sums of the first group are one */
   job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
-  pieces(few_across, job, (int)(groups * blocks), job->threads);
+  pieces(few_in_out, job, (int)(groups * blocks), job->threads);
   pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
 }

@@ -145,7 +145,7 @@ typedef struct {
   int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
   char *copy;                          /* of W: WIDENED float32 [DEPTH, WIDE]; PAIRED two rows side by side [DEPTH / 2, WIDE, 2] */
   float *sums, *total;                 /* [N, WIDE], of the part, and of the parts before it */
-} Across;
+} InOut;
 #define LINE (WIDE * 4) /* bytes of the copy */
 /* The end of a block, and of the last one behind the last input, where zeros are */
 IN int64_t stop_of(int64_t k, int64_t part_stop) { return k + DEPTH < part_stop ? k + DEPTH : k + ((part_stop - k + 31) & ~(int64_t)31); }
@@ -160,7 +160,7 @@ IN void copy_paired(const uint16_t *one, const uint16_t *two, char *to) {
   uint16_t *restrict pairs = (uint16_t *)to;
   for (int l = 0; l < WIDE; l++) pairs[2 * l] = two[l], pairs[2 * l + 1] = one[l];
 }
-IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind the last input and the last column */
+IN void copy(const Job *job, const InOut *a, const int form) { /* zeros behind the last input and the last column */
   const int64_t out = job->w->out, in = job->w->in, n = out - a->o < WIDE ? out - a->o : WIDE;
   const uint16_t *w = (const uint16_t *)job->w->w + a->o;
   uint16_t rest[2][WIDE];
@@ -190,7 +190,7 @@ IN void chain(const char *at, const float *x, F s[TALL][C], const int r, const i
     }
   }
 }
-IN void columns(const Job *job, const Across *a, int64_t row, const int r, const int begin, const int end) {
+IN void columns(const Job *job, const InOut *a, int64_t row, const int r, const int begin, const int end) {
   const char *at = a->copy;
   const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
   for (int64_t k = a->k; k < a->stop; k += 32, at += 32 * LINE, x += 32 * r) {
@@ -206,7 +206,7 @@ IN void columns(const Job *job, const Across *a, int64_t row, const int r, const
     }
   }
 }
-IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
+IN void tile(const Job *job, const InOut *a, int64_t row, const int r) {
   if (OUTPUTS > 1) {
     columns(job, a, row, r, 0, C);
     return;
@@ -214,7 +214,7 @@ IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
   columns(job, a, row, r, 0, C / 2); /* with 16 registers: more sums at a time, so that none waits for its own last number */
   columns(job, a, row, r, C / 2, C);
 }
-IN void rows_of(const Job *job, const Across *a) {
+IN void rows_of(const Job *job, const InOut *a) {
   const int64_t rows = job->rows;
   int64_t row = 0;
   for (; row + TALL <= rows; row += TALL) tile(job, a, row, TALL);
@@ -228,7 +228,7 @@ IN void rows_of(const Job *job, const Across *a) {
 }
 #ifdef __AVX512BF16__
 #define HIGH 2 /* rows of a tile, whose two chains and sums are in registers */
-IN void tile_of_pairs(const Job *job, const Across *a, int64_t row, const int r) {
+IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) {
   const char *at = a->copy;
   F sum[HIGH][C];
   UNROLL for (int i = 0; i < r; i++) for (int64_t k = a->k; k < a->stop; k += 32)
@@ -253,7 +253,7 @@ IN void tile_of_pairs(const Job *job, const Across *a, int64_t row, const int r)
   }
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(a->sums + ((row + i) * C + j) * 16, sum[i][j]);
 }
-IN void rows_of_pairs(const Job *job, const Across *a) {
+IN void rows_of_pairs(const Job *job, const InOut *a) {
   int64_t row = 0;
   for (; row + HIGH <= job->rows; row += HIGH) tile_of_pairs(job, a, row, HIGH);
   switch (job->rows - row) {
@@ -262,7 +262,7 @@ IN void rows_of_pairs(const Job *job, const Across *a) {
   }
 }
 #endif
-static void end_part(const Job *job, const Across *a) {
+static void end_part(const Job *job, const InOut *a) {
   const int64_t rows = job->rows, in = job->w->in, wide = job->w->out - a->o;
   for (int64_t i = 0; i < rows; i++)
     for (int j = 0; j < C; j++) {
@@ -276,7 +276,7 @@ static void many_rows(void *p, int number) {
   const Job *job = p;
   const int64_t in = job->w->in, each = WIDE * job->rows;
   const Mode mode = tiny_is_zero();
-  Across a = {.o = (int64_t)number * WIDE};
+  InOut a = {.o = (int64_t)number * WIDE};
   a.sums = scratch(4, sizeof(float) * (size_t)(DEPTH * WIDE + 2 * each));
   a.total = a.sums + each;
   a.copy = (char *)(a.total + each);
@@ -311,7 +311,7 @@ static void widen(void *p, int row) {
     else st(x + k, k < in ? loadn(job->given, at, job->type, (int)(in - k)) : all(0));
   }
 }
-/* x as the tiles of many rows read it: of a block of inputs all rows, number after number of a tile's rows */
+/* x is packed in tile order: of a block of inputs all rows, number after number of a tile's rows */
 static void lay_out(void *p, int number) {
   const Job *job = p;
   const int64_t in = job->w->in, row = (int64_t)number * TALL, r = job->rows - row < TALL ? job->rows - row : TALL;
@@ -349,7 +349,7 @@ static void outputs_of(void *p, int number) {
   as_before(mode);
 }
 #endif
-void across_bf16(Job *job) {
+void in_out_bf16(Job *job) {
   const int64_t rows = job->rows, in = job->w->in, out = job->w->out;
   const int threads = rows * in * out < 1 << 15 ? 1 : job->threads, ready = rows * in > 1 << 15 ? job->threads : 1;
   job->length = ((in + PARTS_BF16 - 1) / PARTS_BF16 + 31) & ~(int64_t)31;
