@@ -41,7 +41,7 @@ IN void transpose_outputs(const Job *job, int64_t o, float *to, const int type) 
       UNROLL for (int turn = 0; turn < 16; turn++) st(to + turn * w_chain(steps) + (step * COLUMNS + c) * 16, y[chain_of(turn)]);
     }
 }
-/* x is packed in tile order: of a block of steps all rows, number after number of a tile's rows */
+/* x in tile order: of a block of steps all rows, number after number of a tile's rows */
 IN void pack(const Job *job, int64_t row, const int r) {
   const int64_t in = job->w->in, steps = steps_of(job->w);
   const int beside = side_by_side(steps);
@@ -76,16 +76,9 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
   for (int turn = a->turn; turn < a->turn + a->beside; turn++, w += w_chain(a->steps)) {
     const int level = __builtin_ctz(~(unsigned)turn);
     float *sums = waiting(a, level, row);
-    F s[TALL][COLUMNS], v[COLUMNS];
+    F s[TALL][C];
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
-    for (int64_t k = 0; k < taken; k++, x += r) {
-      UNROLL for (int j = 0; j < COLUMNS; j++) v[j] = ld(w + (k * COLUMNS + j) * 16);
-      __builtin_prefetch(x + X_AHEAD, 0, 3);
-      UNROLL for (int i = 0; i < r; i++) {
-        const F u = all(x[i]);
-        UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = fma16(u, v[j], s[i][j]);
-      }
-    }
+    x = chain(s, w, 16 * COLUMNS, x, taken, r, 0, COLUMNS);
     for (int side = 0; side < level && a->stop == a->steps; side++) {
       const float *other = waiting(a, side, row);
       UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
@@ -99,14 +92,12 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
 static void pack_tile(void *p, int number) {
   const Job *job = p;
   const int64_t row = (int64_t)number * TALL;
-#define PACK(r) pack(job, row, r)
-  FOR_EACH_HEIGHT(job->rows - row, PACK)
+  NEXT_TILE(job->rows - row, TALL, pack, job, row)
 }
 void pack_transposed(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(16 * x_chain(job, steps_of(job->w))));
   pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
 }
-/* Tiles ask for their share of the weights that this thread transposes next, so that memory is not idle while they compute. */
 void outputs_transposed(const Job *job, int64_t from, int64_t to) {
   const Weight *weight = job->w;
   const int64_t steps = steps_of(weight), stride = weight->in * (weight->type == F32 ? 4 : 2), transposed = 16 * w_chain(steps);
@@ -116,18 +107,15 @@ void outputs_transposed(const Job *job, int64_t from, int64_t to) {
   for (a.o = from; a.o < to; a.o += 16 * COLUMNS) {
     if (weight->type == F32) transpose_outputs(job, a.o, w, F32);
     else transpose_outputs(job, a.o, w, F16);
-    const int64_t next = a.o + 16 * COLUMNS < to ? a.o + 16 * COLUMNS : from + job->threads * job->block, rest = weight->out - next;
-    const int64_t bytes = rest > 16 * COLUMNS ? 16 * COLUMNS * stride : rest > 0 ? rest * stride : 0, share = (bytes / tiles + 64) & ~(int64_t)63;
-    const char *ask = (const char *)weight->w + next * stride, *enough = ask + bytes;
+    Asked asked = ask_after(job, a.o, from, to, stride, tiles);
     for (a.first = 0; a.first < job->rows; a.first += GROUP)
       for (a.turn = 0; a.turn < 16; a.turn += a.beside)
         for (a.step = 0; a.step < steps; a.step = a.stop) {
           a.stop = stop_of(a.step, steps);
           a.w = w + a.turn * w_chain(steps) + a.step * 16 * COLUMNS;
           for (int64_t row = a.first; row < job->rows && row < a.first + GROUP; row += TALL) {
-            for (const char *stop = ask + share; ask < stop && ask < enough; ask += 64) __builtin_prefetch(ask, 0, 2);
-#define TILE(r) tile(job, &a, row, r)
-            FOR_EACH_HEIGHT(job->rows - row, TILE)
+            ask_share(&asked);
+            NEXT_TILE(job->rows - row, TALL, tile, job, &a, row)
           }
         }
   }

@@ -12,6 +12,21 @@
 #endif
 IN int may_transpose(const Job *job) { return job->rows >= LEAST && job->w->in >= 256; } /* the same for all products of this x */
 
+/* Tiles ask for their share of the weights that this thread transposes next, so that memory is not idle while they compute. */
+typedef struct {
+  const char *at, *end;
+  int64_t share;
+} Asked;
+IN Asked ask_after(const Job *job, int64_t o, int64_t from, int64_t to, int64_t stride, int64_t tiles) {
+  const int64_t next = o + 16 * COLUMNS < to ? o + 16 * COLUMNS : from + job->threads * job->block, rest = job->w->out - next;
+  const int64_t bytes = rest > 16 * COLUMNS ? 16 * COLUMNS * stride : rest > 0 ? rest * stride : 0;
+  const char *at = (const char *)job->w->w + next * stride;
+  return (Asked){at, at + bytes, (bytes / tiles + 64) & ~(int64_t)63};
+}
+IN void ask_share(Asked *a) {
+  for (const char *stop = a->at + a->share; a->at < stop && a->at < a->end; a->at += 64) __builtin_prefetch(a->at, 0, 2);
+}
+
 /* [16, 16] numbers */
 #if defined(__AVX512F__)
 IN void transpose16(const F *v, F *y) {
@@ -55,14 +70,4 @@ IN void transpose16(const F *v, F *y) {
   }
 }
 #endif
-
-#define FOR_EACH_HEIGHT(rows, call) \
-  switch ((rows) < TALL ? (rows) : TALL) { \
-  case 1: call(1); break; \
-  case 2: call(2); break; \
-  case 3: call(3 < TALL ? 3 : TALL); break; \
-  case 4: call(4 < TALL ? 4 : TALL); break; \
-  case 5: call(5 < TALL ? 5 : TALL); break; \
-  default: call(TALL); \
-  }
 #endif
