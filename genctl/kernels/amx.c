@@ -2,7 +2,7 @@
    and from 0 on, adds the two sums, and adds that to the output. That is the order of bfloat16.h, if first numbers are those
    of lane 2m, and second numbers those of lane 2m + 1.
 
-   Weights [I, O] (bfloat16_across.c): first numbers of pairs are those of the first chain. A step is 32 inputs, in turn.
+   Weights [I, O] (bfloat16_in_out.c): first numbers of pairs are those of the first chain. A step is 32 inputs, in turn.
    Weights [O, I]: a block of BLOCK inputs is 8 steps. Of 16 rows or outputs a step takes one tile, 1 KB, and the tiles of 16
    rows lie one after another: x [N / 16, steps, 16 rows, 16 pairs], a panel of W [O / 16, steps, 16 pairs, 16 outputs]. */
 #ifdef __AMX_BF16__
@@ -21,9 +21,9 @@ IN __m512i pairs_of(B v) { /* numbers l and l + 16 side by side */
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_permutexvar_epi16(_mm512_add_epi32(_mm512_mullo_epi32(lanes, step), first_two), v);
 }
-IN int is_across(const Job *job) { return job->w->form == ACROSS; }
-IN int64_t steps(const Job *job) { return is_across(job) ? (job->w->in + 31) / 32 : (job->w->in + BLOCK - 1) / BLOCK * 8; }
-IN int64_t part_steps(const Job *job) { return is_across(job) ? job->length / 32 : steps(job); }
+IN int is_in_out(const Job *job) { return job->w->form == IN_OUT; }
+IN int64_t steps(const Job *job) { return is_in_out(job) ? (job->w->in + 31) / 32 : (job->w->in + BLOCK - 1) / BLOCK * 8; }
+IN int64_t part_steps(const Job *job) { return is_in_out(job) ? job->length / 32 : steps(job); }
 
 static void pack_row(void *p, int row) {
   const Job *job = p;
@@ -40,13 +40,13 @@ static void pack_row(void *p, int row) {
       x = rest;
     }
     const int64_t left = (in - k + 31) / 32, some = left < 8 ? left : 8;
-    for (int m = 0; m < some && is_across(job); m++, to += TILE) _mm512_storeu_si512(to, pairs_of(ldc(x + 32 * m)));
-    for (int m = 0; m < 8 && !is_across(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
+    for (int m = 0; m < some && is_in_out(job); m++, to += TILE) _mm512_storeu_si512(to, pairs_of(ldc(x + 32 * m)));
+    for (int m = 0; m < 8 && !is_in_out(job); m++, to += TILE) _mm512_storeu_si512(to, in_turn(_mm512_i64gather_epi64(vectors, x + 4 * m, 8)));
   }
 }
 IN int64_t padded(const Job *job) { return (job->rows + 15) & ~(int64_t)15; }
 IN float *room_for_x(const Job *job) { return scratch(0, 2 * (size_t)(padded(job) / 16 * steps(job) * TILE)); }
-/* Many rows are laid out by every thread for itself: what another core has just written comes slowly, tile by tile. But not so
+/* Many rows are packed by every thread for itself: what another core has just written comes slowly, tile by tile. But not so
    many that each would hold more than 8 MB. */
 IN int is_shared(const Job *job) { return job->rows <= 32 || job->rows * job->w->in > 1 << 22; }
 void prepare_amx(Job *job) {
@@ -57,12 +57,12 @@ void prepare_amx(Job *job) {
   pieces(pack_row, job, (int)padded(job), padded(job) * job->w->in > 1 << 15 ? job->threads : 1);
 }
 static const uint16_t *own_x(const Job *job) {
-  static _Thread_local int64_t laid_out;
+  static _Thread_local int64_t packed_turn;
   if (is_shared(job)) return (const uint16_t *)job->x;
   Job own = *job;
   own.x = room_for_x(job);
-  for (int row = 0; row < padded(job) && laid_out != job->turn; row++) pack_row(&own, row);
-  laid_out = job->turn;
+  for (int row = 0; row < padded(job) && packed_turn != job->turn; row++) pack_row(&own, row);
+  packed_turn = job->turn;
   return (const uint16_t *)own.x;
 }
 
@@ -117,7 +117,7 @@ IN const uint16_t *two_later(const Job *job, int64_t o, int64_t step) {
 }
 IN __mmask16 which(int64_t o, int64_t to) { return (__mmask16)(to - o >= 16 ? 0xffff : (1u << (to - o)) - 1); }
 /* All inputs of outputs [o, to): rows of W are read along, and each leaves a line in every panel. */
-static void pack_across(const Job *job, int64_t from, int64_t to, uint16_t *panels) {
+static void pack_panels(const Job *job, int64_t from, int64_t to, uint16_t *panels) {
   const int64_t in = job->w->in, out = job->w->out, panel = steps(job) * TILE;
   for (int64_t k = 0; k < in; k += 32)
     for (int64_t d = k; d < k + 16; d++, panels += 32) {
@@ -134,10 +134,9 @@ static void pack_across(const Job *job, int64_t from, int64_t to, uint16_t *pane
 }
 
 #define ROUNDING __attribute__((target("avx512bf16"))) /* which every CPU with these tiles has */
-ROUNDING IN __m256i rounded(F v) { /* as to_bf16 does; numbers below 2^-126 are 0 here */
+ROUNDING IN __m256i to_bf16s(F v) { /* as to_bf16 does; numbers below 2^-126 are 0 here */
   return _mm256_mask_set1_epi16((__m256i)_mm512_cvtneps_pbh(v), _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q), 0x7fc0);
 }
-typedef float Sums[4][256]; /* of four tiles, 16 rows by 16 outputs each */
 /* The sums of parts are added in turn, and to the bias -> y */
 ROUNDING static void write(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, int tile) {
   const __mmask16 there = which(o, to);
@@ -147,7 +146,7 @@ ROUNDING static void write(const Job *job, int64_t row, int64_t o, int64_t to, c
     F v = ld(sums[0][tile] + 16 * i);
     for (int part = 1; part < parts; part++) v = add(v, ld(sums[part][tile] + 16 * i));
     if (job->w->bias) v = add(v, bias);
-    _mm256_mask_storeu_epi16(y, there, rounded(v));
+    _mm256_mask_storeu_epi16(y, there, to_bf16s(v));
   }
 }
 
@@ -175,23 +174,6 @@ IN void multiply(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_
     multiply_step(x + at, x_far, w + at, w_far, tall, wide);
   }
 }
-/* Leaves zeros in the tiles. */
-IN void keep(Sums sums, const int tall, const int wide) {
-  _tile_stored(0, sums[0], 64);
-  _tile_zero(0);
-  if (wide == 2) {
-    _tile_stored(1, sums[1], 64);
-    _tile_zero(1);
-  }
-  if (tall == 2) {
-    _tile_stored(2, sums[2], 64);
-    _tile_zero(2);
-  }
-  if (tall == 2 && wide == 2) {
-    _tile_stored(3, sums[3], 64);
-    _tile_zero(3);
-  }
-}
 IN void finish(const Job *job, int64_t row, int64_t o, int64_t to, const Sums *sums, int parts, const int tall, const int wide) {
   for (int n = 0; n < 4; n++)
     if (n % 2 < wide && n / 2 < tall) write(job, row + n / 2 * 16, o + n % 2 * 16, to, sums, parts, n);
@@ -212,7 +194,7 @@ IN void few_rows(const Job *job, int64_t from, int64_t to, const int tall) {
       if (ready >= 0) multiply_step(x + (done + part) * TILE, count * TILE, before + part * TILE, 0, tall, 1);
     }
     if (ready < 0 || done + 8 < count) continue;
-    keep(sums, tall, 1);
+    take_sums(sums, tall, 1);
     finish(job, 0, from + ready / count * 16, to, &sums, 1, tall, 1);
   }
 }
@@ -224,7 +206,7 @@ IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t 
   for (int64_t part = 0; part < count; part += each) {
     const int64_t end = part + each < count ? part + each : count;
     multiply(x + part * TILE, count * TILE, w + part * TILE, count * TILE, (end - part) * TILE, tall, wide);
-    keep(sums[parts++], tall, wide);
+    take_sums(sums[parts++], tall, wide);
   }
   finish(job, row, o, to, sums, parts, tall, wide);
 }
@@ -236,8 +218,8 @@ IN void all_outputs(const Job *job, const uint16_t *x, int64_t row, int64_t from
 static void many_rows(const Job *job, int64_t from, int64_t to) {
   const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
-  if (is_across(job)) pack_across(job, from, to, w);
-  for (int64_t o = from; o < to && !is_across(job); o += 16, panel += count * TILE)
+  if (is_in_out(job)) pack_panels(job, from, to, w);
+  for (int64_t o = from; o < to && !is_in_out(job); o += 16, panel += count * TILE)
     for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
@@ -247,8 +229,8 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {
   use_tiles(64);
-  if (job->rows <= 16 && !is_across(job)) few_rows(job, from, to, 1);
-  else if (job->rows <= 32 && !is_across(job)) few_rows(job, from, to, 2);
+  if (job->rows <= 16 && !is_in_out(job)) few_rows(job, from, to, 1);
+  else if (job->rows <= 32 && !is_in_out(job)) few_rows(job, from, to, 2);
   else many_rows(job, from, to);
   _tile_release();
 }

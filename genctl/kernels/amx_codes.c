@@ -1,43 +1,30 @@
 /* Many rows of 8-bit codes by the CPU's tiles (AMX): tdpbssd adds up four exact products at a time, so sums have no order.
 
-   A tile of W is 16 outputs by 64 inputs as they lie: nothing of W is packed. x is laid out once: panels of 16 rows, of each 64
-   inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is turned when it
+   A tile of W is 16 outputs by 64 inputs as they lie: nothing of W is packed. x is packed once: panels of 16 rows, of each 64
+   inputs a tile of 1 KB, [16 fours of inputs, 16 rows, 4]. So a tile of sums is [16 outputs, 16 rows], and is transposed when it
    is written. */
 #ifdef __AMX_BF16__
 #include "amx.h"
 #include "tiles.h"
+#include "transposed.h"
 
 #define TILE 1024 /* bytes */
 
-IN void turn(I v[16]) { /* lane l of vector i <-> lane i of vector l */
-  const I lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  UNROLL for (int far = 8; far; far /= 2) {
-    const I by = iall(far), taken = iadd(lanes, iall(16));
-    const __mmask16 upper = _mm512_test_epi32_mask(lanes, by);
-    const I low = _mm512_mask_sub_epi32(lanes, upper, taken, by), high = _mm512_mask_mov_epi32(iadd(lanes, by), upper, taken);
-    UNROLL for (int i = 0; i < 16; i++)
-      if (!(i & far)) {
-        const I a = v[i], b = v[i + far];
-        v[i] = _mm512_permutex2var_epi32(a, low, b);
-        v[i + far] = _mm512_permutex2var_epi32(a, high, b);
-      }
-  }
-}
-static void lay_out(void *p, int panel) {
+static void pack(void *p, int panel) {
   const Job *job = p;
   const int64_t width = job->width, row = (int64_t)panel * 16, rows = job->rows - row;
   int8_t *to = (int8_t *)job->x + row * width;
   for (int64_t k = 0; k < width; k += 64, to += TILE) {
-    I v[16];
-    UNROLL for (int i = 0; i < 16; i++) v[i] = i < rows ? ldc(job->codes + (row + i) * width + k) : iall(0);
-    turn(v);
-    UNROLL for (int i = 0; i < 16; i++) ist((int32_t *)to + 16 * i, v[i]);
+    F v[16], y[16];
+    UNROLL for (int i = 0; i < 16; i++) v[i] = floats(i < rows ? ldc(job->codes + (row + i) * width + k) : iall(0));
+    transpose16(v, y);
+    UNROLL for (int i = 0; i < 16; i++) st((float *)to + 16 * i, y[i]);
   }
 }
 void prepare_amx_codes(Job *job, int threads) {
   const int panels = (int)((job->rows + 15) / 16);
   job->x = scratch(3, (size_t)(panels * 16 * job->width));
-  pieces(lay_out, job, panels, threads);
+  pieces(pack, job, panels, threads);
 }
 
 /* A tile of outputs [o, to) and 64 inputs of them: as they lie, or a copy with zeros where some are missing. */
@@ -53,14 +40,14 @@ IN const int8_t *tile_of(const Job *job, int64_t o, int64_t to, int64_t k, int8_
   *stride = 64;
   return copy;
 }
-IN void write(const Job *job, int64_t row, int64_t o, int64_t to, const int32_t *sums) {
+IN void write(const Job *job, int64_t row, int64_t o, int64_t to, const float *sums) {
   const int n = to - o < 16 ? (int)(to - o) : 16;
   const F scale = ldn(job->w->scale + o, n);
-  I v[16];
-  UNROLL for (int i = 0; i < 16; i++) v[i] = ldc(sums + 16 * i);
-  turn(v);
+  F v[16], y[16];
+  UNROLL for (int i = 0; i < 16; i++) v[i] = ld(sums + 16 * i);
+  transpose16(v, y);
   UNROLL for (int i = 0; i < 16; i++)
-    if (row + i < job->rows) put16(job, row + i, o, n, mul(mul(real(v[i]), scale), all(job->largest[row + i])));
+    if (row + i < job->rows) put16(job, row + i, o, n, mul(mul(real(bits(y[i])), scale), all(job->largest[row + i])));
 }
 /* Up to 32 outputs of up to 32 rows. While it computes it asks for lines of the outputs that come next, or where rows of W are
    longer than a page for what comes next in them. */
@@ -69,12 +56,8 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
   const int8_t *x = (const int8_t *)job->x + row * width;
   const char *ahead = next.at;
   int8_t copy[2][TILE] __attribute__((aligned(64)));
-  int32_t sums[4][256] __attribute__((aligned(64)));
+  Sums sums __attribute__((aligned(64)));
   int64_t stride;
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
   for (int64_t k = 0; k < width; k += 64, x += TILE) {
     if (job->w->in < PAGE) for (int l = 0; l < 8 * next.lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     else if (row == 0) for (int l = 0; l < 16 * wide; l++) __builtin_prefetch((const char *)job->w->w + (o + l) * job->w->in + k + 128, 0, 2);
@@ -93,10 +76,7 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
       if (tall == 2) _tile_dpbssd(3, 5, 7);
     }
   }
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  _tile_stored(2, sums[2], 64);
-  _tile_stored(3, sums[3], 64);
+  take_sums(sums, wide, tall);
   for (int n = 0; n < 4; n++)
     if (n / 2 < wide && n % 2 < tall) write(job, row + n % 2 * 16, o + n / 2 * 16, to, sums[n]);
 }

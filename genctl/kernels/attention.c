@@ -30,77 +30,28 @@ typedef struct {
   float *q, *scores, *y; /* scores of columns, from number 0 on */
 } Query;
 
-IN void score1(const Query *a, int64_t j, const int64_t size, const int type, const float scaling) { /* four columns */
-  const char *const *k = a->seen->k + j;
-  F s0 = all(0), s1 = s0, s2 = s0, s3 = s0;
-  int64_t d = 0;
-  for (; d + 16 <= size; d += 16) {
-    F q = ld(a->q + d);
-    s0 = fma16(q, load(k[0], d, type), s0);
-    s1 = fma16(q, load(k[1], d, type), s1);
-    s2 = fma16(q, load(k[2], d, type), s2);
-    s3 = fma16(q, load(k[3], d, type), s3);
-  }
-  if (d < size) {
-    const int n = (int)(size - d);
-    F q = ldn(a->q + d, n);
-    s0 = fma16(q, loadn(k[0], d, type, n), s0);
-    s1 = fma16(q, loadn(k[1], d, type, n), s1);
-    s2 = fma16(q, loadn(k[2], d, type, n), s2);
-    s3 = fma16(q, loadn(k[3], d, type, n), s3);
-  }
-  float y[4];
-  tree4(s0, s1, s2, s3, y);
-  for (int i = 0; i < 4; i++) a->scores[j + i] = y[i] * scaling;
-}
-IN float score(const float *q, const char *k, const int64_t size, const int type) {
-  F s = all(0);
-  int64_t d = 0;
-  for (; d + 16 <= size; d += 16) s = fma16(ld(q + d), load(k, d, type), s);
-  if (d < size) s = fma16(ldn(q + d, (int)(size - d)), loadn(k, d, type, (int)(size - d)), s);
-  return tree(s);
-}
-IN void score4(const Query *a, int64_t j, const int64_t size, const int type, const float scaling) { /* four queries */
-  const char *k = a->seen->k[j];
-  F s0 = all(0), s1 = s0, s2 = s0, s3 = s0;
-  int64_t d = 0;
-  for (; d + 16 <= size; d += 16) {
-    F u = load(k, d, type);
-    s0 = fma16(ld(a[0].q + d), u, s0);
-    s1 = fma16(ld(a[1].q + d), u, s1);
-    s2 = fma16(ld(a[2].q + d), u, s2);
-    s3 = fma16(ld(a[3].q + d), u, s3);
-  }
-  if (d < size) {
-    const int n = (int)(size - d);
-    F u = loadn(k, d, type, n);
-    s0 = fma16(ldn(a[0].q + d, n), u, s0);
-    s1 = fma16(ldn(a[1].q + d, n), u, s1);
-    s2 = fma16(ldn(a[2].q + d, n), u, s2);
-    s3 = fma16(ldn(a[3].q + d, n), u, s3);
-  }
-  float y[4];
-  tree4(s0, s1, s2, s3, y);
-  for (int i = 0; i < 4; i++) a[i].scores[j] = y[i] * scaling;
-}
-IN void score16(const Query *a, int64_t j, const int64_t size, const int type, const float scaling) { /* four queries, four columns */
+/* Of so many queries, 1 or 4, and so many columns, 1 or 4, from number j on */
+IN void scores(const Query *a, int64_t j, const int queries, const int columns, const int64_t size, const int type, const float scaling) {
   const char *const *k = a->seen->k + j;
   F s[16], u[4]; /* columns, queries */
-  UNROLL for (int i = 0; i < 16; i++) s[i] = all(0);
+  UNROLL for (int n = 0; n < queries * columns; n++) s[n] = all(0);
   int64_t d = 0;
   for (; d + 16 <= size; d += 16) {
-    UNROLL for (int c = 0; c < 4; c++) u[c] = load(k[c], d, type);
-    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(ld(a[i].q + d), u[c], s[4 * c + i]);
+    UNROLL for (int c = 0; c < columns; c++) u[c] = load(k[c], d, type);
+    UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++)
+      s[c * queries + i] = fma16(ld(a[i].q + d), u[c], s[c * queries + i]);
   }
   if (d < size) {
     const int n = (int)(size - d);
-    UNROLL for (int c = 0; c < 4; c++) u[c] = loadn(k[c], d, type, n);
-    UNROLL for (int i = 0; i < 4; i++) UNROLL for (int c = 0; c < 4; c++) s[4 * c + i] = fma16(ldn(a[i].q + d, n), u[c], s[4 * c + i]);
+    UNROLL for (int c = 0; c < columns; c++) u[c] = loadn(k[c], d, type, n);
+    UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++)
+      s[c * queries + i] = fma16(ldn(a[i].q + d, n), u[c], s[c * queries + i]);
   }
-  float y[16];
-  tree16(s, y);
-  st(y, mul(ld(y), all(scaling)));
-  for (int i = 0; i < 4; i++) memcpy(a[i].scores + j, y + 4 * i, sizeof(float) * 4);
+  float y[16]; /* queries, columns */
+  if (queries * columns == 16) tree16(s, y);
+  else if (queries * columns == 4) tree4(s[0], s[1], s[2], s[3], y);
+  else y[0] = tree(s[0]);
+  UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++) a[i].scores[j + c] = y[i * columns + c] * scaling;
 }
 
 /* y += p v over columns [from, to), of `n` queries that read the same columns */
@@ -165,10 +116,13 @@ static float exponentials(float *scores, int64_t from, int64_t to, const float *
   return tree(sum) + h[0];
 }
 
-IN const char *widen(const void *from, float *to, int64_t size, int type) {
+IN void widen_as(const void *from, float *to, int64_t size, const int type) {
   int64_t d = 0;
   for (; d + 16 <= size; d += 16) st(to + d, load(from, d, type));
   if (d < size) stn(to + d, loadn(from, d, type, (int)(size - d)), (int)(size - d));
+}
+static const char *widen(const void *from, float *to, int64_t size, int type) {
+  FOR_TYPE(type, widen_as, from, to, size)
   return (const char *)to;
 }
 /* Columns before `end`; `wide`: where they are widened to, or NULL; `before`: the list of the row before, with as many columns of
@@ -200,14 +154,11 @@ static void see(const Attention *a, int64_t row, int64_t head, int64_t end, floa
         __builtin_prefetch(seen->k[seen->count] + at, 0, 2);
         __builtin_prefetch(seen->v[seen->count] + at, 0, 2);
       }
-      if (wide && a->type == BF16) {
-        seen->k[seen->count] = widen(seen->k[seen->count], wide, a->size, BF16);
-        seen->v[seen->count] = widen(seen->v[seen->count], wide + a->size, a->size, BF16);
-      } else if (wide) {
-        seen->k[seen->count] = widen(seen->k[seen->count], wide, a->size, F16);
-        seen->v[seen->count] = widen(seen->v[seen->count], wide + a->size, a->size, F16);
+      if (wide) {
+        seen->k[seen->count] = widen(seen->k[seen->count], wide, a->size, a->type);
+        seen->v[seen->count] = widen(seen->v[seen->count], wide + a->size, a->size, a->type);
+        wide += 2 * a->size;
       }
-      if (wide) wide += 2 * a->size;
       seen->column[seen->count++] = (int32_t)column;
     }
   }
@@ -238,14 +189,14 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
   if (n < QUERIES || to <= from) from = to = 0;
   int64_t j = from;
   if (WIDE == 4) /* where registers hold that many sums */
-    for (; j + 4 <= to; j += 4) score16(q, j, size, type, a->scaling);
-  for (; j < to; j++) score4(q, j, size, type, a->scaling);
+    for (; j + 4 <= to; j += 4) scores(q, j, QUERIES, 4, size, type, a->scaling);
+  for (; j < to; j++) scores(q, j, QUERIES, 1, size, type, a->scaling);
   for (int i = 0; i < n; i++) {
     const int64_t ends[2][2] = {{q[i].from, to > from ? from : q[i].to}, {to > from ? to : q[i].to, q[i].to}};
     for (int end = 0; end < 2; end++) {
       int64_t j = ends[end][0];
-      for (; j + 4 <= ends[end][1]; j += 4) score1(q + i, j, size, type, a->scaling);
-      for (; j < ends[end][1]; j++) q[i].scores[j] = score(q[i].q, q[i].seen->k[j], size, type) * a->scaling;
+      for (; j + 4 <= ends[end][1]; j += 4) scores(q + i, j, 1, 4, size, type, a->scaling);
+      for (; j < ends[end][1]; j++) scores(q + i, j, 1, 1, size, type, a->scaling);
     }
     bend(a, q + i);
   }
@@ -262,11 +213,8 @@ IN void attend(const Attention *a, Query *q, const int n, const int type) {
   for (int i = 0; i < n; i++) {
     const int64_t at = ((q[i].row * a->fed + q[i].token) * a->heads + q[i].head) * size;
     for (int64_t d = 0; d < size; d += 16) st(q[i].y + d, q[i].to > q[i].from ? over(ld(q[i].y + d), all(sums[i])) : all(0)); /* padding sees nothing */
-    switch (a->type) {
-    case F32: memcpy((float *)a->y + at, q[i].y, sizeof(float) * (size_t)size); break;
-    case BF16: for (int64_t d = 0; d < size; d++) ((uint16_t *)a->y)[at + d] = to_bf16(q[i].y[d]); break;
-    default: for (int64_t d = 0; d < size; d++) ((uint16_t *)a->y)[at + d] = to_f16(q[i].y[d]);
-    }
+    if (a->type == F32) memcpy((float *)a->y + at, q[i].y, sizeof(float) * (size_t)size);
+    else for (int64_t d = 0; d < size; d++) set(a->y, at + d, a->type == BF16 ? BF16 : F16, q[i].y[d]);
   }
 }
 
@@ -313,17 +261,9 @@ static void block(const Attention *a, int64_t head, int64_t first, int64_t behin
       one->from = begin ? first_not_below(one->seen, begin) : 0;
       one->to = end < total ? first_not_below(one->seen, end) : one->seen->count;
       const int64_t place = row * a->q_row + one->head * a->q_head + one->token * a->q_token;
-      switch (a->type) {
-      case F32: widen((const float *)a->q + place, one->q, a->size, F32); break;
-      case BF16: widen((const uint16_t *)a->q + place, one->q, a->size, BF16); break;
-      default: widen((const uint16_t *)a->q + place, one->q, a->size, F16);
-      }
+      widen((const char *)a->q + place * (a->type == F32 ? 4 : 2), one->q, a->size, a->type);
     }
-    switch (widened ? F32 : a->type) {
-    case F32: attend(a, q, n, F32); break;
-    case BF16: attend(a, q, n, BF16); break;
-    default: attend(a, q, n, F16);
-    }
+    FOR_TYPE(widened ? F32 : a->type, attend, a, q, n)
   }
 }
 

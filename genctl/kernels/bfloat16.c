@@ -2,7 +2,7 @@
 #include "amx.h"
 #include "bfloat16.h"
 #include "tiles.h"
-#include "turn.h"
+#include "transposed.h"
 
 /* -- outputs -------------------------------------------------------------------------------------------------------- */
 
@@ -20,14 +20,12 @@ IN void widened(F s[R][C], const uint16_t *w, int64_t line, const int there, con
   }
 }
 IN void paired(F s[R][C], const uint16_t *w, int64_t line, const int there, const char *x, int64_t x_row, const int r, const int c) {
-#ifdef __AVX512BF16__
   B v[C];
   UNROLL for (int j = 0; j < c; j++) v[j] = NUMBERS(w + j * line);
   UNROLL for (int i = 0; i < r; i++) {
     const B u = ldc(x + i * x_row);
     UNROLL for (int j = 0; j < c; j++) s[i][j] = dot(s[i][j], v[j], u);
   }
-#endif
 }
 
 #define STEP(there) \
@@ -60,13 +58,8 @@ IN void tile(const Job *job, int64_t row, int64_t o, int64_t apart, const int r,
   }
 }
 static void single(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, 1, WIDENED, (Next){0}); }
-#ifdef __AVX512BF16__
 static void single_paired(const Job *job, int64_t row, int64_t o) { tile(job, row, o, 1, 1, 1, PAIRED, (Next){0}); }
-#define SINGLE(form) (form == PAIRED ? single_paired : single)
-#else
-#define SINGLE(form) single
-#endif
-IN void some_rows(const Job *job, int64_t row, int64_t o, int64_t tiles, int64_t apart, const int r, const int form, Next next) {
+IN void some_rows(const Job *job, int64_t row, int64_t o, int64_t tiles, int64_t apart, const int form, Next next, const int r) {
   for (int64_t n = 0; n < tiles; n++, o += job->runs ? 1 : C, next.at += 2 * job->w->in) tile(job, row, o, apart, r, C, form, next);
 }
 IN void all_rows(const Job *job, int64_t from, int64_t to, const int form) {
@@ -78,18 +71,12 @@ IN void all_rows(const Job *job, int64_t from, int64_t to, const int form) {
     const char *w = job->w->w;
     int64_t row = 0;
     int pass = 0;
-#define SOME(r) some_rows(job, row, o, end - begin, apart, r, form, passes > 1 ? share_of_runs(w + after * stride, apart * stride, pass++, passes) : in_runs(w + o * stride, r, C, apart * stride))
-    for (; row + R <= rows; row += R) SOME(R);
-    switch (rows - row) {
-    case 5: SOME(5 < R ? 5 : R); break;
-    case 4: SOME(4 < R ? 4 : R); break;
-    case 3: SOME(3 < R ? 3 : R); break;
-    case 2: SOME(2 < R ? 2 : R); break;
-    case 1: SOME(1); break;
-    }
+#define ASKED(r) (passes > 1 ? share_of_runs(w + after * stride, apart * stride, pass++, passes) : in_runs(w + o * stride, r, C, apart * stride))
+#define SOME(apart, r) some_rows(job, row, o, end - begin, apart, form, ASKED(r), r)
+    EACH_TILE(row, rows, R, SOME, apart)
   }
   for (int64_t o = from + tiles * C; o < to; o++)
-    for (int64_t row = 0; row < rows; row++) SINGLE(form)(job, row, o);
+    for (int64_t row = 0; row < rows; row++) (form == PAIRED ? single_paired : single)(job, row, o);
 }
 #if defined(__AVX2__) && !defined(__AVX512F__)
 /* With 16 registers: inputs [from, stop) of one output and up to six rows, so that W is read, and widened, for all of them at once.
@@ -150,22 +137,9 @@ static void tall_rows(const Job *job, int64_t from, int64_t to) { /* four or mor
 }
 #endif
 static __attribute__((noinline)) void compute(const Job *job, int64_t from, int64_t to) {
-#ifdef __AVX512BF16__
-  if (job->form == PAIRED) {
-    all_rows(job, from, to, PAIRED);
-    return;
-  }
-  if (job->form == TURNED && job->type == BF16) {
-    outputs_by_pairs(job, from, to);
-    return;
-  }
-#elif defined(__AMX_BF16__)
-  if (job->form == TILED) {
-    outputs_amx(job, from, to);
-    return;
-  }
-#endif
-  if (job->form == TURNED) outputs_turned_bf16(job, from, to);
+  if (HAS_AMX && job->form == TILED) outputs_amx(job, from, to);
+  else if (HAS_PAIRS && job->form == PAIRED) all_rows(job, from, to, PAIRED);
+  else if (job->form == TRANSPOSED) outputs_transposed_bf16(job, from, to);
 #if defined(__AVX2__) && !defined(__AVX512F__)
   else if (job->rows >= 4) tall_rows(job, from, to);
 #endif
@@ -179,7 +153,7 @@ void plain_bf16(const Job *job, int64_t from, int64_t to) {
 
 /* -- rows of x, with zeros up to a multiple of 32; as float32 the second numbers of 16 pairs lie before the first ones -- */
 
-static void widen(void *p, int row) {
+static void widen_pairs(void *p, int row) {
   const Job *job = p;
   const int64_t in = job->w->in;
   float *x = (float *)job->x + row * job->width;
@@ -191,44 +165,34 @@ static void widen(void *p, int row) {
       st(x + 16, first(v));
       continue;
     }
-    for (int l = 0; l < 32; l++) {
-      const int64_t at = row * in + k + l;
-      float v = 0;
-      if (l < n) v = job->type == F32 ? ((const float *)job->given)[at] : from_f16(((const uint16_t *)job->given)[at]);
-      x[l / 2 + (l & 1 ? 0 : 16)] = v;
-    }
+    for (int l = 0; l < 32; l++) x[l / 2 + (l & 1 ? 0 : 16)] = l < n ? get(job->given, row * in + k + l, job->type) : 0;
   }
 }
-#ifdef __AVX512BF16__
-static void pad(void *p, int row) {
+void copy_pairs(void *p, int row) {
   const Job *job = p;
-  const int64_t in = job->w->in;
+  const int64_t in = job->w->in, swapped = job->w->form == IN_OUT;
+  const uint16_t *given = (const uint16_t *)job->given + row * in;
   uint16_t *x = (uint16_t *)job->x + row * job->width;
-  memcpy(x, (const uint16_t *)job->given + row * in, 2 * (size_t)in);
-  memset(x + in, 0, 2 * (size_t)(job->width - in));
+  for (int64_t k = 0; k < job->width; k++) x[k ^ swapped] = k < in ? given[k] : 0;
 }
-#endif
-#define MANY_PAIRS 33 /* rows from which on outputs are turned */
+#define MANY_PAIRS 33 /* rows from which on outputs are transposed */
 void prepare_bf16(Job *job) {
   const int64_t rows = job->rows, in = job->w->in;
   const int threads = rows * in > 1 << 15 ? job->threads : 1;
   job->width = (in + 31) & ~(int64_t)31;
-#ifdef __AVX512BF16__
-  if (job->type == BF16) {
-    job->form = rows >= MANY_PAIRS && in >= 256 ? TURNED : PAIRED;
+  if (HAS_PAIRS && job->type == BF16) {
+    job->form = rows >= MANY_PAIRS && in >= 256 ? TRANSPOSED : PAIRED;
     job->x = job->width == in ? job->given : scratch(0, 2 * (size_t)(rows * job->width));
-    if (job->width != in) pieces(pad, job, (int)rows, threads);
+    if (job->width != in) pieces(copy_pairs, job, (int)rows, threads);
     return;
   }
-#elif defined(__AMX_BF16__)
-  if (job->type == BF16 && rows >= AMX_ROWS) {
+  if (HAS_AMX && job->type == BF16 && rows >= AMX_ROWS) {
     job->form = TILED;
     prepare_amx(job);
     return;
   }
-#endif
-  job->form = may_turn(job) ? TURNED : WIDENED;
+  job->form = may_transpose(job) ? TRANSPOSED : WIDENED;
   job->x = scratch(0, sizeof(float) * (size_t)(rows * job->width));
-  pieces(widen, job, (int)rows, threads);
-  if (job->form == TURNED) lay_out_turned_bf16(job, threads);
+  pieces(widen_pairs, job, (int)rows, threads);
+  if (job->form == TRANSPOSED) pack_transposed_bf16(job, threads);
 }

@@ -9,12 +9,14 @@
 
 #define BLOCK 256
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 typedef __m128 Q; /* sums of four outputs */
-IN F second(B v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int32_t)0xffff0000))); }
-IN F first(B v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 IN Q nothing(void) { return _mm_setzero_ps(); }
 IN void stq(float *p, Q v) { _mm_storeu_ps(p, v); }
+#endif
+#if defined(__AVX512F__)
+IN F second(B v) { return _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int32_t)0xffff0000))); }
+IN F first(B v) { return _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)); }
 #define NEIGHBOURS(a, b) add(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd))
 #define TAKE(q) sum = _mm_add_ps(_mm_add_ps(sum, _mm512_extractf32x4_ps(even, q)), _mm512_extractf32x4_ps(odd, q))
 IN Q fold(Q sum, F a, F b, F c, F d) {
@@ -25,15 +27,9 @@ IN Q fold(Q sum, F a, F b, F c, F d) {
   TAKE(3);
   return sum;
 }
-#ifdef __AVX512BF16__
-IN F dot(F sum, B w, B x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
-#endif
 #elif defined(__AVX2__)
-typedef __m128 Q;
 IN F second(B v) { const __m256i m = _mm256_set1_epi32((int32_t)0xffff0000); return EACH(F, _mm256_castsi256_ps(_mm256_and_si256(v.a, m)), _mm256_castsi256_ps(_mm256_and_si256(v.b, m))); }
 IN F first(B v) { return EACH(F, _mm256_castsi256_ps(_mm256_slli_epi32(v.a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(v.b, 16))); }
-IN Q nothing(void) { return _mm_setzero_ps(); }
-IN void stq(float *p, Q v) { _mm_storeu_ps(p, v); }
 #define NEIGHBOURS(a, b) _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd))
 IN Q fold8(Q sum, __m256 a, __m256 b, __m256 c, __m256 d) {
   const __m256 ab = NEIGHBOURS(a, b), cd = NEIGHBOURS(c, d), even = _mm256_shuffle_ps(ab, cd, 0x88), odd = _mm256_shuffle_ps(ab, cd, 0xdd);
@@ -70,6 +66,13 @@ IN Q fold(Q sum, F a, F b, F c, F d) {
   }
   return sum;
 }
+#endif
+#ifdef __AVX512BF16__
+#define HAS_PAIRS 1
+IN F dot(F sum, B w, B x) { return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x); }
+#else
+#define HAS_PAIRS 0
+IN F dot(F sum, B w, B x) { return (void)w, (void)x, sum; } /* of no use: code for pairs is left out */
 #endif
 
 /* Numbers below 2^-126 are read and written as 0, as those instructions do. */

@@ -8,14 +8,6 @@
 #include "dots.h"
 #include "tiles.h"
 
-IN B four(const int8_t *p) { /* the same four codes in every lane */
-  int32_t codes;
-  memcpy(&codes, p, 4);
-  I lanes = iall(codes);
-  B b;
-  memcpy(&b, &lanes, 64);
-  return b;
-}
 #ifdef PAIRS
 #define IN_PAIRS !eight
 #else
@@ -27,7 +19,7 @@ IN B four(const int8_t *p) { /* the same four codes in every lane */
 IN int32_t unsigned_by(const int eight, const int scales) { return scales == RANGES ? 0 : eight ? SHIFT : 8; }
 
 /* r rows by c times 16 outputs, which are `apart` from each other */
-IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const int r, const int c, const int eight, const int scales) {
+IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const int c, const int eight, const int scales, const int r) {
   const int64_t in = job->w->in, width = job->width, groups = in / 32;
   const int size = eight ? 64 : 32, is_signed = eight && scales != RANGES;
   const int64_t line = apart * in * size / 64;
@@ -78,41 +70,24 @@ IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int eight
   int64_t o = from;
   if (job->runs && rows == 1) { /* with more rows one stream is as fast */
     const int64_t apart = (to - from) / (16 * C) * 16;
-    for (; o < from + apart; o += 16) tile_blocks(job, 0, o, apart, 1, C, eight, scales);
+    for (; o < from + apart; o += 16) tile_blocks(job, 0, o, apart, C, eight, scales, 1);
     o = from + C * apart;
   }
   for (; o < to; o += 16) {
     int64_t row = 0;
-    for (; row + TALL <= rows; row += TALL) tile_blocks(job, row, o, 0, TALL, 1, eight, scales);
-    switch (rows - row) {
-    case 5: tile_blocks(job, row, o, 0, 5 < TALL ? 5 : TALL, 1, eight, scales); break;
-    case 4: tile_blocks(job, row, o, 0, 4 < TALL ? 4 : TALL, 1, eight, scales); break;
-    case 3: tile_blocks(job, row, o, 0, 3 < TALL ? 3 : TALL, 1, eight, scales); break;
-    case 2: tile_blocks(job, row, o, 0, 2 < TALL ? 2 : TALL, 1, eight, scales); break;
-    case 1: tile_blocks(job, row, o, 0, 1, 1, eight, scales); break;
-    }
+    EACH_TILE(row, rows, TALL, tile_blocks, job, row, o, 0, 1, eight, scales)
   }
 }
-#ifdef __AMX_BF16__
-#define BY_TILES if (is_tiled(job)) { outputs_amx_blocks(job, from, to); return; }
-#else
-#define BY_TILES
-#endif
-void blocks8(const Job *job, int64_t from, int64_t to) {
-  BY_TILES
-  switch (job->w->type) {
-  case HALVES: rows_of_blocks(job, from, to, 1, HALVES); break;
-  case RANGES: rows_of_blocks(job, from, to, 1, RANGES); break;
-  default: rows_of_blocks(job, from, to, 1, SIXTEENS);
-  }
+IN void blocks_as(const Job *job, int64_t from, int64_t to, const int scales) {
+  if (job->w->form == BLOCKS8) rows_of_blocks(job, from, to, 1, scales);
+  else rows_of_blocks(job, from, to, 0, scales);
 }
-void blocks4(const Job *job, int64_t from, int64_t to) {
-  BY_TILES
-  switch (job->w->type) {
-  case HALVES: rows_of_blocks(job, from, to, 0, HALVES); break;
-  case RANGES: rows_of_blocks(job, from, to, 0, RANGES); break;
-  default: rows_of_blocks(job, from, to, 0, SHORTS);
-  }
+void blocks(const Job *job, int64_t from, int64_t to) {
+  if (is_tiled(job)) outputs_amx_blocks(job, from, to);
+  else if (job->w->type == HALVES) blocks_as(job, from, to, HALVES);
+  else if (job->w->type == RANGES) blocks_as(job, from, to, RANGES);
+  else if (job->w->form == BLOCKS8) rows_of_blocks(job, from, to, 1, SIXTEENS);
+  else rows_of_blocks(job, from, to, 0, SHORTS);
 }
 
 /* A row of x: codes; of each 32 their scale, and their sum times it; and what the sum of a block, or of half a block, begins with. */

@@ -84,13 +84,8 @@ IN void one8(const Job *job, int64_t from, int64_t to, const int runs) {
   for (int64_t o = from + 4 * tiles; o < to; o++) single8(job, 0, o);
 }
 void codes8(const Job *job, int64_t from, int64_t to) {
-#ifdef __AMX_BF16__
-  if (job->rows >= AMX_CODES) {
-    outputs_amx_codes(job, from, to);
-    return;
-  }
-#endif
-  if (job->rows == 1 && job->runs) one8(job, from, to, 1);
+  if (HAS_AMX && job->rows >= AMX_CODES) outputs_amx_codes(job, from, to);
+  else if (job->rows == 1 && job->runs) one8(job, from, to, 1);
   else if (job->rows == 1) one8(job, from, to, 0);
   else ALL_ROWS(TILE8, job->w->in)
 }

@@ -17,8 +17,6 @@ IN B shifted(B w) { return EACH(B, flipped(w.a), flipped(w.b)); } /* codes + 128
 IN I dotu(I sum, B w, B x) { return EACH(I, _mm256_dpbusd_avx_epi32(sum.a, w.a, x.a), _mm256_dpbusd_avx_epi32(sum.b, w.b, x.b)); }
 IN I dots(I sum, B w, B x) { return dotu(sum, w, x); }
 #else
-IN B shifted(B w) { return w; }
-#define SHIFT 0
 IN __m256i dots8(__m256i sum, __m256i w, __m256i x) { /* |w| times x with the sign of w: pairs stay below 2^15, as no code is -128 */
   __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -31,8 +29,6 @@ IN I pairs(I sum, B w, B x) { return EACH(I, _mm256_add_epi16(sum.a, _mm256_madd
 IN I wide(I sum) { return EACH(I, _mm256_madd_epi16(sum.a, _mm256_set1_epi16(1)), _mm256_madd_epi16(sum.b, _mm256_set1_epi16(1))); }
 #endif
 #elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
-IN B shifted(B w) { return w; }
-#define SHIFT 0
 IN int32x4_t dots4(int32x4_t sum, int8x16_t w, int8x16_t x) {
 #ifdef __ARM_FEATURE_DOTPROD
   return vdotq_s32(sum, w, x);
@@ -44,9 +40,11 @@ IN int32x4_t dots4(int32x4_t sum, int8x16_t w, int8x16_t x) {
 IN I dots(I sum, B w, B x) { FOUR sum.v[q] = dots4(sum.v[q], w.v[q], x.v[q]); return sum; }
 IN I dotu(I sum, B w, B x) { return dots(sum, w, x); } /* codes of 4 bits are positive with a sign, too */
 #else
-IN B shifted(B w) { return w; }
-#define SHIFT 0
 IN I dots(I sum, B w, B x) { SIXTEEN for (int m = 4 * l; m < 4 * l + 4; m++) sum.v[l] += (int32_t)w.v[m] * x.v[m]; return sum; }
 IN I dotu(I sum, B w, B x) { return dots(sum, w, x); }
+#endif
+#ifndef SHIFT /* both sides have a sign */
+#define SHIFT 0
+IN B shifted(B w) { return w; }
 #endif
 #endif

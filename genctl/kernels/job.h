@@ -17,6 +17,22 @@ int reads_runs(void); /* cpu.c */
 #define TALL R
 #define OUTPUTS C
 #endif
+/* call(..., r) for a tile of r rows, a number that it knows when it is compiled: the last one, of less than `tall`; the next one,
+   of `tall` or less; all of them, from `row` on */
+#define LAST_TILE(rest, tall, call, ...) \
+  switch (rest) { \
+  case 5: call(__VA_ARGS__, 5 < tall ? 5 : tall); break; \
+  case 4: call(__VA_ARGS__, 4 < tall ? 4 : tall); break; \
+  case 3: call(__VA_ARGS__, 3 < tall ? 3 : tall); break; \
+  case 2: call(__VA_ARGS__, 2 < tall ? 2 : tall); break; \
+  case 1: call(__VA_ARGS__, 1); break; \
+  }
+#define NEXT_TILE(rest, tall, call, ...) \
+  if ((rest) >= tall) call(__VA_ARGS__, tall); \
+  else LAST_TILE(rest, tall, call, __VA_ARGS__)
+#define EACH_TILE(row, rows, tall, call, ...) \
+  for (; row + tall <= rows; row += tall) call(__VA_ARGS__, tall); \
+  LAST_TILE(rows - row, tall, call, __VA_ARGS__)
 
 typedef struct {
   const Weight *w;
@@ -32,14 +48,14 @@ typedef struct {
   int64_t rows, width; /* of a row of codes, with its padding; bfloat16.c: of x */
   int64_t first, y_row; /* of y: where this product's numbers begin in a row, and how far rows are apart */
   float *parts;        /* of few rows: see `sums_of` */
-  const float *packed; /* x in the order in which tiles of [I, O] or turned.c read it */
+  const float *packed; /* x in tile order, of [I, O] or transposed.c */
   int64_t length, block; /* inputs of a part; outputs of a piece */
   int64_t turn; /* amx.c: of x, that a thread lays out once */
   int pieces;
 } Job;
 
 /* Outputs of 16 bits are stored out of line: tiles have dozens of these places, and each would be compiled with all types. */
-static __attribute__((noinline)) void put_short(const Job *j, int64_t at, float v) { ((uint16_t *)j->y)[at] = j->type == BF16 ? to_bf16(v) : to_f16(v); }
+static __attribute__((noinline)) void put_short(const Job *j, int64_t at, float v) { set(j->y, at, j->type == BF16 ? BF16 : F16, v); }
 IN void put(const Job *j, int64_t row, int64_t o, float v) {
   if (j->w->bias) v += j->w->bias[o];
   const int64_t at = row * j->y_row + j->first + o;
@@ -76,6 +92,29 @@ IN void put16(const Job *j, int64_t row, int64_t o, int64_t n, F v) {
   put_some(j, row, o, n, h);
 }
 
+/* A chain: so many inputs of r rows, packed in tile order, by columns 16 [begin, end) of lines of W are added to s; returns what
+   follows in x. */
+IN const float *chain(F s[TALL][C], const float *w, const int line, const float *x, int64_t count, const int r, const int begin, const int end) {
+  for (int64_t k = 0; k < count; k++, w += line, x += r) {
+    F v[C];
+    UNROLL for (int j = begin; j < end; j++) v[j] = ld(w + 16 * j);
+    __builtin_prefetch(x + X_AHEAD, 0, 3);
+    UNROLL for (int i = 0; i < r; i++) {
+      const F u = all(x[i]);
+      UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
+    }
+  }
+  return x;
+}
+
+IN B four(const void *p) { /* the same four bytes in every lane */
+  int32_t bytes;
+  memcpy(&bytes, p, 4);
+  I lanes = iall(bytes);
+  B b;
+  memcpy(&b, &lanes, 64);
+  return b;
+}
 IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */
   const int64_t in = job->w->in, n = in - k;
   return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
@@ -88,35 +127,35 @@ IN float *sums_of(const Job *j, int64_t block, int64_t part) {
   return j->parts + (block * j->count + part) * j->rows * SUMS_ROW(j);
 }
 
-/* float32 and float16 weights [I, O] (across.c): x as their tiles read it, where there are many rows; all of the product */
-void lay_out_across(Job *job, int threads);
-void across(Job *job);
-/* float32 and float16 weights [O, I] where there are many rows (turned.c): whether there are (of bfloat16, too), how many outputs
+/* x [N, I] -> as float32 [N, width], with zeros behind the last input (products.c) */
+void widen(void *job, int row);
+/* float32 and float16 weights [I, O] (in_out.c): x is packed in tile order where there are many rows; all of the product */
+void prepare_in_out(Job *job, int threads);
+void in_out(Job *job);
+/* float32 and float16 weights [O, I] where there are many rows (transposed.c): whether there are (of bfloat16, too), how many outputs
    a piece has;
-   x as the tiles read it, and outputs [from, to) of all rows */
-int is_turned(const Job *job);
-int64_t turned_outputs(void);
-void lay_out_turned(Job *job, int threads);
-void outputs_turned(const Job *job, int64_t from, int64_t to);
+   x is packed in tile order, and outputs [from, to) of all rows */
+int is_transposed(const Job *job);
+int64_t transposed_outputs(void);
+void pack_transposed(Job *job, int threads);
+void outputs_transposed(const Job *job, int64_t from, int64_t to);
 /* Codes (codes.c): of numbers [k, stop) of a row, by their largest one, and their sum; a row; and outputs [from, to) of all rows */
 void code8(void *job, int row);
 int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *largest, int8_t *to);
 void codes8(const Job *job, int64_t from, int64_t to);
 /* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
 void code_blocks(void *job, int row);
-void blocks8(const Job *job, int64_t from, int64_t to);
-void blocks4(const Job *job, int64_t from, int64_t to);
+void blocks(const Job *job, int64_t from, int64_t to);
 /* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; in the tiles of amx.c; or as those of
-   bfloat16_turned.c read them */
-enum { WIDENED, PAIRED, TILED, TURNED };
+   bfloat16_transposed.c read them */
+enum { WIDENED, PAIRED, TILED, TRANSPOSED };
 /* bfloat16 weights [O, I] (bfloat16.c): x in the form that the product reads, and outputs [from, to) of all rows */
+void copy_pairs(void *job, int row); /* of x, padded; for [I, O] with the second number before the first */
 void prepare_bf16(Job *job);
 void plain_bf16(const Job *job, int64_t from, int64_t to);
-void lay_out_turned_bf16(Job *job, int threads);
-void outputs_turned_bf16(const Job *job, int64_t from, int64_t to);
-/* The same by dot products of pairs (bfloat16_pairs.c), where the CPU has them */
-void outputs_by_pairs(const Job *job, int64_t from, int64_t to);
-/* bfloat16 weights [I, O] (bfloat16_across.c): all of it */
+void pack_transposed_bf16(Job *job, int threads);
+void outputs_transposed_bf16(const Job *job, int64_t from, int64_t to);
+/* bfloat16 weights [I, O] (bfloat16_in_out.c): all of it */
 #define PARTS_BF16 2
-void across_bf16(Job *job);
+void in_out_bf16(Job *job);
 #endif

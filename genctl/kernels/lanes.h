@@ -18,6 +18,12 @@
 #define DEEP _Pragma("GCC unroll 2") /* in plain C an operation is dozens of instructions: compiling would take a minute */
 #endif
 enum { F32, BF16, F16 }; /* how numbers are stored */
+#define FOR_TYPE(type, call, ...) /* call(..., type), which it then knows when it is compiled */ \
+  switch (type) { \
+  case F32: call(__VA_ARGS__, F32); break; \
+  case BF16: call(__VA_ARGS__, BF16); break; \
+  default: call(__VA_ARGS__, F16); \
+  }
 
 IN float from_bf16(uint16_t h) {
   uint32_t u = (uint32_t)h << 16;
@@ -72,6 +78,17 @@ IN uint16_t to_f16(float f) {
   return (uint16_t)(sign | (u - (112u << 23)) >> 13);
 }
 #endif
+/* One number as it is stored */
+IN float get(const void *p, ptrdiff_t at, int type) {
+  if (type == F32) return ((const float *)p)[at];
+  const uint16_t h = ((const uint16_t *)p)[at];
+  return type == BF16 ? from_bf16(h) : from_f16(h);
+}
+IN void set(void *p, ptrdiff_t at, int type, float v) {
+  if (type == F32) ((float *)p)[at] = v;
+  else ((uint16_t *)p)[at] = type == BF16 ? to_bf16(v) : to_f16(v);
+}
+IN float rounded(float v, int type) { return type == F32 ? v : type == BF16 ? from_bf16(to_bf16(v)) : from_f16(to_f16(v)); }
 
 #if defined(__AVX512F__) /* ------------------------------------------------------------------------- AVX-512, VNNI */
 #include <immintrin.h>

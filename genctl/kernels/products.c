@@ -2,8 +2,8 @@
 
    Each output is summed by one thread in an order that the sizes alone decide: a row has the same bits alone and among
    others, with one thread and with many, and in float32 sums on every instruction set.
-     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: turned.c, the same sums.
-     [I, O]: see across.c. bfloat16: see bfloat16.c and bfloat16_across.c.
+     [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: transposed.c, the same sums.
+     [I, O]: see in_out.c. bfloat16: see bfloat16.c and bfloat16_in_out.c.
      Codes of 8 bits: see codes.c. Blocks of 8 and 4 bits: see blocks.c.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "amx.h"
@@ -121,11 +121,7 @@ IN void one(const Job *job, const int type, int64_t from, int64_t to, const int 
   }
   for (int64_t o = from + 4 * tiles; o < to; o++) single(job, type, 0, o, 0, in, 0);
 }
-#define F32_TILE_SINGLE(row, o) single(job, F32, row, o, 0, job->w->in, 0)
-#define F16_TILE_SINGLE(row, o) single(job, F16, row, o, 0, job->w->in, 0)
-#define F32_TILE(row, o, apart, r, c, next) tile(job, F32, row, o, apart, r, c, next, 0, job->w->in, 0)
-#define F16_TILE(row, o, apart, r, c, next) tile(job, F16, row, o, apart, r, c, next, 0, job->w->in, 0)
-IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, const int r, Next next, int64_t k, int64_t stop, float *sums) {
+IN void outputs_of(const Job *job, const int type, int64_t row, int64_t begin, int64_t end, Next next, int64_t k, int64_t stop, float *sums, const int r) {
   const int64_t size = type == F32 ? 4 : 2, stride = OUTPUTS == 1 ? job->w->in * size : next.lines * (stop - k) * size;
   int64_t o = begin;
   for (; o + OUTPUTS <= end; o += OUTPUTS, sums += 16 * OUTPUTS, next.at += stride) tile(job, type, row, o, 1, r, OUTPUTS, next, k, stop, sums);
@@ -148,62 +144,43 @@ IN void deep(const Job *job, const int type, int64_t from, int64_t to) {
         for (int64_t row = first; row < behind; row += TALL, pass++) {
           const Next next = OUTPUTS == 1 ? (Next){ahead, 1, 64, 0} : first ? (Next){0} : share_of(ahead, (end - begin) * (stop - k) * size, pass, passes);
           float *at = sums + (row - first) * DEEP_STRIP * 16;
-          switch (behind - row < TALL ? behind - row : TALL) {
-          case 1: outputs_of(job, type, row, begin, end, 1, next, k, stop, at); break;
-          case 2: outputs_of(job, type, row, begin, end, 2, next, k, stop, at); break;
-          case 3: outputs_of(job, type, row, begin, end, 3 < TALL ? 3 : TALL, next, k, stop, at); break;
-          case 4: outputs_of(job, type, row, begin, end, 4 < TALL ? 4 : TALL, next, k, stop, at); break;
-          case 5: outputs_of(job, type, row, begin, end, 5 < TALL ? 5 : TALL, next, k, stop, at); break;
-          default: outputs_of(job, type, row, begin, end, TALL, next, k, stop, at);
-          }
+          NEXT_TILE(behind - row, TALL, outputs_of, job, type, row, begin, end, next, k, stop, at)
         }
       }
     }
   }
 }
-static void plain_f32(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1 && job->runs) one(job, F32, from, to, IN_RUNS);
-  else if (job->rows == 1 && job->w->in * 4 > PAGE) one(job, F32, from, to, LONG_ROWS);
-  else if (job->rows == 1) one(job, F32, from, to, SIDE_BY_SIDE);
-  else if (is_turned(job)) outputs_turned(job, from, to);
-  else if (is_deep(job)) deep(job, F32, from, to);
-  else ALL_ROWS(F32_TILE, job->w->in * 4)
-}
-static void plain_f16(const Job *job, int64_t from, int64_t to) {
-  if (job->rows == 1 && job->runs) one(job, F16, from, to, IN_RUNS);
-  else if (job->rows == 1 && job->w->in * 2 > PAGE) one(job, F16, from, to, LONG_ROWS);
-  else if (job->rows == 1) one(job, F16, from, to, SIDE_BY_SIDE);
-  else if (is_turned(job)) outputs_turned(job, from, to);
-  else if (is_deep(job)) deep(job, F16, from, to);
-  else ALL_ROWS(F16_TILE, job->w->in * 2)
+#define TILE_SINGLE(row, o) single(job, type, row, o, 0, job->w->in, 0)
+#define TILE(row, o, apart, r, c, next) tile(job, type, row, o, apart, r, c, next, 0, job->w->in, 0)
+IN void plain(const Job *job, int64_t from, int64_t to, const int type) {
+  const int64_t line = job->w->in * (type == F32 ? 4 : 2);
+  if (job->rows == 1 && job->runs) one(job, type, from, to, IN_RUNS);
+  else if (job->rows == 1 && line > PAGE) one(job, type, from, to, LONG_ROWS);
+  else if (job->rows == 1) one(job, type, from, to, SIDE_BY_SIDE);
+  else if (is_transposed(job)) outputs_transposed(job, from, to);
+  else if (is_deep(job)) deep(job, type, from, to);
+  else ALL_ROWS(TILE, line)
 }
 
 static void outputs(void *p, int number) {
   const Job *job = p; /* products of the same x stand one after the other */
   for (; number >= job->pieces; job++) number -= job->pieces;
   const int64_t out = job->w->out, from = number * job->block, to = from + job->block < out ? from + job->block : out;
-  switch (job->w->form) {
-  case PLAIN:
-    switch (job->w->type) {
-    case F32: plain_f32(job, from, to); break;
-    case BF16: plain_bf16(job, from, to); break;
-    default: plain_f16(job, from, to);
-    }
-    break;
-  case CODES8: codes8(job, from, to); break;
-  case BLOCKS8: blocks8(job, from, to); break;
-  default: blocks4(job, from, to);
-  }
+  if (job->w->form == CODES8) codes8(job, from, to);
+  else if (job->w->form >= BLOCKS8) blocks(job, from, to);
+  else if (job->w->type == F32) plain(job, from, to, F32);
+  else if (job->w->type == F16) plain(job, from, to, F16);
+  else plain_bf16(job, from, to);
 }
 
 /* -- rows in the form that a product reads -------------------------------------------------------------------------- */
 
-static void widen(void *p, int number) {
+void widen(void *p, int row) {
   const Job *job = p;
-  float *x = (float *)job->x + number * job->w->in;
-  for (int64_t k = 0; k < job->w->in; k += 16) {
-    const int64_t n = job->w->in - k;
-    F v = row_part(job, number, k);
+  float *x = (float *)job->x + row * job->width;
+  for (int64_t k = 0; k < job->width; k += 16) {
+    const int64_t n = job->width - k;
+    F v = row_part(job, row, k);
     if (n >= 16) st(x + k, v);
     else stn(x + k, v, (int)n);
   }
@@ -213,31 +190,30 @@ static void prepare(Job *job) {
   const Weight *w = job->w;
   const int64_t rows = job->rows, whole = (rows + 15) & ~(int64_t)15; /* tiles read 16 rows */
   const int ready = rows * w->in > 1 << 15 ? job->threads : 1;
+  job->width = w->in;
   if (w->form >= CODES8) {
     job->width = (w->in + 63) & ~(int64_t)63;
     job->codes = scratch(0, (size_t)(whole * job->width));
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : whole * w->in / 16));
     job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
     pieces(w->form == CODES8 ? code8 : code_blocks, job, (int)rows, ready);
-#ifdef __AMX_BF16__
-    if (w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
-#endif
+    if (HAS_AMX && w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
   } else if (w->type == BF16) {
-    if (w->form == PLAIN) prepare_bf16(job); /* else across_bf16 does */
+    if (w->form == PLAIN) prepare_bf16(job); /* else in_out_bf16 does */
   } else if (job->type == F32) {
     job->x = job->given;
   } else {
     job->x = scratch(0, sizeof(float) * (size_t)(rows * w->in));
     pieces(widen, job, (int)rows, ready);
   }
-  if (w->form == ACROSS && w->type != BF16) lay_out_across(job, ready);
-  if (w->type != BF16 && is_turned(job)) lay_out_turned(job, ready);
+  if (w->form == IN_OUT && w->type != BF16) prepare_in_out(job, ready);
+  if (w->type != BF16 && is_transposed(job)) pack_transposed(job, ready);
 }
 /* A piece is 128 KB of the weight, and strips. With one row, which no cache serves, it is 512 KB, and as many for each thread;
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */
 static void cut(Job *job) {
   const Weight *w = job->w;
-  const int eight = w->form == CODES8 || w->form == BLOCKS8, tiled = w->form == CODES8 && job->rows >= AMX_CODES;
+  const int eight = w->form == CODES8 || w->form == BLOCKS8, tiled = HAS_AMX && w->form == CODES8 && job->rows >= AMX_CODES;
   const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
   const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
@@ -248,9 +224,9 @@ static void cut(Job *job) {
     block = ((w->out + count - 1) / count + together - 1) / together * together;
     if (w->form == PLAIN && job->rows * w->in > 1 << 18) block = (block + STRIP - 1) / STRIP * STRIP; /* x is read less often */
   }
-  if (is_turned(job)) block = turned_outputs();
+  if (is_transposed(job)) block = transposed_outputs();
   const int64_t share = ((w->out + job->threads - 1) / job->threads + together - 1) / together * together;
-  job->block = block < share || is_turned(job) ? block : share < together ? together : share;
+  job->block = block < share || is_transposed(job) ? block : share < together ? together : share;
   job->pieces = (int)((w->out + job->block - 1) / job->block);
 }
 
@@ -258,20 +234,18 @@ static void cut(Job *job) {
 static int in_runs_here(const Weight *w, int64_t rows) { return reads_runs() && (OUTPUTS > 1 || w->form == PLAIN || (w->form == CODES8 && rows == 1)); }
 
 static void some_rows(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads) {
-  Job jobs[MOST_PRODUCTS];
-  int64_t first = 0, work = 0;
+  Job jobs[MOST_PRODUCTS], job = {.given = x, .y = y, .type = type, .threads = threads, .rows = rows};
+  int64_t work = 0;
   int all_pieces = 0;
-  for (int n = 0; n < count; n++) first += w[n]->out;
-  const int64_t y_row = first;
-  first = 0;
-  for (int n = 0; n < count; n++) {
-    jobs[n] = (Job){.w = w[n], .given = x, .y = y, .type = type, .threads = threads, .rows = rows, .first = first, .y_row = y_row, .runs = in_runs_here(w[n], rows)};
-    first += w[n]->out;
+  for (int n = 0; n < count; n++) job.y_row += w[n]->out;
+  for (int n = 0; n < count; job.first += w[n++]->out) {
+    job.w = w[n];
+    job.runs = in_runs_here(w[n], rows);
+    if (n == 0) prepare(&job);
+    jobs[n] = job;
     work += w[n]->in * w[n]->out * rows;
-    if (n == 0) prepare(jobs);
-    else jobs[n].x = jobs->x, jobs[n].packed = jobs->packed, jobs[n].turn = jobs->turn, jobs[n].form = jobs->form, jobs[n].codes = jobs->codes, jobs[n].largest = jobs->largest, jobs[n].total = jobs->total, jobs[n].width = jobs->width;
-    if (w[n]->form == ACROSS && w[n]->type == BF16) across_bf16(jobs + n);
-    else if (w[n]->form == ACROSS) across(jobs + n);
+    if (w[n]->form == IN_OUT && w[n]->type == BF16) in_out_bf16(jobs + n);
+    else if (w[n]->form == IN_OUT) in_out(jobs + n);
     else cut(jobs + n), all_pieces += jobs[n].pieces;
   }
   if (all_pieces) pieces(outputs, jobs, all_pieces, work < 1 << 15 ? 1 : threads);

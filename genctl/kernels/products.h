@@ -11,20 +11,20 @@ void *scratch(int slot, size_t bytes);                      /* memory of this th
 
 /* -- products (products.c) -- */
 /* A weight [O, I]; [I, O]; 8 bits [O, I]; blocks in 8 bits [O / 16, I / 4, 16, 4] and in 4 bits [O / 16, I / 4, 32], where byte b holds code b in its lower half and code b + 32 in its upper half. */
-enum { PLAIN, ACROSS, CODES8, BLOCKS8, BLOCKS4 };
+enum { PLAIN, IN_OUT, CODES8, BLOCKS8, BLOCKS4 };
 /* The scales of blocks: float16 `range` [O / 16, I / 32, 16], w = code * scale, where codes of 4 bits are 8 too large; float32
    `scale` [O / 16, I / 32, 2, 16], w = code * scale + offset; the same, a scale for each half of a block, 8 bits only; bfloat16
    `range` [O / 16, I / 32, 2, 16], w = (code - 8) * scale + offset, 4 bits only. */
 enum { HALVES, RANGES, SIXTEENS, SHORTS };
 typedef struct {
-  int32_t form, type; /* type: of PLAIN and ACROSS (lanes.h), and of the scales of blocks */
+  int32_t form, type; /* type: of PLAIN and IN_OUT (lanes.h), and of the scales of blocks */
   int64_t in, out;
   const void *w;
   const float *scale;    /* CODES8: [O] */
   const uint16_t *range;
   const float *bias;     /* [O] or NULL */
 } Weight;
-/* x [N, I] -> y [N, O1 + O2 + ...]: products of the same x, whose weights have one form, and are all ACROSS or none is */
+/* x [N, I] -> y [N, O1 + O2 + ...]: products of the same x, whose weights have one form, and are all IN_OUT or none is */
 #define MOST_PRODUCTS 4
 void products(const Weight *const *w, int32_t count, const void *x, void *y, int64_t rows, int32_t type, int32_t threads);
 

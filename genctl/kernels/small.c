@@ -22,14 +22,13 @@ IN void keep(void *p, int64_t at, int64_t left, int type, F v) {
   }
   float h[16];
   st(h, v);
-  uint16_t *to = (uint16_t *)p + at;
-  for (int l = 0; l < n; l++) to[l] = type == BF16 ? to_bf16(h[l]) : to_f16(h[l]);
+  for (int l = 0; l < n; l++) set(p, at + l, type, h[l]);
 }
-static F rounded(F v, int type) { /* to a stored type and back */
+static F rounded16(F v, int type) { /* to a stored type and back */
   float h[16];
   if (type == F32) return v;
   st(h, v);
-  for (int l = 0; l < 16; l++) h[l] = type == BF16 ? from_bf16(to_bf16(h[l])) : from_f16(to_f16(h[l]));
+  for (int l = 0; l < 16; l++) h[l] = rounded(h[l], type);
   return ld(h);
 }
 static void each(Piece work, Rows *r, int threads) { /* pieces of about 16,000 numbers */
@@ -51,7 +50,7 @@ static void rms(void *p, int number) {
     const F scale = all(1.0f / sqrtf(tree(sum) / (float)size + r->eps));
     FOR_NUMBERS {
       F v = mul(part(r->x, row * size + k, size - k, r->type), scale);
-      if (!r->late) v = rounded(v, r->type);
+      if (!r->late) v = rounded16(v, r->type);
       keep(r->y, row * size + k, size - k, r->type, mul(v, part32(r->weight, k, size - k)));
     }
   }
@@ -110,7 +109,7 @@ static void act(void *p, int number) {
   const int64_t size = r->size;
   FOR_ROWS FOR_NUMBERS {
     F v = activated(r->kind, part(r->x, row * r->x_row + k, size - k, r->type));
-    if (r->up) v = mul(rounded(v, r->type), part(r->up, row * r->up_row + k, size - k, r->type));
+    if (r->up) v = mul(rounded16(v, r->type), part(r->up, row * r->up_row + k, size - k, r->type));
     keep(r->y, row * size + k, size - k, r->type, v);
   }
 }

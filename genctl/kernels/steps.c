@@ -2,15 +2,6 @@
 #include "lanes.h"
 #include "products.h"
 
-IN float get(const void *p, int64_t at, int type) {
-  return type == F32 ? ((const float *)p)[at] : type == BF16 ? from_bf16(((const uint16_t *)p)[at]) : from_f16(((const uint16_t *)p)[at]);
-}
-IN float rounded(float v, int type) { return type == F32 ? v : type == BF16 ? from_bf16(to_bf16(v)) : from_f16(to_f16(v)); }
-IN void set(void *p, int64_t at, int type, float v) {
-  if (type == F32) ((float *)p)[at] = v;
-  else ((uint16_t *)p)[at] = type == BF16 ? to_bf16(v) : to_f16(v);
-}
-
 /* A call with the sizes of its pass */
 typedef struct {
   const Call *call;
@@ -31,9 +22,7 @@ static void sum(void *p, int number) {
   const Sized *job = p;
   const Call *c = job->call;
   const int64_t size = job->tokens * c->size, from = (int64_t)number * TOGETHER, to = from + TOGETHER < size ? from + TOGETHER : size;
-  if (c->type == F32) sums(c, from, to, F32);
-  else if (c->type == BF16) sums(c, from, to, BF16);
-  else sums(c, from, to, F16);
+  FOR_TYPE(c->type, sums, c, from, to)
 }
 
 /* The first `turned` features of a head, as rope.py turns them: cosines and sines [N or 1, F, turned] */
@@ -56,9 +45,7 @@ static void token(void *p, int number) { /* the heads of a token, from one place
     char *y = (char *)c->y + (n * y_row + f * c->y_token + h * c->y_head) * size;
     memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
     if (!turned) continue;
-    if (c->type == F32) turn(c, x, y, angle, F32);
-    else if (c->type == BF16) turn(c, x, y, angle, BF16);
-    else turn(c, x, y, angle, F16);
+    FOR_TYPE(c->type, turn, c, x, y, angle)
   }
 }
 static void attend(const Attention *a, int64_t rows, int64_t fed, int32_t threads) {

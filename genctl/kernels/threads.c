@@ -72,7 +72,7 @@ static void own_pool(Run *run, int threads) {
   pthread_mutex_unlock(&pool.lock);
   take(run);
   pthread_mutex_lock(&pool.lock);
-  pool.wanted = 0; /* who has not come yet is not needed any more */
+  pool.wanted = 0; /* late threads are skipped */
   while (pool.working > 0) pthread_cond_wait(&pool.end, &pool.lock);
   pthread_mutex_unlock(&pool.lock);
   pthread_mutex_unlock(&pool.busy);

@@ -24,9 +24,8 @@ IN Next share_of(const char *strip, int64_t bytes, int64_t pass, int64_t passes)
 }
 /* The same for runs, `apart` bytes from each other */
 IN Next share_of_runs(const char *run, int64_t apart, int64_t pass, int64_t passes) {
-  const int64_t shares = passes < C ? passes : C, first = C * pass / shares;
-  const int lines = pass < shares ? (int)(C * (pass + 1) / shares - first) : 0;
-  return (Next){run + first * apart, lines, 64, apart};
+  const Next share = share_of(run, C * apart, pass, passes);
+  return (Next){share.at, share.lines, 64, apart};
 }
 /* Where rows of a weight are longer than a page, memory follows four of them, not two, by itself if it is asked shortly before. */
 #define PAGE 4096
@@ -41,7 +40,7 @@ IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { 
    where x is larger than that, of some rows after others. Tile n takes outputs `apart` from each other, tile n + 1 those that are
    `step` on. `after`: what this thread reads after these outputs. One output streams 8 KB behind what is asked for. What no tile
    takes, `call`_SINGLE computes, output by output. */
-#define ROWS(call, r, c) \
+#define ROWS(call, c, r) \
   { \
     const int64_t first_o = from + begin * step, next_o = from + end * step; \
     const char *w = (const char *)job->w->w + first_o * stride; \
@@ -71,14 +70,7 @@ IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { 
         end = begin + width < tiles ? begin + width : tiles; \
         int64_t row = first; \
         int pass = 0; \
-        for (; row + tall <= first + rows; row += tall) ROWS(call, tall, wide) \
-        switch (first + rows - row) { \
-        case 5: ROWS(call, 5 < tall ? 5 : tall, wide) break; \
-        case 4: ROWS(call, 4 < tall ? 4 : tall, wide) break; \
-        case 3: ROWS(call, 3 < tall ? 3 : tall, wide) break; \
-        case 2: ROWS(call, 2 < tall ? 2 : tall, wide) break; \
-        case 1: ROWS(call, 1, wide) break; \
-        } \
+        EACH_TILE(row, first + rows, tall, ROWS, call, wide) \
         if (end == tiles) break; \
       } \
     } \

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # N rows, I features in, O features out.
 
 
-_PLAIN, _ACROSS, _CODES8, _BLOCKS8, _BLOCKS4 = range(5)  # forms of products.h
+_PLAIN, _IN_OUT, _CODES8, _BLOCKS8, _BLOCKS4 = range(5)  # forms of products.h
 _SCALES = {"halves": 0, "ranges": 1, "sixteens": 2, "shorts": 3}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
 
@@ -87,10 +87,10 @@ class CompiledProduct:
             form = quantize
         else:
             form = str(weight.dtype).removeprefix("torch.")
-            across = not weight.is_contiguous() and weight.t().is_contiguous()
-            lies = weight if across else weight.contiguous()
+            in_out = not weight.is_contiguous() and weight.t().is_contiguous()
+            lies = weight if in_out else weight.contiguous()
             held = (lies,)
-            fields.form, fields.type, fields.w = _ACROSS if across else _PLAIN, TYPES[weight.dtype], lies.data_ptr()
+            fields.form, fields.type, fields.w = _IN_OUT if in_out else _PLAIN, TYPES[weight.dtype], lies.data_ptr()
         self.form = f"{form} by {library.variant}"
         self.held = held if bias is None else (*held, bias)
         self.wide_bias = None if bias is None else bias.float().contiguous()

@@ -25,16 +25,16 @@ SIZES = [(1, 1), (17, 31), (37, 256), (70, 257), (130, 800), (64, 1030)]  # [O, 
 BFLOAT16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("in_out", [False, True])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.usefixtures("threads")
-def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, int], across: bool) -> None:
+def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, int], in_out: bool) -> None:
     """Sums that float32 holds: any wrong lane, step or tail shows."""
     generator = torch.Generator().manual_seed(size[1])
     matrix = torch.randint(-9, 10, size, generator=generator).float()
     x = torch.randint(-9, 10, (max(ROWS), size[1]), generator=generator).float()
     bias = torch.randint(-99, 100, (size[0],), generator=generator).float()
-    held = (matrix.t().contiguous().t() if across else matrix).to(BFLOAT16)
+    held = (matrix.t().contiguous().t() if in_out else matrix).to(BFLOAT16)
     product = CompiledProduct(compiled, held, bias.to(BFLOAT16))
     wanted = F.linear(x, matrix, bias).to(BFLOAT16)
     for number, rows in enumerate(ROWS):
@@ -42,13 +42,13 @@ def test_sums_of_integers_are_rounded_once(compiled: Library, size: tuple[int, i
         assert torch.equal(product(x[:rows].to(BFLOAT16)), wanted[:rows])
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("in_out", [False, True])
 @pytest.mark.parametrize("size", [(70, 257), (130, 800)], ids=str)
 @pytest.mark.usefixtures("threads")
-def test_a_row_has_the_same_bits_among_many(compiled: Library, size: tuple[int, int], across: bool) -> None:
+def test_a_row_has_the_same_bits_among_many(compiled: Library, size: tuple[int, int], in_out: bool) -> None:
     """From some number of rows on tiles compute, and above 32 rows in another order of work."""
     matrix, x = weight(size, BFLOAT16), inputs(max(ROWS), size[1], BFLOAT16)
-    product = CompiledProduct(compiled, matrix.t().contiguous().t() if across else matrix)
+    product = CompiledProduct(compiled, matrix.t().contiguous().t() if in_out else matrix)
     torch.set_num_threads(1)
     alone = torch.cat([product(row) for row in x.split(1)])
     for number, rows in enumerate(ROWS):
@@ -56,15 +56,15 @@ def test_a_row_has_the_same_bits_among_many(compiled: Library, size: tuple[int, 
         assert torch.equal(product(x[:rows]), alone[:rows])
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("in_out", [False, True])
 @pytest.mark.parametrize("exponent", [0, -19, -20, -37])
-def test_tiny_numbers_have_the_same_bits_on_every_instruction_set(exponent: int, across: bool) -> None:
+def test_tiny_numbers_have_the_same_bits_on_every_instruction_set(exponent: int, in_out: bool) -> None:
     """Products or weights around 2^-126: dot products of bfloat16 read and write less than that as 0."""
     plainest()
     names = runnable()
     matrix = (weight((130, 800)) * 10.0**exponent).to(BFLOAT16)
     x = inputs(40, 800, BFLOAT16) * torch.logspace(-20, 0, 40)[:, None].to(BFLOAT16)
-    held = matrix.t().contiguous().t() if across else matrix
+    held = matrix.t().contiguous().t() if in_out else matrix
     products = [CompiledProduct(variant(name), held) for name in names]
     for rows in (1, 3, 40):
         first, *others = (product(x[:rows]).view(torch.int16) for product in products)
@@ -80,14 +80,14 @@ def test_the_mode_of_the_cpu_stays_as_it_was(compiled: Library) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("rows", [1, 5, 9, 33])
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("in_out", [False, True])
 def test_a_weight_that_is_not_finite_spoils_its_output_alone(
-    compiled: Library, bad: float, rows: int, across: bool
+    compiled: Library, bad: float, rows: int, in_out: bool
 ) -> None:
     matrix, x = weight((70, 96), BFLOAT16), inputs(rows, 96, BFLOAT16)
-    clean = CompiledProduct(compiled, matrix)(x) if not across else None
+    clean = CompiledProduct(compiled, matrix)(x) if not in_out else None
     matrix[33, 95] = bad
-    held = matrix.t().contiguous().t() if across else matrix
+    held = matrix.t().contiguous().t() if in_out else matrix
     y = CompiledProduct(compiled, held)(x)
     assert not y[:, 33].isfinite().any()
     others = [output for output in range(70) if output != 33]
@@ -96,15 +96,15 @@ def test_a_weight_that_is_not_finite_spoils_its_output_alone(
         assert torch.equal(y[:, others], clean[:, others])
 
 
-@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("in_out", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 9, 33])
-def test_rows_and_weights_need_no_alignment(compiled: Library, rows: int, across: bool) -> None:
+def test_rows_and_weights_need_no_alignment(compiled: Library, rows: int, in_out: bool) -> None:
     matrix, x = weight((70, 257), BFLOAT16), inputs(rows, 257, BFLOAT16)
-    held = matrix.t() if across else matrix
+    held = matrix.t() if in_out else matrix
     moved = torch.empty(70 * 257 + 3, dtype=BFLOAT16)[3:].view(held.shape).copy_(held)
     shifted = torch.empty(rows * 257 + 1, dtype=BFLOAT16)[1:].view(rows, 257).copy_(x)
-    wanted = CompiledProduct(compiled, held.contiguous().t() if across else matrix)(x)
-    assert torch.equal(CompiledProduct(compiled, moved.t() if across else moved)(shifted), wanted)
+    wanted = CompiledProduct(compiled, held.contiguous().t() if in_out else matrix)(x)
+    assert torch.equal(CompiledProduct(compiled, moved.t() if in_out else moved)(shifted), wanted)
 
 
 def test_rows_of_other_types_keep_their_digits(compiled: Library) -> None:

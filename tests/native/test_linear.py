@@ -105,13 +105,13 @@ def test_joined_products_are_the_single_ones() -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5, 1e-7, 1e-30, 1e30])
-@pytest.mark.parametrize("across", [False, True])
-def test_bfloat16_keeps_its_exponent(scale: float, across: bool) -> None:
+@pytest.mark.parametrize("in_out", [False, True])
+def test_bfloat16_keeps_its_exponent(scale: float, in_out: bool) -> None:
     """float16 would lose weights below 6e-8 and above 65,504."""
     matrix = (weight((512, 768)) * scale).bfloat16()
     x = torch.randn(3, 1, 768).bfloat16()
     wanted = F.linear(x.double(), matrix.double())
-    product = Products().linear(matrix.t().contiguous().t() if across else matrix)
+    product = Products().linear(matrix.t().contiguous().t() if in_out else matrix)
     for y, true in ((product(x), wanted), (product(x[:1]), wanted[:1])):
         error = (y.double() - true).abs().max()
         assert error < 4e-3 * true.abs().max()

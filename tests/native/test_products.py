@@ -98,10 +98,10 @@ def inputs(rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def made(found: Library, size: tuple[int, int], form: Form, biased: bool) -> CompiledProduct:
-    dtype, across, quantize = form
+    dtype, in_out, quantize = form
     matrix = weight(size, dtype)
     bias = weight((size[0], 1), dtype).flatten() if biased else None
-    return CompiledProduct(found, matrix.t().contiguous().t() if across else matrix, bias, quantize)
+    return CompiledProduct(found, matrix.t().contiguous().t() if in_out else matrix, bias, quantize)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -214,7 +214,7 @@ def test_outputs_in_runs_have_the_bits_of_outputs_side_by_side(
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[4]], ids=str)
 @pytest.mark.parametrize(("width", "rows"), [(262, 530), (509, 131), (2100, 99)])
 @pytest.mark.usefixtures("threads")
-def test_outputs_that_are_turned_keep_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
+def test_transposed_outputs_keep_the_bits(compiled: Library, form: Form, width: int, rows: int) -> None:
     """Chains of a block, blocks of a chain, groups of rows; sums below the smallest number keep their sign, too."""
     x = inputs(rows, width)
     x[:40] *= torch.logspace(-44, 4, 40)[:, None]
@@ -293,12 +293,12 @@ def test_numbers_that_are_not_finite_stay_in_their_row(compiled: Library, form: 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_addresses_need_no_alignment(compiled: Library, form: Form) -> None:
-    dtype, across, quantize = form
+    dtype, in_out, quantize = form
     matrix, x = weight((70, 96), dtype), inputs(9, 96, dtype)
-    shape = (96, 70) if across else (70, 96)
-    shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if across else matrix)
+    shape = (96, 70) if in_out else (70, 96)
+    shifted = torch.empty(70 * 96 + 3, dtype=dtype)[3:].view(shape).copy_(matrix.t() if in_out else matrix)
     bias = torch.empty(71, dtype=dtype)[1:].zero_()
-    product = CompiledProduct(compiled, shifted.t() if across else shifted, bias, quantize)
+    product = CompiledProduct(compiled, shifted.t() if in_out else shifted, bias, quantize)
     moved = torch.empty(9 * 96 + 1, dtype=dtype)[1:].view(9, 96).copy_(x)
     assert torch.equal(product(moved), made(compiled, (70, 96), form, False)(x))
 

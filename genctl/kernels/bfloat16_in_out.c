@@ -4,6 +4,7 @@
    one chain from 0 on, the others another; the sum of the two is added to that of the part. tdpbf16ps can follow this (amx.c). */
 #include "amx.h"
 #include "bfloat16.h"
+#include "in_out.h"
 
 /* FEW: rows up to which whole rows of a weight are read, and sums lie in the caches; more: tiles. GROUP: of few rows those whose sums are in
    registers. */
@@ -22,7 +23,6 @@
 #define GROUP 2
 #endif
 #define SUMS 8192 /* the most sums of a piece */
-#define WIDE (16 * C)
 
 /* -- few rows: a chain of 16 inputs along some columns; of 32 columns the sums of the second ones of pairs lie first ------- */
 
@@ -103,14 +103,8 @@ static void few_rows(void *p, int number) {
   const int64_t part = number / blocks, k = part * job->length, stop = k + job->length < in ? k + job->length : in;
   float *sums = sums_of(job, block, part);
   const Mode mode = tiny_is_zero();
-  switch (job->rows % GROUP) {
-  case 1: part_of(job, k, stop, o, n, sums, 1); break;
-  case 2: part_of(job, k, stop, o, n, sums, 2); break;
-  case 3: part_of(job, k, stop, o, n, sums, 3 % GROUP); break;
-  case 4: part_of(job, k, stop, o, n, sums, 4 % GROUP); break;
-  case 5: part_of(job, k, stop, o, n, sums, 5 % GROUP); break;
-  default: part_of(job, k, stop, o, n, sums, 0);
-  }
+  if (job->rows % GROUP == 0) part_of(job, k, stop, o, n, sums, 0);
+  else LAST_TILE(job->rows % GROUP, GROUP, part_of, job, k, stop, o, n, sums)
   as_before(mode);
 }
 static void sum_parts(void *p, int block) {
@@ -135,39 +129,25 @@ static void sum_parts(void *p, int block) {
 
 /* -- many rows: TALL rows by WIDE columns, or half of them, in registers ------------------------------------------------------ */
 
-/* Inputs whose weights stay in the first cache while the tiles of all rows pass */
-#ifdef __AVX512BF16__
-#define DEPTH 128
-#else
-#define DEPTH 64
-#endif
-typedef struct {
-  int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
-  char *copy;                          /* of W: WIDENED float32 [DEPTH, WIDE]; PAIRED two rows side by side [DEPTH / 2, WIDE, 2] */
-  float *sums, *total;                 /* [N, WIDE], of the part, and of the parts before it */
-} Across;
-#define LINE (WIDE * 4) /* bytes of the copy */
-/* The end of a block, and of the last one behind the last input, where zeros are */
-IN int64_t stop_of(int64_t k, int64_t part_stop) { return k + DEPTH < part_stop ? k + DEPTH : k + ((part_stop - k + 31) & ~(int64_t)31); }
-
-IN void copy_widened(const uint16_t *one, const uint16_t *two, char *to) {
+/* `copy` is of W: WIDENED float32 [inputs, WIDE]; PAIRED two rows side by side [inputs / 2, WIDE, 2], second numbers first */
+IN void copy_widened(const uint16_t *one, const uint16_t *two, float *to) {
   UNROLL for (int j = 0; j < C; j++) {
-    st((float *)to + 16 * j, load(one, 16 * j, BF16));
-    st((float *)(to + LINE) + 16 * j, load(two, 16 * j, BF16));
+    st(to + 16 * j, load(one, 16 * j, BF16));
+    st(to + WIDE + 16 * j, load(two, 16 * j, BF16));
   }
 }
-IN void copy_paired(const uint16_t *one, const uint16_t *two, char *to) {
+IN void copy_paired(const uint16_t *one, const uint16_t *two, float *to) {
   uint16_t *restrict pairs = (uint16_t *)to;
   for (int l = 0; l < WIDE; l++) pairs[2 * l] = two[l], pairs[2 * l + 1] = one[l];
 }
-IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind the last input and the last column */
+IN void copy(const Job *job, const InOut *a, const int form) { /* zeros behind the last input and the last column */
   const int64_t out = job->w->out, in = job->w->in, n = out - a->o < WIDE ? out - a->o : WIDE;
   const uint16_t *w = (const uint16_t *)job->w->w + a->o;
   uint16_t rest[2][WIDE];
-  char *to = a->copy;
-  for (int64_t k = a->k; k < a->stop; k += 2, to += form == PAIRED ? LINE : 2 * LINE) {
+  float *to = a->copy;
+  for (int64_t k = a->k; k < a->stop; k += 2, to += form == PAIRED ? WIDE : 2 * WIDE) {
     const uint16_t *one = w + k * out, *two = one + out;
-    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(one + DEPTH * out + c, 0, 2), __builtin_prefetch(two + DEPTH * out + c, 0, 2);
+    for (int64_t c = 0; c < n; c += 32) __builtin_prefetch(one + DEPTH_BF16 * out + c, 0, 2), __builtin_prefetch(two + DEPTH_BF16 * out + c, 0, 2);
     if (n < WIDE || k + 2 > in) {
       memset(rest, 0, sizeof rest);
       for (int d = 0; d < 2 && k + d < in; d++) memcpy(rest[d], w + (k + d) * out, 2 * (size_t)n);
@@ -177,28 +157,16 @@ IN void copy(const Job *job, const Across *a, const int form) { /* zeros behind 
     else copy_widened(one, two, to);
   }
 }
-/* One chain: 16 inputs, columns 16 [begin, end) */
-IN void chain(const char *at, const float *x, F s[TALL][C], const int r, const int begin, const int end) {
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) s[i][j] = all(0);
-  for (int d = 0; d < 16; d++, at += LINE, x += r) {
-    F v[C];
-    UNROLL for (int j = begin; j < end; j++) v[j] = ld((const float *)at + 16 * j);
-    __builtin_prefetch(x + X_AHEAD, 0, 3);
-    UNROLL for (int i = 0; i < r; i++) {
-      const F u = all(x[i]);
-      UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
-    }
-  }
-}
-IN void columns(const Job *job, const Across *a, int64_t row, const int r, const int begin, const int end) {
-  const char *at = a->copy;
-  const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
-  for (int64_t k = a->k; k < a->stop; k += 32, at += 32 * LINE, x += 32 * r) {
+/* Columns 16 [begin, end): of each 32 inputs two chains */
+IN void columns(const Job *job, const InOut *a, int64_t row, const int r, const int begin, const int end) {
+  const float *w = a->copy, *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
+  for (int64_t k = a->k; k < a->stop; k += 32, w += 32 * WIDE) {
     F s[TALL][C];
     float kept[TALL][C][16];
-    chain(at, x, s, r, begin, end);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) st(kept[i][j], s[i][j]);
-    chain(at + 16 * LINE, x + 16 * r, s, r, begin, end);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) s[i][j] = all(0);
+    x = chain(s, w, WIDE, x, 16, r, begin, end);
+    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) st(kept[i][j], s[i][j]), s[i][j] = all(0);
+    x = chain(s, w + 16 * WIDE, WIDE, x, 16, r, begin, end);
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
       float *sum = a->sums + ((row + i) * C + j) * 16;
       const F both = add(ld(kept[i][j]), s[i][j]);
@@ -206,7 +174,7 @@ IN void columns(const Job *job, const Across *a, int64_t row, const int r, const
     }
   }
 }
-IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
+IN void tile(const Job *job, const InOut *a, int64_t row, const int r) {
   if (OUTPUTS > 1) {
     columns(job, a, row, r, 0, C);
     return;
@@ -214,35 +182,22 @@ IN void tile(const Job *job, const Across *a, int64_t row, const int r) {
   columns(job, a, row, r, 0, C / 2); /* with 16 registers: more sums at a time, so that none waits for its own last number */
   columns(job, a, row, r, C / 2, C);
 }
-IN void rows_of(const Job *job, const Across *a) {
-  const int64_t rows = job->rows;
-  int64_t row = 0;
-  for (; row + TALL <= rows; row += TALL) tile(job, a, row, TALL);
-  switch (rows - row) {
-  case 5: tile(job, a, row, 5 < TALL ? 5 : TALL); break;
-  case 4: tile(job, a, row, 4 < TALL ? 4 : TALL); break;
-  case 3: tile(job, a, row, 3 < TALL ? 3 : TALL); break;
-  case 2: tile(job, a, row, 2 < TALL ? 2 : TALL); break;
-  case 1: tile(job, a, row, 1); break;
-  }
-}
-#ifdef __AVX512BF16__
 #define HIGH 2 /* rows of a tile, whose two chains and sums are in registers */
-IN void tile_of_pairs(const Job *job, const Across *a, int64_t row, const int r) {
-  const char *at = a->copy;
+IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) {
+  const float *w = a->copy;
   F sum[HIGH][C];
   UNROLL for (int i = 0; i < r; i++) for (int64_t k = a->k; k < a->stop; k += 32)
     __builtin_prefetch((const uint16_t *)job->x + (row + HIGH + i) * job->width + k, 0, 3);
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++)
     sum[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
-  for (int64_t k = a->k; k < a->stop; k += 32, at += 16 * LINE) {
+  for (int64_t k = a->k; k < a->stop; k += 32, w += 16 * WIDE) {
     F s[2][HIGH][C];
     UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[n][i][j] = all(0);
     for (int d = 0; d < 8; d++) UNROLL for (int n = 0; n < 2; n++) {
       B v[C];
-      UNROLL for (int j = 0; j < C; j++) v[j] = ldc(at + (8 * n + d) * LINE + 64 * j);
+      UNROLL for (int j = 0; j < C; j++) v[j] = ldc(w + (8 * n + d) * WIDE + 16 * j);
       UNROLL for (int i = 0; i < r; i++) {
-        const B u = _mm512_set1_epi32(*(const int32_t *)((const uint16_t *)job->x + (row + i) * job->width + k + 16 * n + 2 * d));
+        const B u = four((const uint16_t *)job->x + (row + i) * job->width + k + 16 * n + 2 * d);
         UNROLL for (int j = 0; j < C; j++) s[n][i][j] = dot(s[n][i][j], v[j], u);
       }
     }
@@ -253,94 +208,34 @@ IN void tile_of_pairs(const Job *job, const Across *a, int64_t row, const int r)
   }
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(a->sums + ((row + i) * C + j) * 16, sum[i][j]);
 }
-IN void rows_of_pairs(const Job *job, const Across *a) {
-  int64_t row = 0;
-  for (; row + HIGH <= job->rows; row += HIGH) tile_of_pairs(job, a, row, HIGH);
-  switch (job->rows - row) {
-  case 2: tile_of_pairs(job, a, row, 2); break;
-  case 1: tile_of_pairs(job, a, row, 1); break;
-  }
-}
-#endif
-static void end_part(const Job *job, const Across *a) {
-  const int64_t rows = job->rows, in = job->w->in, wide = job->w->out - a->o;
+static void end_part(const Job *job, const InOut *a) {
+  const int64_t rows = job->rows, wide = job->w->out - a->o;
   for (int64_t i = 0; i < rows; i++)
     for (int j = 0; j < C; j++) {
       const int64_t at = (i * C + j) * 16;
       const F sum = ld(a->sums + at), total = a->part ? add(ld(a->total + at), sum) : sum;
-      if (a->part_stop < in) st(a->total + at, total);
+      if (a->part_stop < job->width) st(a->total + at, total);
       else if (wide > 16 * j) put16(job, i, a->o + 16 * j, wide - 16 * j, total);
     }
 }
-static void many_rows(void *p, int number) {
-  const Job *job = p;
-  const int64_t in = job->w->in, each = WIDE * job->rows;
-  const Mode mode = tiny_is_zero();
-  Across a = {.o = (int64_t)number * WIDE};
-  a.sums = scratch(4, sizeof(float) * (size_t)(DEPTH * WIDE + 2 * each));
-  a.total = a.sums + each;
-  a.copy = (char *)(a.total + each);
-  for (a.part = 0; a.part < in; a.part = a.part_stop) {
-    a.part_stop = a.part + job->length < in ? a.part + job->length : in;
-    for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
-      a.stop = stop_of(a.k, a.part_stop);
-#ifdef __AVX512BF16__
-      if (job->form == PAIRED) {
-        copy(job, &a, PAIRED);
-        rows_of_pairs(job, &a);
-        continue;
-      }
-#endif
-      copy(job, &a, WIDENED);
-      rows_of(job, &a);
-    }
-    end_part(job, &a);
+static void block(const Job *job, const InOut *a) {
+  int64_t row = 0;
+  if (HAS_PAIRS && job->form == PAIRED) {
+    copy(job, a, PAIRED);
+    for (; row + HIGH <= job->rows; row += HIGH) tile_of_pairs(job, a, row, HIGH);
+    if (row < job->rows) tile_of_pairs(job, a, row, 1);
+  } else {
+    copy(job, a, WIDENED);
+    EACH_TILE(row, job->rows, TALL, tile, job, a, row)
   }
+  if (a->stop == a->part_stop) end_part(job, a);
+}
+static void many_rows(void *job, int number) {
+  const Mode mode = tiny_is_zero();
+  all_blocks(job, number, block);
   as_before(mode);
 }
 
-/* -- rows of x, with zeros up to a multiple of 32 -------------------------------------------------------------------------- */
-
-static void widen(void *p, int row) {
-  const Job *job = p;
-  const int64_t in = job->w->in;
-  float *x = (float *)job->x + row * job->width;
-  for (int64_t k = 0; k < job->width; k += 16) {
-    const int64_t at = row * in + k;
-    if (k + 16 <= in) st(x + k, load(job->given, at, job->type));
-    else st(x + k, k < in ? loadn(job->given, at, job->type, (int)(in - k)) : all(0));
-  }
-}
-/* x as the tiles of many rows read it: of a block of inputs all rows, number after number of a tile's rows */
-static void lay_out(void *p, int number) {
-  const Job *job = p;
-  const int64_t in = job->w->in, row = (int64_t)number * TALL, r = job->rows - row < TALL ? job->rows - row : TALL;
-  for (int64_t k = 0, stop, part_stop = job->length; k < in; k = stop, part_stop += k < part_stop ? 0 : job->length) {
-    stop = stop_of(k, part_stop < in ? part_stop : in);
-    float *to = (float *)job->packed + k * job->rows + row * (stop - k);
-    for (int64_t from = k; from < stop; from += 16) {
-      float x[TALL][16];
-      for (int64_t i = 0; i < r; i++) {
-        const int64_t at = (row + i) * in + from, n = in - from;
-        st(x[i], n >= 16 ? load(job->given, at, job->type) : n > 0 ? loadn(job->given, at, job->type, (int)n) : all(0));
-      }
-      for (int l = 0; l < 16; l++)
-        for (int64_t i = 0; i < r; i++) *to++ = x[i][l];
-    }
-  }
-}
-#ifdef __AVX512BF16__
-static void swap(void *p, int row) { /* as the pairs of W lie */
-  const Job *job = p;
-  const int64_t in = job->w->in;
-  uint16_t *x = (uint16_t *)job->x + row * job->width;
-  for (int64_t k = 0; k < job->width; k += 32) {
-    const B v = ldcn((const uint16_t *)job->given + row * in + k, (int)(in - k < 32 ? in - k : 32) * 2);
-    _mm512_storeu_si512(x + k, _mm512_rol_epi32(v, 16));
-  }
-}
-#endif
-#ifdef __AMX_BF16__
 static void outputs_of(void *p, int number) {
   const Job *job = p;
   const int64_t from = number * job->block, out = job->w->out;
@@ -348,33 +243,25 @@ static void outputs_of(void *p, int number) {
   outputs_amx(job, from, from + job->block < out ? from + job->block : out);
   as_before(mode);
 }
-#endif
-void across_bf16(Job *job) {
+void in_out_bf16(Job *job) {
   const int64_t rows = job->rows, in = job->w->in, out = job->w->out;
   const int threads = rows * in * out < 1 << 15 ? 1 : job->threads, ready = rows * in > 1 << 15 ? job->threads : 1;
   job->length = ((in + PARTS_BF16 - 1) / PARTS_BF16 + 31) & ~(int64_t)31;
   job->count = (int)((in + job->length - 1) / job->length);
   job->width = (in + 31) & ~(int64_t)31;
-#ifdef __AMX_BF16__
-  if (job->type == BF16 && rows > FEW) {
+  if (HAS_AMX && job->type == BF16 && rows > FEW) {
     prepare_amx(job);
     job->block = in > 4096 ? 64 : 128; /* outputs of a piece */
     pieces(outputs_of, job, (int)((out + job->block - 1) / job->block), threads);
     return;
   }
-#elif defined(__AVX512BF16__)
-  if (job->type == BF16 && rows > FEW) {
-    job->form = PAIRED;
-    job->x = scratch(0, 2 * (size_t)(rows * job->width));
-    pieces(swap, job, (int)rows, ready);
-    pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
-    return;
-  }
-#endif
-  job->form = WIDENED;
+  job->form = HAS_PAIRS && job->type == BF16 && rows > FEW ? PAIRED : WIDENED;
   if (rows > FEW) {
-    job->packed = scratch(0, sizeof(float) * (size_t)(rows * job->width));
-    pieces(lay_out, job, (int)((rows + TALL - 1) / TALL), ready);
+    if (job->form == PAIRED) {
+      job->x = scratch(0, 2 * (size_t)(rows * job->width));
+      pieces(copy_pairs, job, (int)rows, ready);
+    } else pack_in_out(job, ready);
+    job->block = WIDE;
     pieces(many_rows, job, (int)((out + WIDE - 1) / WIDE), threads);
     return;
   }

@@ -1,17 +1,17 @@
-/* y = x W' + bias for float32 and float16 weights [O, I] and many rows: 16 COLUMNS outputs after another are turned, so that lanes
+/* y = x W' + bias for float32 and float16 weights [O, I] and many rows: 16 COLUMNS outputs after another are transposed, so that lanes
    are outputs, and each number of x is read once for all of them.
 
    The bits are those of products.c: chain l adds up the inputs k = l mod 16 in turn, and two chains or sums are added as `tree`
    does it. So all rows pass over one chain after another, 0, 8, 4, 12, 2 and so on, and a sum waits for the other side of the
    tree. What is missing of the last 16 inputs is zero in x and W. */
-#include "turn.h"
+#include "transposed.h"
 
 #define STEPS 128 /* of a chain, whose weights stay in the first cache while all rows pass */
 #define LEVELS 5  /* of the tree */
-int is_turned(const Job *job) {
-  return job->w->form == PLAIN && (job->w->type == BF16 ? job->form == TURNED : may_turn(job));
+int is_transposed(const Job *job) {
+  return job->w->form == PLAIN && (job->w->type == BF16 ? job->form == TRANSPOSED : may_transpose(job));
 }
-int64_t turned_outputs(void) { return 16 * COLUMNS; }
+int64_t transposed_outputs(void) { return 16 * COLUMNS; }
 
 IN int chain_of(int turn) { return (turn & 1) << 3 | (turn & 2) << 1 | (turn & 4) >> 1 | turn >> 3; }
 IN int64_t steps_of(const Weight *w) { return (w->in + 15) / 16; }
@@ -25,7 +25,7 @@ IN int64_t w_chain(int64_t steps) { return (steps * COLUMNS + 1) * 16; }
 IN int64_t x_chain(const Job *job, int64_t steps) { return steps * job->rows + 16; }
 
 /* Outputs from o on as [16 chains in their turn, steps, 16 COLUMNS] */
-IN void turn_outputs(const Job *job, int64_t o, float *to, const int type) {
+IN void transpose_outputs(const Job *job, int64_t o, float *to, const int type) {
   const int64_t in = job->w->in, steps = steps_of(job->w), stride = in * (type == F32 ? 4 : 2), rest = job->w->out - o;
   const char *w = (const char *)job->w->w + o * stride;
   for (int c = 0; c < COLUMNS; c++, w += 16 * stride)
@@ -37,12 +37,12 @@ IN void turn_outputs(const Job *job, int64_t o, float *to, const int type) {
       } else {
         for (int i = 0; i < 16; i++) v[i] = 16 * c + i < rest ? loadn(w + i * stride, k, type, (int)n) : all(0);
       }
-      turn16(v, y);
+      transpose16(v, y);
       UNROLL for (int turn = 0; turn < 16; turn++) st(to + turn * w_chain(steps) + (step * COLUMNS + c) * 16, y[chain_of(turn)]);
     }
 }
-/* x as the tiles read it: of a block of steps all rows, number after number of a tile's rows */
-IN void lay_out(const Job *job, int64_t row, const int r) {
+/* x in tile order: of a block of steps all rows, number after number of a tile's rows */
+IN void pack(const Job *job, int64_t row, const int r) {
   const int64_t in = job->w->in, steps = steps_of(job->w);
   const int beside = side_by_side(steps);
   const float *x = job->x + row * in;
@@ -53,7 +53,7 @@ IN void lay_out(const Job *job, int64_t row, const int r) {
       const int64_t k = 16 * step, n = in - k;
       F v[16], y[16];
       UNROLL for (int i = 0; i < 16; i++) v[i] = i >= r ? all(0) : n >= 16 ? ld(x + i * in + k) : ldn(x + i * in + k, (int)n);
-      turn16(v, y);
+      transpose16(v, y);
       UNROLL for (int turn = 0; turn < 16; turn++)
         stn(to + turn / beside * beside * x_chain(job, steps) + turn % beside * steps * r, y[chain_of(turn)], r);
     }
@@ -65,27 +65,20 @@ typedef struct {
   int turn, beside;                    /* chains of a block */
   const float *w;
   float *sums; /* [LEVELS, GROUP, 16 COLUMNS] */
-} Turned;
+} Transposed;
 /* What waits at a level of the tree; for another chain of the same block only one tile's does */
-IN float *waiting(const Turned *a, int level, int64_t row) {
+IN float *waiting(const Transposed *a, int level, int64_t row) {
   return a->sums + (level * GROUP + (1 << level < a->beside ? 0 : row - a->first)) * 16 * COLUMNS;
 }
-IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
+IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
   const int64_t taken = a->stop - a->step, wide = job->w->out - a->o;
   const float *w = a->w, *x = job->packed + a->turn * x_chain(job, a->steps) + a->step * job->rows + row * taken * a->beside;
   for (int turn = a->turn; turn < a->turn + a->beside; turn++, w += w_chain(a->steps)) {
     const int level = __builtin_ctz(~(unsigned)turn);
     float *sums = waiting(a, level, row);
-    F s[TALL][COLUMNS], v[COLUMNS];
+    F s[TALL][C];
     UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
-    for (int64_t k = 0; k < taken; k++, x += r) {
-      UNROLL for (int j = 0; j < COLUMNS; j++) v[j] = ld(w + (k * COLUMNS + j) * 16);
-      __builtin_prefetch(x + X_AHEAD, 0, 3);
-      UNROLL for (int i = 0; i < r; i++) {
-        const F u = all(x[i]);
-        UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = fma16(u, v[j], s[i][j]);
-      }
-    }
+    x = chain(s, w, 16 * COLUMNS, x, taken, r, 0, COLUMNS);
     for (int side = 0; side < level && a->stop == a->steps; side++) {
       const float *other = waiting(a, side, row);
       UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
@@ -96,38 +89,33 @@ IN void tile(const Job *job, const Turned *a, int64_t row, const int r) {
     }
   }
 }
-static void lay_out_tile(void *p, int number) {
+static void pack_tile(void *p, int number) {
   const Job *job = p;
   const int64_t row = (int64_t)number * TALL;
-#define LAY_OUT(r) lay_out(job, row, r)
-  FOR_EACH_HEIGHT(job->rows - row, LAY_OUT)
+  NEXT_TILE(job->rows - row, TALL, pack, job, row)
 }
-void lay_out_turned(Job *job, int threads) {
+void pack_transposed(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(16 * x_chain(job, steps_of(job->w))));
-  pieces(lay_out_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
+  pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
 }
-/* Tiles ask for their share of the weights that this thread turns next, so that memory is not idle while they compute. */
-void outputs_turned(const Job *job, int64_t from, int64_t to) {
+void outputs_transposed(const Job *job, int64_t from, int64_t to) {
   const Weight *weight = job->w;
-  const int64_t steps = steps_of(weight), stride = weight->in * (weight->type == F32 ? 4 : 2), turned = 16 * w_chain(steps);
-  float *w = scratch(4, sizeof(float) * (size_t)(turned + LEVELS * GROUP * 16 * COLUMNS));
-  Turned a = {.steps = steps, .beside = side_by_side(steps), .sums = w + turned};
+  const int64_t steps = steps_of(weight), stride = weight->in * (weight->type == F32 ? 4 : 2), transposed = 16 * w_chain(steps);
+  float *w = scratch(4, sizeof(float) * (size_t)(transposed + LEVELS * GROUP * 16 * COLUMNS));
+  Transposed a = {.steps = steps, .beside = side_by_side(steps), .sums = w + transposed};
   const int64_t tiles = (job->rows + TALL - 1) / TALL * 16 / a.beside * ((steps + STEPS - 1) / STEPS);
   for (a.o = from; a.o < to; a.o += 16 * COLUMNS) {
-    if (weight->type == F32) turn_outputs(job, a.o, w, F32);
-    else turn_outputs(job, a.o, w, F16);
-    const int64_t next = a.o + 16 * COLUMNS < to ? a.o + 16 * COLUMNS : from + job->threads * job->block, rest = weight->out - next;
-    const int64_t bytes = rest > 16 * COLUMNS ? 16 * COLUMNS * stride : rest > 0 ? rest * stride : 0, share = (bytes / tiles + 64) & ~(int64_t)63;
-    const char *ask = (const char *)weight->w + next * stride, *enough = ask + bytes;
+    if (weight->type == F32) transpose_outputs(job, a.o, w, F32);
+    else transpose_outputs(job, a.o, w, F16);
+    Asked asked = ask_after(job, a.o, from, to, stride, tiles);
     for (a.first = 0; a.first < job->rows; a.first += GROUP)
       for (a.turn = 0; a.turn < 16; a.turn += a.beside)
         for (a.step = 0; a.step < steps; a.step = a.stop) {
           a.stop = stop_of(a.step, steps);
           a.w = w + a.turn * w_chain(steps) + a.step * 16 * COLUMNS;
           for (int64_t row = a.first; row < job->rows && row < a.first + GROUP; row += TALL) {
-            for (const char *stop = ask + share; ask < stop && ask < enough; ask += 64) __builtin_prefetch(ask, 0, 2);
-#define TILE(r) tile(job, &a, row, r)
-            FOR_EACH_HEIGHT(job->rows - row, TILE)
+            ask_share(&asked);
+            NEXT_TILE(job->rows - row, TALL, tile, job, &a, row)
           }
         }
   }

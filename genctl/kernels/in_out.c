@@ -1,7 +1,7 @@
 /* y = x W + bias for float32 and float16 weights [I, O] as they lie.
 
    The inputs are cut into at most PARTS parts; a part is one chain; the parts are added in turn. */
-#include "job.h"
+#include "in_out.h"
 
 #define PARTS 8
 /* FEW: rows up to which whole rows of a weight are read; more: tiles. SUMS: of all rows, that stay in the cache while the inputs
@@ -25,15 +25,6 @@
 #define LEAST 128 /* columns of a thread: with fewer, threads have parts of the inputs */
 #define BROAD 512 /* the most strips of a piece, times rows: sums stay in the second cache */
 #define EVEN 192 /* rows from which on each tile asks for its share of the next block; with fewer the first two tiles do */
-/* Inputs whose weights stay in the first cache while the tiles of all rows pass. Each may lie in another page: few, so that pages
-   are not looked up again and again; but more where there is much to compute, and sums are moved less often. */
-#define BLOCK 128
-#define SHALLOW 32
-#if defined(__AVX512F__)
-#define DEEP_ROWS 97
-#else
-#define DEEP_ROWS 17
-#endif
 
 /* A part of the inputs for some columns and few rows, whose sums lie in the first cache: W is read along its rows. The numbers of
    `one` row stay in registers. */
@@ -67,15 +58,10 @@ static void part_of(const Job *job, int part, int64_t o, int64_t n, float *sums,
   const int64_t whole_stop = k + (stop - k) / INPUTS * INPUTS;
   for (int64_t i = 0; i < job->rows; i++) memset(sums + i * step, 0, sizeof(float) * (size_t)((n + 15) & ~(int64_t)15));
 #define ALONG(type, one) along(job, type, k, whole_stop, o, n, sums, step, INPUTS, one), along(job, type, whole_stop, stop, o, n, sums, step, 1, one)
-  switch (job->w->type) {
-  case F32:
-    if (job->rows == 1) ALONG(F32, 1);
-    else ALONG(F32, 0);
-    break;
-  default:
-    if (job->rows == 1) ALONG(F16, 1);
-    else ALONG(F16, 0);
-  }
+  if (job->w->type == F32 && job->rows == 1) ALONG(F32, 1);
+  else if (job->w->type == F32) ALONG(F32, 0);
+  else if (job->rows == 1) ALONG(F16, 1);
+  else ALONG(F16, 0);
 }
 /* All parts of some columns: one block of them after another, whose sums are added to those of the parts before. */
 static void few_columns(void *p, int number) {
@@ -99,7 +85,7 @@ static void few_columns(void *p, int number) {
 }
 /* Some columns of a group of parts. The first group adds up its own; sums of the others wait for sum_parts, so that the parts
    are added in turn. They are made in a thread's own memory: to make them where another thread has just read takes longer. */
-static void few_across(void *p, int number) {
+static void few_in_out(void *p, int number) {
   const Job *job = p;
   const int64_t out = job->w->out, blocks = (out + job->block - 1) / job->block, block = number % blocks, o = block * job->block;
   const int64_t n = out - o < job->block ? out - o : job->block, step = SUMS_ROW(job);
@@ -126,21 +112,10 @@ static void sum_parts(void *p, int block) {
       put16(job, i, from + o, n - o, s);
     }
 }
-/* Many rows: R rows by C times 16 columns in registers, a strip of columns, for a block of a part's inputs. Sums wait in `sums`
-   [N, 16 C] between the blocks of a part, and in `total` between parts. The first tile reads W as it lies, where each row may be
-   another page and all rows the same set of the first cache, and leaves `copy` [BLOCK, 16 C] to the others. Tiles
-   ask for the next block, so that memory is not idle while they compute: all strips of a piece in turn ask along its rows, so that
-   a page is looked up once. */
-typedef struct {
-  int64_t o, k, stop, part, part_stop; /* columns from o on, inputs [k, stop) of [part, part_stop) */
-  int64_t strip, strips, depth;        /* of the piece; of a block */
-  float *copy, *sums, *total;
-} Across;
-IN int64_t stop_of(const Job *job, int64_t k, int64_t part_stop) { /* of the block that begins with input k */
-  const int64_t stop = k + (job->rows < DEEP_ROWS ? SHALLOW : BLOCK);
-  return stop < part_stop ? stop : part_stop;
-}
-IN void ask_evenly(const Job *job, const Across *a, const int64_t size, int64_t row, int64_t r) { /* these rows' share of the lines */
+/* Many rows: the first tile reads W as it lies, where each row may be another page and all rows the same set of the first cache,
+   and leaves `copy` to the others. Tiles ask for the next block, so that memory is not idle while they compute: all strips of a
+   piece in turn ask along its rows, so that a page is looked up once. */
+IN void ask_evenly(const Job *job, const InOut *a, const int64_t size, int64_t row, int64_t r) { /* these rows' share of the lines */
   const int64_t out = job->w->out, each = C * size / 4, lines = (a->stop - a->k) * each, from = a->strip * (a->stop - a->k);
   const char *next = (const char *)job->w->w + ((a->k + a->depth) * out + a->o - a->strip * 16 * C) * size;
   for (int64_t line = lines * row / job->rows; line < lines * (row + r) / job->rows; line++) {
@@ -149,7 +124,7 @@ IN void ask_evenly(const Job *job, const Across *a, const int64_t size, int64_t 
   }
 }
 /* r rows by columns 16 [begin, end), of 16 C */
-IN void tile_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
+IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int r, const int begin, const int end, const int tile) {
   const int64_t in = job->w->in, out = job->w->out, size = type == F32 ? 4 : 2, wide = out - a->o;
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
   const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
@@ -189,89 +164,67 @@ IN void tile_across(const Job *job, const Across *a, const int type, int64_t row
     else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, t);
   }
 }
-IN void rows_across(const Job *job, const Across *a, const int type, int64_t row, const int r, const int tile) {
+IN void rows_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int tile, const int r) {
   if (R == TALL || r <= R) {
-    tile_across(job, a, type, row, r, 0, C, tile);
+    tile_in_out(job, a, type, row, r, 0, C, tile);
     return;
   }
-  tile_across(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
-  tile_across(job, a, type, row, r, C / 2, C, tile);
+  tile_in_out(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
+  tile_in_out(job, a, type, row, r, C / 2, C, tile);
 }
-IN void block_across(const Job *job, const Across *a, const int type) {
+IN void block_as(const Job *job, const InOut *a, const int type) {
   const int64_t rows = job->rows;
   int64_t row = R;
-  tile_across(job, a, type, 0, R, 0, C, 0);
-  if (rows >= row + TALL) rows_across(job, a, type, row, TALL, 1), row += TALL;
-  for (; row + TALL <= rows; row += TALL) rows_across(job, a, type, row, TALL, 2);
-  switch (rows - row) {
-  case 5: rows_across(job, a, type, row, 5 < TALL ? 5 : TALL, 1); break;
-  case 4: rows_across(job, a, type, row, 4 < TALL ? 4 : TALL, 1); break;
-  case 3: rows_across(job, a, type, row, 3 < TALL ? 3 : TALL, 1); break;
-  case 2: rows_across(job, a, type, row, 2 < TALL ? 2 : TALL, 1); break;
-  case 1: rows_across(job, a, type, row, 1, 1); break;
-  }
+  tile_in_out(job, a, type, 0, R, 0, C, 0);
+  if (rows >= row + TALL) rows_in_out(job, a, type, row, 1, TALL), row += TALL;
+  for (; row + TALL <= rows; row += TALL) rows_in_out(job, a, type, row, 2, TALL);
+  LAST_TILE(rows - row, TALL, rows_in_out, job, a, type, row, 1)
 }
-static void many_across(void *p, int number) {
-  const Job *job = p;
-  const int64_t in = job->w->in, each = 16 * C * job->rows, from = number * job->block, rest = job->w->out - from;
-  Across a = {.depth = stop_of(job, 0, job->length), .strips = ((rest < job->block ? rest : job->block) + 16 * C - 1) / (16 * C)};
-  a.copy = scratch(4, sizeof(float) * (size_t)(BLOCK * 16 * C + 2 * each * a.strips));
-  for (a.part = 0; a.part < in; a.part = a.part_stop) {
-    a.part_stop = a.part + job->length < in ? a.part + job->length : in;
-    for (a.k = a.part; a.k < a.part_stop; a.k = a.stop) {
-      a.stop = stop_of(job, a.k, a.part_stop);
-      for (a.strip = 0; a.strip < a.strips; a.strip++) {
-        a.o = from + a.strip * 16 * C;
-        a.sums = a.copy + BLOCK * 16 * C + 2 * each * a.strip;
-        a.total = a.sums + each;
-        switch (job->w->type) {
-        case F32: block_across(job, &a, F32); break;
-        default: block_across(job, &a, F16);
-        }
-      }
+static void block_in_out(const Job *job, const InOut *a) {
+  if (job->w->type == F32) block_as(job, a, F32);
+  else block_as(job, a, F16);
+}
+static void many_in_out(void *job, int number) { all_blocks(job, number, block_in_out); }
+
+/* x is packed in tile order, one line after another: of a block of inputs all rows, number after number of a tile's rows */
+IN void pack_rows(const Job *job, int64_t row, const int r) {
+  const int64_t width = job->width;
+  for (int64_t k = 0, stop, part_stop = job->length; k < width; k = stop, part_stop += k < part_stop ? 0 : job->length) {
+    stop = stop_of(job, k, part_stop < width ? part_stop : width);
+    float *to = (float *)job->packed + k * job->rows + row * (stop - k);
+    for (int64_t from = k; from < stop; from += 16) {
+      float x[TALL][16];
+      UNROLL for (int i = 0; i < r; i++) st(x[i], row_part(job, row + i, from));
+      for (int l = 0; l < 16 && from + l < stop; l++) UNROLL for (int i = 0; i < r; i++) *to++ = x[i][l];
     }
   }
 }
-
-/* x as the tiles of [I, O] read it, one line after another: of a block of inputs all rows, number after number of a tile's rows */
-IN void pack_rows(const Job *job, int64_t row, const int r) {
-  const int64_t in = job->w->in;
-  for (int64_t k = 0, stop, part_stop = job->length; k < in; k = stop, part_stop += k < part_stop ? 0 : job->length) {
-    const float *x = job->x + row * in + k;
-    stop = stop_of(job, k, part_stop < in ? part_stop : in);
-    float *to = (float *)job->packed + k * job->rows + row * (stop - k);
-    for (int64_t i = 0; i < stop - k; i++) UNROLL for (int l = 0; l < r; l++) *to++ = x[l * in + i];
-  }
-}
+IN int64_t first_tile(const Job *job) { return job->w->type == BF16 ? TALL : R; }
 static void pack(void *p, int tile) {
   const Job *job = p;
-  const int64_t row = tile ? R + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : R;
-  switch (rest < TALL ? rest : TALL) {
-  case 1: pack_rows(job, row, 1); break;
-  case 2: pack_rows(job, row, 2); break;
-  case 3: pack_rows(job, row, 3); break;
-  case 4: pack_rows(job, row, 4); break;
-  case 5: pack_rows(job, row, 5); break;
-  default: pack_rows(job, row, 6);
-  }
+  const int64_t row = tile ? first_tile(job) + (int64_t)(tile - 1) * TALL : 0, rest = tile ? job->rows - row : first_tile(job);
+  NEXT_TILE(rest, TALL, pack_rows, job, row)
+}
+void pack_in_out(Job *job, int threads) {
+  job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->width));
+  pieces(pack, job, 1 + (int)((job->rows - first_tile(job) + TALL - 1) / TALL), threads);
 }
 IN int64_t length_of(const Weight *w) { return ((w->in + PARTS - 1) / PARTS + 7) & ~(int64_t)7; } /* of a part */
-void lay_out_across(Job *job, int threads) {
+void prepare_in_out(Job *job, int threads) {
   if (job->rows <= FEW) return;
   job->length = length_of(job->w);
-  job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->w->in));
-  pieces(pack, job, 1 + (int)((job->rows - R + TALL - 1) / TALL), threads);
+  pack_in_out(job, threads);
 }
 
-void across(Job *job) {
+void in_out(Job *job) {
   const Weight *w = job->w;
   const int64_t rows = job->rows;
   job->length = length_of(w);
   job->count = (int)((w->in + job->length - 1) / job->length);
   if (rows > FEW) {
-    const int64_t strips = (w->out + 16 * C - 1) / (16 * C), share = strips / (2 * job->threads), most = BROAD / rows;
-    job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * 16 * C;
-    pieces(many_across, job, (int)((w->out + job->block - 1) / job->block), job->threads);
+    const int64_t strips = (w->out + WIDE - 1) / WIDE, share = strips / (2 * job->threads), most = BROAD / rows;
+    job->block = (share < 1 || most < 1 ? 1 : share < most ? share : most) * WIDE;
+    pieces(many_in_out, job, (int)((w->out + job->block - 1) / job->block), job->threads);
     return;
   }
   /* A thread has parts, and reads whole rows of W, where sums that travel between threads are few beside W: of one or two rows,
@@ -292,6 +245,6 @@ void across(Job *job) {
   const int groups = (job->count + job->group - 1) / job->group;
   job->count -= job->group - 1; /* sums of the first group are one */
   job->parts = scratch(1, sizeof(float) * (size_t)(blocks * job->count * rows * SUMS_ROW(job)));
-  pieces(few_across, job, (int)(groups * blocks), job->threads);
+  pieces(few_in_out, job, (int)(groups * blocks), job->threads);
   pieces(sum_parts, job, (int)blocks, rows * w->out > 1 << 14 ? job->threads : 1);
 }
