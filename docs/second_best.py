@@ -15,7 +15,7 @@ class SecondBest:
     """Write what greedy search would have written if its favourite were not there."""
 
     kind: ClassVar[str] = "second-best"  # what records call it
-    rows: ClassVar[int] = 1  # of one prompt
+    max_rows: ClassVar[int] = 1  # of one prompt
     length_penalty: ClassVar[float] = 1.0  # of the score that is reported
     traits: ClassVar[Traits] = Traits(independent=True)  # each row is one returned sequence
 

@@ -29,12 +29,12 @@ class Batch:
         self.model = model
         self.watcher = watcher
         self.states: list[LaneState] = []
-        self.rows = BatchCache(model)
+        self.kv = BatchCache(model)
 
     def clear(self) -> list[LaneState]:
         """Empty the batch. Returns the lanes that have not ended: they continue in other batches."""
         unfinished = [state for state in self.states if state.alive]
-        self.states, self.rows = [], BatchCache(self.model)
+        self.states, self.kv = [], BatchCache(self.model)
         return unfinished
 
     def welcomes(self, state: LaneState) -> bool:
@@ -66,7 +66,7 @@ class Batch:
     @property
     def started(self) -> bool:
         """Whether any live lane has been through a pass."""
-        return any(state.alive for state, _ in self.rows.held)
+        return any(state.alive for state, _ in self.kv.held)
 
     def fail(self, error: GenctlError) -> Iterator[events.Event]:
         """End every lane."""
@@ -82,24 +82,24 @@ class Batch:
             if state.alive or state.is_forgotten:
                 continue
             yield state.prefix
-            alone = len(self.states) == 1 and self.rows.held == [(state, 1)] and not any(self.rows.pads.values())
-            if not alone or self.rows.cache is None or state.lane.strategy.traits.drafts or len(state.ended) != 1:
+            alone = len(self.states) == 1 and self.kv.held == [(state, 1)] and not any(self.kv.pads.values())
+            if not alone or self.kv.cache is None or state.lane.strategy.traits.drafts or len(state.ended) != 1:
                 continue
-            prompt, columns = state.prefix.tokens, self.rows.columns
+            prompt, columns = state.prefix.tokens, self.kv.columns
             written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
             tokens = torch.cat([prompt, written], 1)[:, :columns]
             if tokens.shape[1] == columns > prompt.shape[1]:
                 nothing = state.prefix.logits[:, :0]  # the scores at its end are not needed
-                yield Prefix(tokens, self.rows.cache.unshared(), nothing, source=state.prefix.source)
+                yield Prefix(tokens, self.kv.cache.unshared(), nothing, source=state.prefix.source)
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
-        self.states = self.rows.remaining(self.states)
+        self.states = self.kv.remaining(self.states)
         if not self.states:
-            self.rows = BatchCache(self.model)  # frees the cache, whoever still holds the batch
+            self.kv = BatchCache(self.model)  # frees the cache, whoever still holds the batch
             return
         with shortages():
-            self.rows.arrange(self.states)
+            self.kv.arrange(self.states)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
@@ -111,49 +111,49 @@ class Batch:
             output = self._pass()
             scores = ModelScores(output.logits, output.layers)
         if self.watcher is not None:
-            lanes = [state.lane.name for state in self.states for _ in range(state.rows)]
-            yield self.watcher.read(lanes, max(state.step for state in self.states), self.rows.reordered)
+            lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
+            yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
         at = 0
-        for state, count in self.rows.held:
+        for state, count in self.kv.held:
             rows = slice(at, at := at + count)
-            if self.rows.cache is not None:
+            if self.kv.cache is not None:
                 state.receive(scores, rows)
             else:  # everything was read again: only the scores after the newest tokens are new
-                state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.rows))
+                state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.row_count))
 
     def _pass(self) -> Output:
         model, device = self.model, self.model.device
-        if self.rows.cache is None:
+        if self.kv.cache is None:
             feed = self._everything()
             keep = 1 + max(state.drafted for state in self.states)
             start = 0
         else:
             feed = self._unfed()
-            keep, start = feed.shape[1], self.rows.columns
+            keep, start = feed.shape[1], self.kv.columns
         if feed.shape[1] == 1:
             columns = torch.full((1, 1), start, device=device)
         else:
             columns = torch.arange(start, start + feed.shape[1], device=device)[None]
         mask, positions = None, columns
-        if any(self.rows.pads.values()):
-            pads = self.rows.padding(self.states)[:, None]
+        if any(self.kv.pads.values()):
+            pads = self.kv.padding(self.states)[:, None]
             all_columns = torch.arange(start + feed.shape[1], device=device)[None]
             mask, positions = (all_columns >= pads).long(), (columns - pads).clamp(min=0)
         output = model(
             Pass(
                 feed,
-                self.rows.cache,
+                self.kv.cache,
                 mask,
                 positions,
-                self.rows.sources,
-                first=self.rows.cache is None,
+                self.kv.sources,
+                first=self.kv.cache is None,
                 keep=keep,
                 hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
-                history=self._everything() if self.rows.cache is not None and model.wants_history(start) else None,
+                history=self._everything() if self.kv.cache is not None and model.wants_history(start) else None,
             )
         )
-        if self.rows.cache is not None:
-            self.rows.columns += feed.shape[1]
+        if self.kv.cache is not None:
+            self.kv.columns += feed.shape[1]
         return output
 
     def _unfed(self) -> Tensor:
@@ -166,7 +166,7 @@ class Batch:
 
     def _everything(self) -> Tensor:
         """All tokens of all rows, int64 [N, T+D], padded on the left: the input of a model without a cache."""
-        padded = [torch.nn.functional.pad(state.all_tokens(), (self.rows.pads[state], 0)) for state in self.states]
+        padded = [torch.nn.functional.pad(state.all_tokens(), (self.kv.pads[state], 0)) for state in self.states]
         return padded[0] if len(padded) == 1 else torch.cat(padded)
 
 

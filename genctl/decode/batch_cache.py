@@ -35,7 +35,7 @@ class BatchCache:
         """The lanes that have not ended. The last ones take the places of ended ones, so that few rows move."""
         held = [state for state, _ in self.held]
         joining = [state for state in states if state.alive and state not in held]
-        if any(rows != 1 or state.rows != 1 for state, rows in self.held if state.alive):
+        if any(rows != 1 or state.row_count != 1 for state, rows in self.held if state.alive):
             return [state for state in held if state.alive] + joining
         while held and not all(state.alive for state in held):
             last = held.pop()
@@ -53,13 +53,13 @@ class BatchCache:
         else:
             longest = max(state.reach for state in states)
             self.pads = {state: longest - state.reach for state in states}
-        self.held = [(state, state.rows) for state in states]
+        self.held = [(state, state.row_count) for state in states]
         if self.model.is_encoder_decoder:
             self._arrange_sources(states)
 
     def padding(self, states: Sequence[LaneState]) -> Tensor:
         """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
-        pads = [self.pads[state] for state in states for _ in range(state.rows)]
+        pads = [self.pads[state] for state in states for _ in range(state.row_count)]
         if self._padding is None or self._padding[0] != pads:
             self._padding = pads, to_device(pads, self.model.device)
         return self._padding[1]
@@ -82,7 +82,7 @@ class BatchCache:
             self.reordered = [] if rows == list(range(at)) else rows
             if spare or self.reordered:
                 index = to_device(rows, self.model.device)
-                if spare or joining or [(state, state.rows) for state in before] != self.held:
+                if spare or joining or [(state, state.row_count) for state in before] != self.held:
                     self.cache = self.cache.keep(rows, index, room=0 if joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
@@ -129,7 +129,7 @@ class BatchCache:
         """Whether all rows continue one prompt, whose keys and values they may then share."""
         prefix = states[0].prefix
         return (
-            sum(state.rows for state in states) > 1
+            sum(state.row_count for state in states) > 1
             and prefix.cache is not None
             and prefix.cache.is_shareable
             and (not before or (self.cache is not None and self.cache.is_shared))
@@ -144,15 +144,15 @@ class BatchCache:
             own, state.own = state.own, None
             if not alone or not (own.is_fixed or own.cross):  # a merge copies it, and buffers grow
                 return own.with_layers(own.layers)
-            return own.select(torch.arange(state.rows, device=device), room=room)
+            return own.select(torch.arange(state.row_count, device=device), room=room)
         part = state.prefix.cache
         assert part is not None
         if together:
-            return part.share(state.rows, room)
-        rows = torch.zeros(state.rows, dtype=torch.long, device=device)
+            return part.share(state.row_count, room)
+        rows = torch.zeros(state.row_count, dtype=torch.long, device=device)
         if alone:
-            part = part.continued(rows, room) if state.rows == 1 else part.select(rows, room=room)
-        elif state.rows > 1:  # otherwise the merge copies it
+            part = part.continued(rows, room) if state.row_count == 1 else part.select(rows, room=room)
+        elif state.row_count > 1:  # otherwise the merge copies it
             part = part.select(rows)
         if state.lane.strategy.traits.drafts:
             part.activate_past_recording()
@@ -165,7 +165,7 @@ class BatchCache:
         prefixes = [state.prefix for state in states]
         cross = [None if prefix.cache is None else prefix.cache.cross for prefix in prefixes]
         sources = [prefix.source for prefix in prefixes if prefix.source is not None]
-        counts = [state.rows for state in states]
+        counts = [state.row_count for state in states]
         group = len(counts) > 1 and counts[0] > 1 and cross[0] is not None and self.model.abilities.shares_source
         from genctl.decode.encoder_inputs import join_sources
 
@@ -179,4 +179,4 @@ def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
 
 def _is_plain(state: LaneState) -> bool:
     """Whether a lane that joins has one row, which goes on from its prompt without a draft."""
-    return state.rows == 1 and state.own is None and not state.lane.strategy.traits.drafts
+    return state.row_count == 1 and state.own is None and not state.lane.strategy.traits.drafts

@@ -54,7 +54,7 @@ class LaneState:
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
         self.scores: ModelScores | None = ModelScores(prefix.logits[:, None], prefix.layers)  # None: to be fed first
         self.place = slice(0, 1)  # the lane's rows in `scores`
-        if prefix.together is not None and lane.strategy.rows == 1:  # lanes that begin together choose together
+        if prefix.together is not None and lane.strategy.max_rows == 1:  # lanes that begin together choose together
             self.scores, row = prefix.together
             self.place = slice(row, row + 1)
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
@@ -86,7 +86,7 @@ class LaneState:
         return self.length + self.drafted + (self.scores is not None)
 
     @property
-    def rows(self) -> int:
+    def row_count(self) -> int:
         """Rows that the next pass has for this lane."""
         return len(self.survivors) * self.branches
 

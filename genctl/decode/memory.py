@@ -105,12 +105,12 @@ def fitting(forward: ModelRuntime, lane: Lane, columns: int) -> int:
     bytes_of_row = sum(_grown(part, columns) for part in _parts(forward, lane))
     if not bytes_of_row:  # without a cache every pass reads all tokens, so activations grow with the length
         bytes_of_row = columns * _width(forward) * 16
-    fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.rows), 1)))
+    fits = int(free * SHARE / (bytes_of_row * max(int(lane.strategy.max_rows), 1)))
     return max(1, min(int(most), fits))
 
 
 def _rows(lane: Lane) -> int:
-    return max(int(lane.strategy.rows), 1)
+    return max(int(lane.strategy.max_rows), 1)
 
 
 def _columns(lane: Lane) -> int:
@@ -155,11 +155,11 @@ class MemoryEstimate:
         passes = self.forward.forwards
         token = self._token()
         if token and not self._known:  # measuring costs a pass
-            columns = sum(state.rows * state.length for state in live)
+            columns = sum(state.row_count * state.length for state in live)
             columns += sum((1 + _rows(lane)) * (len(lane.source or ()) + _columns(lane)) for lane in lanes)
             if columns * token + sum(map(self._scores, lanes)) <= free * FILLED:
                 return len(lanes)
-        left = free * FILLED - sum(state.rows * self._row(state.lane, state.length) for state in live)
+        left = free * FILLED - sum(state.row_count * self._row(state.lane, state.length) for state in live)
         count = 0
         for lane in lanes:
             left -= self.needs(lane)

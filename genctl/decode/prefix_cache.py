@@ -70,7 +70,7 @@ class PrefixCache:
         """The lane's prefix, and whether it was read before. `room`: free columns of a static cache."""
         prompt, hidden = (lane.tokens, lane.source), lane.strategy.traits.needs_hidden
         # rows of one pass that affect each other must be read alone, and without a cache
-        cached = lane.use_cache and (lane.strategy.rows == 1 or self.forward.abilities.together)
+        cached = lane.use_cache and (lane.strategy.max_rows == 1 or self.forward.abilities.together)
         form = lane.cache if cached else "off"
         known = self.external.get(prompt)
         if known is None or (hidden and known.hidden is None):

@@ -106,7 +106,7 @@ class Scheduler:
             lost = states.pop()
         if lost is not None:
             lost.close()
-            yield too_large(lost.lane, lost.rows, shortage)
+            yield too_large(lost.lane, lost.row_count, shortage)
         self.preempted.extend(states)
         if states:
             self._narrow(max(1, (len(states) + shortage.failed_inside_choice) // 2))
@@ -142,7 +142,7 @@ class Scheduler:
                 self._reclaim()  # read them one by one instead
             for lane in group:
                 if self.live < self.width:
-                    alone = len(lanes) == 1 and not self.live and lane.strategy.rows == 1
+                    alone = len(lanes) == 1 and not self.live and lane.strategy.max_rows == 1
                     # a static cache gets its final size, unless it will be merged into another one
                     room = lane.max_new_tokens - 1 if alone else 0
                     yield from self._begin(lane, began, room)
@@ -237,7 +237,7 @@ class Scheduler:
                 self.preempted.appendleft(state)
             else:
                 state.close()
-                yield too_large(state.lane, state.rows, shortage)
+                yield too_large(state.lane, state.row_count, shortage)
             return
         self._join(state)
 
@@ -251,7 +251,7 @@ class Scheduler:
     def _makes_room(self) -> bool:
         """Limit the width to the live lanes, after another did not fit. False if there are none."""
         for batch in self.batches:
-            for state, _ in batch.rows.held:  # its rows have the columns of the prompt
+            for state, _ in batch.kv.held:  # its rows have the columns of the prompt
                 state.forget_prompt(source=False)
         self._reclaim()
         if self.live:

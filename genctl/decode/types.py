@@ -222,7 +222,7 @@ class Strategy(Protocol):
         """The name in records."""
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         """The most rows of one lane, branches included."""
 
     @property

@@ -40,7 +40,7 @@ class Forced:
     drafted: int = 0
 
     kind: ClassVar[str] = "forced"
-    rows: ClassVar[int] = 1
+    max_rows: ClassVar[int] = 1
     length_penalty: ClassVar[float] = 1.0
 
     @property

@@ -39,7 +39,7 @@ class Assisted:
     assistant_confidence_threshold: float = 0.4
 
     n: ClassVar[int] = 1
-    rows: ClassVar[int] = 1
+    max_rows: ClassVar[int] = 1
     length_penalty: ClassVar[float] = 1.0
 
     @property

@@ -20,7 +20,7 @@ from genctl.strategies.sampling import draw_distinct
 
 @dataclass(frozen=True)
 class Beam:
-    """Keep the `rows` best hypotheses at each step; sequences and scores are those of transformers.
+    """Keep the `beams` best hypotheses at each step; sequences and scores are those of transformers.
 
     With `do_sample` the candidates are sampled without replacement from the softmax of the totals; which of them may
     end depends on the version of transformers (`compat.ends_by_draw`). With
@@ -30,7 +30,7 @@ class Beam:
     `pad_token_id` (or the first EOS id) at every further step.
     """
 
-    rows: int
+    beams: int
     do_sample: bool = False
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
@@ -49,8 +49,12 @@ class Beam:
     def traits(self) -> Traits:
         return Traits("raw" if self.num_beam_groups > 1 else "logprobs")  # the penalty comes before the processors
 
+    @property
+    def max_rows(self) -> int:
+        return self.beams
+
     def search(self, scores: Scores, context: Context) -> Search:
-        size, grouped = self.rows // self.num_beam_groups, self.num_beam_groups > 1
+        size, grouped = self.beams // self.num_beam_groups, self.num_beam_groups > 1
         # with several EOS ids all of a row's best candidates may end, so take `size` more
         count = max(2, 1 + len(context.eos)) * size
         rule = EarlyStoppingRule(self.length_penalty, self.early_stopping, context.max_new_tokens)
@@ -98,11 +102,11 @@ class Beam:
         may_finish = None
         if self.do_sample:
             flat = (logprobs + totals[:, None]).flatten()
-            drawn = draw_distinct(flat, count, self.rows * vocabulary, context.rng)
+            drawn = draw_distinct(flat, count, self.beams * vocabulary, context.rng)
             values, order = flat[drawn].sort(descending=True, stable=True)
             places = drawn[order]
             if compat.ends_by_draw():
-                may_finish = order < self.rows
+                may_finish = order < self.beams
         else:
             values, places = ranked(logprobs, totals, count)
         within = torch.div(places, vocabulary, rounding_mode="floor")

@@ -33,7 +33,7 @@ class ConstrainedBeam:
     nothing.
     """
 
-    rows: int
+    beams: int
     words: tuple[Alternatives, ...]  # for each constraint its alternative phrases
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
@@ -42,6 +42,10 @@ class ConstrainedBeam:
 
     kind: ClassVar[str] = "constrained-beam"
     traits: ClassVar[Traits] = Traits("logprobs", reads_scores=True)
+
+    @property
+    def max_rows(self) -> int:
+        return self.beams
 
     def search(self, scores: Scores, context: Context) -> Search:
         constraints = Constraints(self.words)
@@ -66,10 +70,10 @@ class ConstrainedBeam:
                 tokens,
                 totals=totals,
                 pruning=Pruning(
-                    self.rows, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
+                    self.beams, may_finish=torch.tensor(candidates.may_finish, device=flat.device), tiers=satisfied
                 ),
                 notes=[f"{count}/{len(constraints)}" for count in satisfied],
-                is_done=_ConstraintsMet(rule, self.rows, candidates.best, len(constraints)),
+                is_done=_ConstraintsMet(rule, self.beams, candidates.best, len(constraints)),
             )
             totals = totals[scores.survivors]
             progress = [candidates.progress[survivor] for survivor in scores.survivors]
@@ -94,7 +98,7 @@ class ConstrainedBeam:
 
         flat f32 [R, V]; `room` is how many tokens may follow the next one.
         """
-        values, tokens = flat.topk(min(self.rows + len(eos), flat.shape[1]))
+        values, tokens = flat.topk(min(self.beams + len(eos), flat.shape[1]))
         usual: list[_Candidate] = []
         ends: list[_Candidate] = []
         for row, line in enumerate(zip(values.tolist(), tokens.tolist(), strict=True)):
@@ -122,14 +126,14 @@ class ConstrainedBeam:
         ]
         usual = [candidate for candidate in usual if constraints.fits(candidate.progress, room)] or usual
         banks = [-constraints.lacking(candidate.progress) for candidate in usual]
-        order = share_out(banks, [candidate.total for candidate in usual], self.rows)
-        chosen = [usual[index] for index in order[: 2 * self.rows]]
-        counted = self._ends(ends, usual, chosen[: self.rows])
+        order = share_out(banks, [candidate.total for candidate in usual], self.beams)
+        chosen = [usual[index] for index in order[: 2 * self.beams]]
+        counted = self._ends(ends, usual, chosen[: self.beams])
         return _Candidates(
             [candidate.row for candidate in (*counted, *chosen)],
             [candidate.token for candidate in (*counted, *chosen)],
             [candidate.progress for candidate in (*counted, *chosen)],
-            [True] * (len(counted) + min(self.rows, len(chosen))) + [False] * (len(chosen) - self.rows),
+            [True] * (len(counted) + min(self.beams, len(chosen))) + [False] * (len(chosen) - self.beams),
             best,
         )
 
@@ -146,7 +150,7 @@ class ConstrainedBeam:
             for candidate in ends
             if (
                 candidate.progress.complete
-                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.rows)
+                and (_place(candidate.total, complete) < places or _place(candidate.total, everything) < self.beams)
             )
             or candidate.row not in going  # an end is the only continuation of this row
         ]

@@ -41,7 +41,7 @@ class Amateur:
     traits: ClassVar[Traits] = Traits("raw", independent=True, reads_scores=True)
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:

@@ -31,7 +31,7 @@ class Contrastive:
     traits: ClassVar[Traits] = Traits(needs_hidden=True, reads_scores=True)
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         return self.top_k
 
     def search(self, scores: Scores, context: Context) -> Search:

@@ -40,7 +40,7 @@ class Dola:
     traits: ClassVar[Traits] = Traits("raw", needs_hidden=True, independent=True, reads_scores=True)
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:

@@ -38,7 +38,7 @@ class Sample:
         return "sample" if self.do_sample else "greedy"
 
     @property
-    def rows(self) -> int:
+    def max_rows(self) -> int:
         return self.n
 
     def search(self, scores: Scores, context: Context) -> Search:

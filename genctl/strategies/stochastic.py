@@ -16,19 +16,23 @@ from genctl.kernels.ops import log_softmax
 
 @dataclass(frozen=True)
 class StochasticBeam:
-    """Sample `rows` different sequences from the model's distribution over complete sequences, in one beam search.
+    """Sample `beams` different sequences from the model's distribution over complete sequences, in one beam search.
 
     Each sequence's log-probability is perturbed with Gumbel noise, sampled top-down: a hypothesis has the maximum over
     all its continuations. The best perturbed values are an ordered sample without replacement. They are also the totals
     and the scores, so the first result is an exact sample.
     """
 
-    rows: int
+    beams: int
     n: int = 1
 
     kind: ClassVar[str] = "stochastic-beam"
     length_penalty: ClassVar[float] = 0.0
     traits: ClassVar[Traits] = Traits("logprobs", reads_scores=True)
+
+    @property
+    def max_rows(self) -> int:
+        return self.beams
 
     def search(self, scores: Scores, context: Context) -> Search:
         summed = scores.logits.new_zeros(1)  # log-probabilities of the live rows, after the processors
@@ -37,11 +41,11 @@ class StochasticBeam:
             vocabulary = scores.logits.shape[-1]
             following = summed[:, None] + _normalised(scores.logits[:, 0])
             noisy = conditioned(following, perturbed, context.rng).flatten()
-            values, places = noisy.topk(min(self.rows, len(noisy)))
+            values, places = noisy.topk(min(self.beams, len(noisy)))
             # a result that beats a candidate takes its place in the beam
             better = [row.total for row in scores.ended]
             count = sum(
-                value > -torch.inf and place + sum(total > value for total in better) < self.rows
+                value > -torch.inf and place + sum(total > value for total in better) < self.beams
                 for place, value in enumerate(values.tolist())
             )
             if not count:
@@ -51,13 +55,13 @@ class StochasticBeam:
             values, places = values[:count], places[:count]
             rows = torch.div(places, vocabulary, rounding_mode="floor")
             scores = yield Choice(
-                rows, places % vocabulary, totals=values, pruning=Pruning(self.rows), is_done=self._is_done
+                rows, places % vocabulary, totals=values, pruning=Pruning(self.beams), is_done=self._is_done
             )
             summed, perturbed = following.flatten()[places][scores.survivors], values[scores.survivors]
 
     def _is_done(self, ended: Sequence[FinishedRow], rows: Rows, totals: Sequence[float]) -> bool:
         """Whether the beam is full of results that all beat the best live row."""
-        return len(ended) >= self.rows and min(row.total for row in ended) > rows.totals[0]
+        return len(ended) >= self.beams and min(row.total for row in ended) > rows.totals[0]
 
 
 def conditioned(logprobs: Tensor, maxima: Tensor, rng: torch.Generator) -> Tensor:

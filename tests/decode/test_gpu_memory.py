@@ -31,7 +31,7 @@ def lanes(search: str, arch: str, count: int = 6) -> list[Lane]:
         ids = tuple(5 + (number * 7 + place * 3) % 200 for place in range(60 + number % 5))
         tokens, source = ((2,), ids) if arch in SEQ2SEQ else (ids, None)
         strategy = SEARCHES[search]
-        found.append(Lane(str(number), tokens, strategy, 4, source=source, seed=number, returned=strategy.rows))
+        found.append(Lane(str(number), tokens, strategy, 4, source=source, seed=number, returned=strategy.max_rows))
     return found
 
 

@@ -42,7 +42,7 @@ def lanes(double: bool) -> list[Lane]:
         ids = tuple(range(5 + number, 12 + 3 * number))
         tokens, source = ((2,), ids) if double else (ids, None)
         found.append(
-            Lane(str(number), tokens, strategy, 9 + number, source=source, seed=number, returned=strategy.rows)
+            Lane(str(number), tokens, strategy, 9 + number, source=source, seed=number, returned=strategy.max_rows)
         )
     return found
 

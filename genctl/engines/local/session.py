@@ -219,7 +219,7 @@ class Session:
         )
         return JobPlan(
             trial.kind,
-            rows=max(int(strategy.rows), 1),
+            rows=max(int(strategy.max_rows), 1),
             remarks=remarks,
             reads_hidden=strategy.traits.needs_hidden,
             batch_invariant_by=self._batch_invariant_by(resolved.generation),

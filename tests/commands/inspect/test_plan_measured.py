@@ -69,7 +69,7 @@ def measured(
     prompts = [tuple(3 + (i + place) % 40 for place in range(prompt)) for i in range(batch)]
     lanes = []
     for number, ids in enumerate(prompts):
-        asked: dict[str, Any] = {"cache": form, "use_cache": form != "off", "returned": strategy.rows}
+        asked: dict[str, Any] = {"cache": form, "use_cache": form != "off", "returned": strategy.max_rows}
         if arch in SEQ2SEQ:  # the decoder's prompt is one token
             asked["source"], ids = ids, (1,)
         lanes.append(Lane(str(number), ids, strategy, new or new_tokens(arch), **asked))

@@ -32,7 +32,7 @@ def passes(arch: str, prompts: Sequence[tuple[int, ...]], strategy: Strategy, **
             [layer.keys.data_ptr() if layer.is_initialized else 0 for layer in layers if layer.kind == "static"]
         )
 
-    kept: dict[str, Any] = {"returned": strategy.rows, "cache": "static", **asked}
+    kept: dict[str, Any] = {"returned": strategy.max_rows, "cache": "static", **asked}
     lanes = [
         Lane(str(i), (1,) if arch in SEQ2SEQ else prompt, strategy, NEW, **kept, **source(arch, prompt))
         for i, prompt in enumerate(prompts)

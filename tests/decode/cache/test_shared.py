@@ -48,8 +48,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     def watched(self: Batch) -> None:
         arrange(self)
         if self.states:
-            assert self.rows.cache is not None
-            found.append(self.rows.cache.is_shared)
+            assert self.kv.cache is not None
+            found.append(self.kv.cache.is_shared)
 
     monkeypatch.setattr(Batch, "arrange", watched)
     return found
