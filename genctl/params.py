@@ -160,9 +160,10 @@ class Generation:
         None, "mirostat 2: target surprise in bits; use with top_k = 0 (arXiv:2007.14966)", SAMPLING, sampling=True
     )
     mirostat_eta: Probability = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True)
-    sampler: Literal["multinomial", "inverse-cdf"] = knob(
+    sampler: Literal["multinomial", "inverse-cdf", "counter"] = knob(
         "multinomial",
-        "multinomial matches torch.multinomial; inverse-cdf is faster but draws other tokens for the same seed",
+        "multinomial matches torch.multinomial on the same device; with counter a seed draws the same text on every "
+        "device; inverse-cdf is fastest. Each draws other tokens for a seed",
         SAMPLING,
         sampling=True,
     )

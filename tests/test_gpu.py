@@ -41,6 +41,17 @@ SAME: dict[str, tuple[str, ...]] = {
     "stop": (*RUN, "--stop-strings", ","),
     "top tokens": (*RUN, "--format", "text", "--top-logprobs", "3"),
     "transformers": (*RUN, "--runtime", "transformers"),
+    "draws by their place": (*RUN, "The dog", "--do-sample", "--seed", "1", "--top-k", "0", "--sampler", "counter"),
+    "few draws by their place": (
+        *RUN,
+        "--do-sample",
+        "--seed",
+        "2",
+        "--num-return-sequences",
+        "3",
+        "--sampler",
+        "counter",
+    ),
 }
 # what is printed has figures whose last digits may differ, or draws
 OTHERS: dict[str, tuple[str, ...]] = {

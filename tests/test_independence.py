@@ -23,6 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sample": {"do_sample": True, "top_p": 0.9, "temperature": 0.8},
     "sample three": {"do_sample": True, "top_k": 20, "num_return_sequences": 3},
     "inverse cdf": {"do_sample": True, "sampler": "inverse-cdf"},
+    "counter": {"do_sample": True, "sampler": "counter"},
     "mirostat": {"do_sample": True, "mirostat_tau": 3.0},
     "dry and xtc": {"do_sample": True, "dry_multiplier": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05},
     "beam": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.7},

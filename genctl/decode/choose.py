@@ -206,7 +206,7 @@ def _rows_of(state: LaneState) -> RowsOfLane:
     """A lane's rows for an independent strategy; before the first choice the prompt's single row stands for all."""
     count = state.lane.strategy.max_rows
     indices = [index for index in state.live.indices if index is not None]
-    return RowsOfLane(state.rng, indices or range(count), count)
+    return RowsOfLane(state.rng, indices or range(count), count, state.live.written)
 
 
 def _context(state: LaneState) -> Context:

@@ -243,6 +243,12 @@ class RowsOfLane(NamedTuple):
     rng: torch.Generator
     indices: Sequence[int]  # of the sequences of these rows
     sequences: int  # of the lane
+    position: int  # of the token that is chosen: the number of new tokens before it
+
+    @property
+    def seed(self) -> int:
+        """The lane's seed, 64 bits."""
+        return self.rng.initial_seed() & (1 << 64) - 1
 
 
 @runtime_checkable

@@ -23,7 +23,8 @@ class Sample:
 
     All `n` rows of a prompt use one private generator, as in transformers: with the same seed the tokens are those of
     `torch.manual_seed(seed)` followed by sampling the prompt alone. The sampler "inverse-cdf" samples from the same
-    distribution with one random number for each row instead of one for each token of the vocabulary.
+    distribution with one random number for each row instead of one for each token of the vocabulary, and "counter" with
+    noise that depends on the seed, the sequence, the position and the token alone: the same on every device.
     """
 
     do_sample: bool = False
@@ -47,7 +48,7 @@ class Sample:
         while True:
             logits = scores.logits[rows, 0]
             left = scores.left and [scores.left[0]] * self.n if len(scores.logits) < len(indices) else scores.left
-            tokens = self.tokens(logits, [RowsOfLane(context.rng, indices, self.n)], left)
+            tokens = self.tokens(logits, [RowsOfLane(context.rng, indices, self.n, scores.rows.written)], left)
             scores = yield Choice(rows, tokens)
             indices = [indices[survivor] for survivor in scores.survivors]
             rows = torch.arange(len(indices), device=logits.device)
@@ -56,6 +57,10 @@ class Sample:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
         if not self.do_sample:
             return best(logits)
+        if self.sampler == "counter":
+            from genctl.strategies.counter import counter
+
+            return counter(logits, lanes, left)
         from genctl.strategies.sampling import inverse_cdf, multinomial
 
         draw = multinomial if self.sampler == "multinomial" else inverse_cdf

@@ -21,7 +21,7 @@ from genctl.decode import transfer
 if TYPE_CHECKING:
     from genctl.decode.processors.rows import RowCandidates
 
-Sampler: TypeAlias = Literal["multinomial", "inverse-cdf"]
+Sampler: TypeAlias = Literal["multinomial", "inverse-cdf", "counter"]
 
 _FEW = 4096  # up to this many tokens, noise is computed for all
 _MANTISSA = (1 << 53) - 1

@@ -70,7 +70,7 @@ def test_a_draw_that_failed_in_the_middle_is_repeated_with_the_same_tokens(monke
         return drawn
 
     def lanes() -> list[RowsOfLane]:
-        return [RowsOfLane(torch.Generator().manual_seed(seed), [0, 1], 2) for seed in (1, 2)]
+        return [RowsOfLane(torch.Generator().manual_seed(seed), [0, 1], 2, 0) for seed in (1, 2)]
 
     expected = Sample(True).tokens(logits, lanes(), None)
     monkeypatch.setattr(sampling, "multinomial", failing)
@@ -163,6 +163,7 @@ def test_the_knob_reaches_the_text(model: Any) -> None:
     assert texts(sampler="inverse-cdf") == texts(sampler="inverse-cdf") != texts()
     assert texts(sampler="multinomial") == texts()
     assert texts(best_of=3, sampler="inverse-cdf") != texts(best_of=3)
+    assert texts(sampler="counter") == texts(sampler="counter") not in (texts(), texts(sampler="inverse-cdf"))
 
 
 @pytest.mark.parametrize(
