@@ -51,7 +51,7 @@ class StandIn(GenerationMixin):  # type: ignore[misc]
 
     def __init__(self, vocabulary: int, known: int) -> None:
         self.config = GPT2Config(vocab_size=vocabulary, n_layer=1, n_head=1, n_embd=8, n_positions=1 << 20)
-        self.device = torch.device("cpu")
+        self.device, self.dtype = torch.device("cpu"), torch.float32
         generator = torch.Generator().manual_seed(0)
         # Zipf's law, as a language model has it: nine tenths of the probability on ten to a few hundred tokens
         ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 64)]) + 1

@@ -299,16 +299,21 @@ def attend(
     q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
     fed, row_stride, columns, pieces, scaling,
     KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr,
     PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):
     """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
 
-    A row's columns begin with `start` int32 [N]; a token sees those up to its own. out [T, H, D].
+    A row's columns begin with `start` int32 [N]; a token sees those up to its own, WINDOW of them at most (0: all).
+    Scores are CAP · tanh(score / CAP) (0: the scores themselves). out [T, H, D].
     """
     token, kv, number = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     row = token // fed
     start = tl.load(start_ptr + row)
-    seen = (tl.load(place_ptr) + token % fed + 1 - start).to(tl.int32)  # columns
+    end = (tl.load(place_ptr) + token % fed + 1).to(tl.int32)
+    if WINDOW > 0:
+        start = tl.maximum(start, end - WINDOW)
+    seen = end - start  # columns, cut into pieces from the first one on: a row's sums do not depend on its buffer
     count = (seen - 1) // PIECE + 1
     base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
     if PDL and W >= 64:  # noqa: SIM102 - this is known when it is compiled
@@ -331,6 +336,8 @@ def attend(
             keys = tl.load(keys_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
             values = tl.load(values_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
             scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scaling
+            if CAP > 0.0:  # tanh(z) is 2 · sigmoid(2 z) - 1
+                scores = CAP * (2.0 * tl.sigmoid(2.0 / CAP * scores) - 1.0)
             scores = tl.where(inside[None, :], scores, NEVER)
             new = tl.maximum(most, tl.max(scores, 1))
             weights = tl.where(inside[None, :], tl.exp(scores - new[:, None]), 0.0)

@@ -176,7 +176,8 @@ class _FixedStep:
             self.places[window] = torch.zeros(1, dtype=torch.long, device=device)
             if kernels is None:
                 self.slots[window] = torch.zeros(shape[0], 1, 1, columns, dtype=torch.bool, device=device)
-        self.starts = torch.zeros(shape[0], dtype=torch.int32, device=device)  # columns of padding, for the kernels
+        # a row's first column, for the kernels
+        self.starts = {window: torch.zeros(shape[0], dtype=torch.int32, device=device) for window in self.layers}
         self.padded = False
         self.warm = False
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -196,26 +197,28 @@ class _FixedStep:
         self.tokens.copy_(feed)
         self.positions.copy_(positions)
         places = cache.places()
+        padding = None if self.kernels is None or mask is None else mask.shape[1] - mask.sum(-1)
         for window, number in self.layers.items():
             place = places[number]
             self.places[window].fill_(place.column)
             if self.kernels is not None:
+                if padding is not None:
+                    self.starts[window].copy_((padding - place.before).clamp(min=0))
+                elif self.padded:
+                    self.starts[window].zero_()
                 continue
             slots, end = self.slots[window], place.column + 1
             slots[..., : place.first] = False  # columns that the window has left
             slots[..., end:] = False  # rejected drafts
             seen = None if mask is None else mask[:, None, None, place.before + place.first : place.before + end]
             slots[..., place.first : end] = True if seen is None else seen.bool()
-        if self.kernels is not None and mask is not None:
-            self.starts.copy_(mask.shape[1] - mask.sum(-1))
-        elif self.padded:
-            self.starts.zero_()
         self.padded = mask is not None
 
     def compute(self, decoder: Decoder, buffers: Buffers, source: _Source) -> Tensor:
         """Logits f32 [N, F, V]; writes F columns of the buffers. A second call writes the same values."""
-        if self.kernels is not None:  # its layers have no windows
-            return self.kernels(self.tokens, self.positions, self.places[None], self.starts, buffers)
+        if self.kernels is not None:
+            columns = {window: (place, self.starts[window]) for window, place in self.places.items()}
+            return self.kernels(self.tokens, self.positions, columns, buffers)
         made = decoder.step(
             self.tokens, self.positions, self.places, self.slots, buffers, cross=source.cross, source_mask=source.mask
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ def usable(device: torch.device, dtype: torch.dtype) -> bool:
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) in TRIED
+
+
+# For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
+Columns: TypeAlias = Mapping[int | None, tuple[Tensor, Tensor]]
 
 
 class NotForKernels(Exception):
@@ -83,8 +88,8 @@ class KernelStep:
         for wrong in (
             spec.norm != "rms", spec.parallel, not spec.gated, spec.experts, spec.encoder, spec.clip_qkv, spec.alibi,
             spec.relative, spec.sinks, spec.scaling_by_layer, spec.head_scale != 1.0, spec.embed_size, not spec.causal,
-            spec.qkv not in ("split", "joined"), spec.qk_norm not in ("", "head"), any(spec.windows), spec.softcap,
-            decoder.rotary is not None and decoder.rotary.fixed is None,
+            spec.qkv not in ("split", "joined"), spec.qk_norm not in ("", "head"),
+            *(rotary is not None and rotary.fixed is None for rotary in (decoder.rotary, decoder.local_rotary)),
         ):  # fmt: skip
             if wrong:
                 raise NotForKernels
@@ -118,7 +123,8 @@ class KernelStep:
         head_gains = None
         if spec.qk_norm:
             head_gains = torch.stack([_gain(w.q_norm), _gain(w.k_norm)])
-        rotary = decoder.rotary if number not in spec.no_rope_layers else None
+        rotary = decoder.rotary if spec.windows[number] is None else decoder.local_rotary
+        rotary = rotary if number not in spec.no_rope_layers else None
         assert len(after) == 2
         return _Layer(
             _product(w.qkv),
@@ -135,14 +141,10 @@ class KernelStep:
 
     @torch.no_grad()
     def __call__(
-        self, tokens: Tensor, positions: Tensor, place: Tensor, starts: Tensor, buffers: list[tuple[Tensor, Tensor]]
+        self, tokens: Tensor, positions: Tensor, columns: Columns, buffers: Sequence[tuple[Tensor, Tensor]]
     ) -> Tensor:
-        """Tokens and positions int64 [N, F] -> logits f32 [N, F, V].
-
-        Keys and values of each layer [N, K, C, D] get the columns from `place` int64 [1] on; a row sees those from its
-        `starts` int32 [N] to a token's own.
-        """
-        step = _Pass(self, tokens, positions, place, starts, buffers)
+        """Tokens and positions int64 [N, F] -> logits f32 [N, F, V]; keys and values of each layer [N, K, C, D]."""
+        step = _Pass(self, tokens, positions, columns, buffers)
         for launch in step.launches:
             launch.run()
         self.launches += len(step.launches)
@@ -158,7 +160,8 @@ class KernelStep:
         number = torch.zeros(1, 1, dtype=torch.long, device=device)
         cache = torch.zeros(1, spec.kv_heads, 64, spec.head_dim, dtype=self.decoder.dtype, device=device)
         start = torch.zeros(1, dtype=torch.int32, device=device)
-        step = _Pass(self, number, number, number[0], start, [(cache, cache)] * spec.layers)
+        columns = dict.fromkeys(spec.windows, (number[0], start))
+        step = _Pass(self, number, number, columns, [(cache, cache)] * spec.layers)
         different = {launch.variant: launch for launch in step.launches}.values()
         with ThreadPoolExecutor(len(different)) as pool:
             list(pool.map(lambda launch: launch.compile(device), different))
@@ -234,13 +237,17 @@ class _Pass:
     """The launches of one step, in order, and their buffers."""
 
     def __init__(
-        self, step: KernelStep, tokens: Tensor, positions: Tensor, place: Tensor, starts: Tensor, buffers: Any
+        self,
+        step: KernelStep,
+        tokens: Tensor,
+        positions: Tensor,
+        columns: Columns,
+        buffers: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
         self.step, self.decoder, self.spec = step, step.decoder, step.decoder.spec
-        self.positions, self.place, self.starts = positions, place, starts
+        self.positions = positions
         self.count, self.fed = tokens.numel(), tokens.shape[1]
         self.tiles = -(-self.count // TOKENS)
-        self.columns = buffers[0][0].shape[2]
         self.launches: list[_Launch] = []
         self.held: dict[tuple[Any, ...], Tensor] = {}
         sizes = [-(-product.size // 16) for product in (step.layers[0].qkv, step.layers[0].up, step.layers[0].down)]
@@ -250,7 +257,8 @@ class _Pass:
         gains = [gain for layer in step.layers for gain in layer.gains] + [step.final]
         normed = self._enter(x, gains[0])
         for number, layer in enumerate(step.layers):
-            mixed = self._attention(layer, normed, *buffers[number])
+            window = self.spec.windows[number]
+            mixed = self._attention(layer, normed, *buffers[number], *columns[window], window or 0)
             normed = self._add(layer.o, mixed, x, gains[2 * number + 1], layer.after[0])
             inner = self._gated(layer, normed)
             normed = self._add(layer.down, inner, x, gains[2 * number + 2], layer.after[1])
@@ -283,8 +291,10 @@ class _Pass:
         )  # fmt: skip
         return made
 
-    def _attention(self, layer: _Layer, normed: _Normed, keys: Tensor, values: Tensor) -> Tensor:
-        spec, product = self.spec, layer.qkv
+    def _attention(
+        self, layer: _Layer, normed: _Normed, keys: Tensor, values: Tensor, place: Tensor, starts: Tensor, window: int
+    ) -> Tensor:
+        spec, product, columns = self.spec, layer.qkv, keys.shape[2]
         heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
         q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
         # a tile has whole heads where these are normed
@@ -298,18 +308,19 @@ class _Pass:
             self.step.kernels.heads, (self.tiles, (heads + 2 * kv) * each, tile.splits), normed.x, product.weight,
             some if product.wide_bias is None else product.wide_bias, normed.sums, q, keys, values,
             some if layer.head_gains is None else layer.head_gains, some if layer.rope is None else layer.rope,
-            self.positions, self.place, part, self.counts, self.count, self.fed, product.width, tile.piece,
-            len(normed.sums), spec.eps, row_stride, self.columns, int(layer.rope is not None), layer.turn_scale,
+            self.positions, place, part, self.counts, self.count, self.fed, product.width, tile.piece,
+            len(normed.sums), spec.eps, row_stride, columns, int(layer.rope is not None), layer.turn_scale,
             HEADS=heads, KV=kv, D=size, R=2 if rope is None else rope.size, PAIRS=rope is not None and rope.interleaved,
             TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
         )  # fmt: skip
-        mixed, group, pieces = self._space("mixed", self.count, heads * size), heads // kv, -(-self.columns // PIECE)
+        mixed, group, pieces = self._space("mixed", self.count, heads * size), heads // kv, -(-columns // PIECE)
         parts = self._space("attention parts", self.count, kv, pieces, group, size, wide=True)
         most, mass = (self._space(name, self.count, kv, pieces, group, wide=True) for name in ("most", "mass"))
         self._launch(
-            self.step.kernels.attend, (pieces, kv, self.count), q, keys, values, self.starts, self.place, mixed, parts,
-            most, mass, self.counts, self.fed, row_stride, self.columns, pieces, spec.scaling,
+            self.step.kernels.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed, parts,
+            most, mass, self.counts, self.fed, row_stride, columns, pieces, spec.scaling,
             KV=kv, GROUP=group, G=max(16, _power(group)), D=size, W=max(16, _power(size)), PIECE=PIECE,
+            WINDOW=window, CAP=spec.softcap or 0.0,
             C=COLUMNS if size <= 128 else COLUMNS // 2, AT_ONCE=AT_ONCE,
         )  # fmt: skip
         return mixed

@@ -43,7 +43,8 @@ if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":  # which Trito
 
 CLOSE = {torch.float32: 1e-5, torch.float16: 1e-2}  # of the largest number; the interpreter has no bfloat16
 EACH, ONCE = 5, 2  # launches of a layer; of a step
-# one for each branch: neighbours turn together and norms behind, biases, normed heads, factors, layers that do not turn
+# one for each branch: neighbours turn together and norms behind, biases, normed heads, factors, layers that do not
+# turn, windows, soft caps, and angles that layers with a window have of their own
 NAMES = (
     "llama",
     "qwen2",
@@ -56,6 +57,9 @@ NAMES = (
     "llama, wide heads",
     "llama, biases",
     "phi3, part of a head",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
 )
 
 
@@ -152,7 +156,9 @@ def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None
         assert found.dtype == torch.float32
         close(found, wanted, dtype)
         logits = wanted[:, -1]
-    after = 2 if name == "glm4" else 0  # a norm of what a sublayer adds is a launch of its own
+    after = (
+        2 if name in ("glm4", "gemma2", "gemma3_text") else 0
+    )  # a norm of what a sublayer adds is a launch of its own
     assert fast.graphs.kernels.launches == 2 * ((EACH + after) * LAYERS + ONCE)
 
 
@@ -168,15 +174,16 @@ def stepped(
     name: str, tokens: Sequence[Sequence[int]], length: int, buffers: list[tuple[Tensor, Tensor]], pads: Sequence[int]
 ) -> Tensor:
     """Logits [N, F, V] after `length` columns; a row has `pads` of them before its text."""
-    _, kernels = decoder_of(name)
+    decoder, kernels = decoder_of(name)
     feed = torch.tensor(tokens, device=DEVICE)
     starts = torch.tensor(pads, dtype=torch.int32, device=DEVICE)
     columns = torch.arange(length, length + feed.shape[1], device=DEVICE)
     positions = columns[None] - starts[:, None]
-    return kernels(feed, positions, columns[:1].clone(), starts, buffers)
+    places = dict.fromkeys(decoder.spec.windows, (columns[:1].clone(), starts))
+    return kernels(feed, positions, places, buffers)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
 def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str) -> None:
     """17 rows are two tiles; 140 columns are two pieces of attention, which begin where a row's text does."""
     decoder, _ = decoder_of(name)
@@ -198,13 +205,14 @@ def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str
     assert torch.equal(stepped(name, [tokens[-1]], length - 9, alone, [0])[0], many[-1])
 
 
-def test_several_tokens_at_once_have_the_bits_of_one_after_another() -> None:
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_several_tokens_at_once_have_the_bits_of_one_after_another(name: str) -> None:
     """The first of them fills a piece of attention, the next one begins another."""
-    decoder, _ = decoder_of("llama")
+    decoder, _ = decoder_of(name)
     tokens, length = [[5, 6, 7], [8, 9, 10]], kernel_steps.PIECE - 1
     at_once, in_turn = random_cache(decoder, 2, 192), random_cache(decoder, 2, 192)
-    wanted = [stepped("llama", [row[at : at + 1] for row in tokens], length + at, in_turn, [0, 0]) for at in range(3)]
-    assert torch.equal(stepped("llama", tokens, length, at_once, [0, 0]), torch.cat(wanted, 1))
+    wanted = [stepped(name, [row[at : at + 1] for row in tokens], length + at, in_turn, [0, 0]) for at in range(3)]
+    assert torch.equal(stepped(name, tokens, length, at_once, [0, 0]), torch.cat(wanted, 1))
     for one, other in zip(at_once, in_turn, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
@@ -222,15 +230,16 @@ def test_a_long_text_is_read_in_pieces() -> None:
     close(stepped("llama", [[5]], length, random_cache(decoder, 1, columns), [0]), wanted, torch.float32)
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
 @pytest.mark.parametrize("strategy", [Sample(), Assisted(PromptLookup(3))], ids=["greedy", "prompt lookup"])
-def test_the_loop_writes_what_generate_writes(strategy: Any) -> None:
-    """Prompt lookup feeds several tokens: they go through the kernels too."""
-    runtime = graphed("llama")
+def test_the_loop_writes_what_generate_writes(strategy: Any, name: str) -> None:
+    """Prompt lookup feeds several tokens: they go through the kernels too. The window is shorter than the texts."""
+    runtime = graphed(name)
     lanes = [Lane(str(n), prompt, strategy, 6, eos=(EOS,)) for n, prompt in enumerate(PROMPTS[:2])]
     told = list(decode(runtime, lanes, width=2))
     assert not [event for event in told if isinstance(event, events.Failed)]
     found = {e.lane: [list(h.tokens) for h in e.hypotheses] for e in told if isinstance(e, events.Finished)}
-    assert found == {str(n): [row[:6] for row in generated("llama", prompt)] for n, prompt in enumerate(PROMPTS[:2])}
+    assert found == {str(n): [row[:6] for row in generated(name, prompt)] for n, prompt in enumerate(PROMPTS[:2])}
     assert runtime.graphs is not None
     assert runtime.graphs.kernels is not None
     assert runtime.graphs.kernels.launches == runtime.graphs.steps * (EACH * LAYERS + ONCE) > 0
@@ -267,7 +276,7 @@ def test_padding_of_an_earlier_step_is_forgotten() -> None:
     close(found[1], found[0], torch.float32)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gemma2", "olmo2", "mixtral", "llama, dynamic rope", "stablelm, parallel"])
+@pytest.mark.parametrize("name", ["gpt2", "olmo2", "mixtral", "llama, dynamic rope", "stablelm, parallel"])
 def test_other_decoders_are_left_to_torch(name: str) -> None:
     assert kernel_step(graphed(name).decoder) == (None, "")
 
@@ -337,7 +346,8 @@ for name in sys.argv[2:]:
     cache = torch.zeros(1, decoder.spec.kv_heads, 64, decoder.spec.head_dim, dtype=torch.bfloat16)
     number = torch.zeros(1, 1, dtype=torch.long)
     start = torch.zeros(1, dtype=torch.int32)
-    made = kernel_steps._Pass(step, number, number, number[0], start, [(cache, cache)] * decoder.spec.layers)
+    columns = dict.fromkeys(decoder.spec.windows, (number[0], start))
+    made = kernel_steps._Pass(step, number, number, columns, [(cache, cache)] * decoder.spec.layers)
     for launch in {launch.variant: launch for launch in made.launches}.values():
         names = launch.kernel.arg_names
         options = dict(launch.options)
@@ -357,7 +367,7 @@ for name in sys.argv[2:]:
 def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
     """A process of its own: the interpreter takes the place of the compiler where it is on."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, str(chip), "glm4", *(["qwen3"] if chip == 90 else [])]
+    command = [sys.executable, "-c", COMPILE, str(chip), "glm4", *(["qwen3", "gemma2"] if chip == 90 else [])]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {line.split()[-1] for line in ran.stdout.splitlines()} == {"enter", "heads", "attend", "product", "gated"}
