@@ -25,7 +25,7 @@ from typing import Any
 import genctl
 from genctl import children
 from genctl.decode.threads import cores
-from genctl.engines.pool.checks import is_running, nothing_there, probe, same_place, threads_for
+from genctl.engines.pool.checks import TOKEN, is_running, nothing_there, probe, sends_token, threads_for
 from genctl.errors import UsageError, count
 from genctl.kernels.variant import VARIABLE
 
@@ -37,7 +37,7 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the group of `RayGroup`
 }
-JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
+JOIN_S = 60.0  # seconds until a cluster that answers, but cannot be joined, is given up
 POLL_S = 0.02  # between two looks at whether Ray is there
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MiB
@@ -76,22 +76,16 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     try:
         if ours:
             _init(address, max(workers or 0, cores()), group)
-        elif address not in (None, "auto"):
-            _check_same_cluster(str(address), str(ray.get_runtime_context().gcs_address))
+        elif address not in (None, "auto") and address != (here := ray.get_runtime_context().gcs_address):
+            raise UsageError(
+                f"--address {address}: this process uses the Ray cluster at {here} already",
+                hint="without --address that one is used",
+            )
         return replace(_found(address, workers, gpu), ours=ours, group=group)
     except Exception:  # after a signal, which raises SystemExit, all ends with this process
         if ours:
             _end(group, keep_logs=True)
         raise
-
-
-def _check_same_cluster(address: str, here: str) -> None:
-    """Raises UsageError where this process uses another cluster."""
-    if not same_place(address, here):
-        raise UsageError(
-            f"--address {address}: this process uses the Ray cluster at {here} already",
-            hint="without --address that one is used",
-        )
 
 
 def _found(address: str | None, workers: int | None, gpu: bool) -> RayCluster:
@@ -139,7 +133,8 @@ def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
             apart(lambda: ray.init(**arguments), None if address is None else JOIN_S, group)
     except TimeoutError as error:
         assert address is not None
-        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
+        hint = f"the token may be wrong or missing: {TOKEN}" if sends_token() else ""
+        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s", hint) from error
     except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if address is None:
