@@ -75,7 +75,7 @@ class FakeRay:
         return lambda kind: factory
 
     def wait(self, refs: Sequence[FakeRef], *, num_returns: int, timeout: float) -> tuple[list[FakeRef], list[FakeRef]]:
-        ready = [self.chance.choice(refs)] if timeout else []
+        ready = [self.chance.choice(refs)]
         return ready, [ref for ref in refs if ref not in ready]
 
     def get(self, ref: FakeRef) -> Any:

@@ -41,8 +41,8 @@ def test_a_group_that_kills_its_worker_again_and_again_fails_alone(
     error = json.loads(lines.pop(2))
     assert error["id"] == "row 2"
     assert error["error"]["code"] == "worker"
-    assert error["error"]["message"].startswith("worker ")
-    assert error["error"]["message"].endswith(f"on {platform.node()} died 2 times, each time while it decoded row 3")
+    assert error["error"]["message"].startswith("workers died 4 times, worker ")
+    assert error["error"]["message"].endswith(f"on {platform.node()} last, each time while they decoded row 3")
     assert "".join(lines) == _with_other_seeds(expected.read_text(), lines)
 
 

@@ -18,14 +18,7 @@ from genctl.engines.pool import pool as pools
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import _groups
 from genctl.engines.pool.pool import WorkerPool, WorkGroup
-from genctl.engines.pool.worker import (
-    DecodeWork,
-    FinishedGroup,
-    OpenedWorker,
-    WorkerSetup,
-    WorkQueue,
-    own_genctl,
-)
+from genctl.engines.pool.worker import DecodeWork, OpenedWorker, WorkerProgress, WorkerSetup, WorkQueue, own_genctl
 from genctl.engines.protocol import About, Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -106,7 +99,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
                 return found
             if method == "open":
                 return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(True))
-            return FinishedGroup(arguments[0], number, 1) if method == "work" else (number, 0, 0)
+            progress = WorkerProgress(number, 0, 1)
+            return (arguments[0], progress) if method == "work" else progress
 
         monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
         pool = WorkerPool(start_cluster(None, 3, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
@@ -151,8 +145,8 @@ def test_only_the_row_that_kills_alone_is_lost(seed: int, started: Callable[...,
     found = decoded(started(behave, seed))
     lost = found.pop(5)
     assert found == [number for number in range(40) if number != 5]
-    assert lost in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
-    assert tries == pools.RETRIES + 2  # of which Ray repeats the last
+    assert lost in {f"workers died 6 times, worker {number} on node {number} last" for number in (1, 2, 3)}
+    assert tries == 2 * (pools.RETRIES + 1)
 
 
 def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group(gpt2: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.pool import WorkerPool, WorkGroup
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, WorkerProgress, WorkerSetup, own_genctl
 from genctl.engines.protocol import About
 from genctl.errors import ModelError
 from genctl.params import Runtime
@@ -30,7 +30,8 @@ def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
     if method == "open":
         return opened(number)
-    return FinishedGroup(f"result of {arguments[0]}", number, 1) if method == "work" else (number, 0, 0)
+    progress = WorkerProgress(number, 0, 1)
+    return (f"result of {arguments[0]}", progress) if method == "work" else progress
 
 
 @pytest.fixture
@@ -89,8 +90,8 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
     results = summary(started(behave, seed=seed).results(groups(30), lambda: False))
     lost = results.pop(5)
     assert results == [one for one in expected(30) if one[0] != 5]
-    assert lost[1] in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
-    assert (tries[5], tries[4], tries[20]) == (pools.RETRIES + 2, 2, 1)
+    assert lost[1] in {f"workers died 6 times, worker {number} on node {number} last" for number in (1, 2, 3)}
+    assert (tries[5], tries[4], tries[20]) == (2 * (pools.RETRIES + 1), 2, 1)
 
 
 @pytest.mark.parametrize("seed", range(20))
