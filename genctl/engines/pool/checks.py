@@ -7,7 +7,6 @@ safetensors files, which all processes share, if it computes in their dtype.
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import socket
 import sys
@@ -66,9 +65,8 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
     if native is not None and runtime.quantize is None and {DTYPES.get(tensor.dtype) for tensor in tensors} == {dtype}:
         return 0
     if not tensors:
-        return sum(path.stat().st_size for path in checkpoint.weights.files)
-    number = sum(math.prod(tensor.shape) for tensor in tensors)
-    return int(number * _BYTES.get(runtime.quantize or dtype, 2))
+        return checkpoint.weights.bytes
+    return int(sum(tensor.numel for tensor in tensors) * _BYTES.get(runtime.quantize or dtype, 2))
 
 
 def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None:

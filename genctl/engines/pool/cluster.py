@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -214,15 +214,17 @@ def _hushed() -> Iterator[None]:
 
 # -- what Ray starts here ----------------------------------------------------------------------------------------------
 
-# Standard input ends with the process that has its other end. The one that kills may not be in the group.
+# Standard input ends with the process that has its other end. The one that kills may not be in the group; until it is
+# done, standard output is open.
 _REAPER = """
 import os, shutil, signal, sys
-sys.stdin.buffer.read()
+keep_logs = sys.stdin.buffer.read()
 group = os.getpgrp()
 if os.fork() == 0:
     os.setsid()
     os.killpg(group, signal.SIGKILL)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not keep_logs:
+        shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 
@@ -242,7 +244,7 @@ class RayGroup:
             self._reaper = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _REAPER, self.folder],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 preexec_fn=os.setpgrp,
             )
@@ -251,10 +253,8 @@ class RayGroup:
     def end(self, *, keep_logs: bool) -> None:
         """End all that is left, and remove the folder. Ray is not used any more."""
         if self.number:
-            with suppress(ProcessLookupError):
-                os.killpg(self.number, signal.SIGKILL)
-            self._reaper.communicate()
-        if not keep_logs:
+            self._reaper.communicate(b"yes" if keep_logs else b"")
+        elif not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

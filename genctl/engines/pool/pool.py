@@ -337,7 +337,7 @@ class _Died(ModelError):
 
 def _check_genctl(worker: WorkerHandle, opened: OpenedWorker) -> None:
     """Raises ModelError for a worker with another genctl than this one, since it could compute other results."""
-    theirs = getattr(opened, "genctl", "") or "another one"
+    theirs = opened.genctl or "another one"
     if theirs == own_genctl("products: " in theirs):
         return
     raise ModelError(

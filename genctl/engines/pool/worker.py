@@ -52,7 +52,6 @@ class OpenedWorker:
     """A worker that has loaded the checkpoint."""
 
     node: str
-    process: int
     identity: dict[str, Any]  # what must be equal for all workers
     about: About
     genctl: str = ""  # what must be that of the driver
@@ -269,8 +268,7 @@ class Worker:
         if setup.layers:
             session.plan(session.resolve(setup.layers))
         computes = session.forward.device.type == "cpu"
-        place = platform.node(), os.getpid()
-        return session, OpenedWorker(*place, identity_of(session), session.about, own_genctl(computes))
+        return session, OpenedWorker(platform.node(), identity_of(session), session.about, own_genctl(computes))
 
     @contextmanager
     def _placed(self) -> Iterator[None]:

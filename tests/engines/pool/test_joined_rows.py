@@ -98,7 +98,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
             if found is not None:
                 return found
             if method == "open":
-                return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(True))
+                return OpenedWorker(f"node {number}", {}, About(""), own_genctl(True))
             progress = WorkerProgress(number, 0, 1)
             return (arguments[0], progress) if method == "work" else progress
 

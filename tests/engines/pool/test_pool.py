@@ -23,7 +23,7 @@ Behave = Callable[[int, str, tuple[Any, ...]], Any]
 
 
 def opened(number: int, **identity: Any) -> OpenedWorker:
-    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity}, About(""), own_genctl(True))
+    return OpenedWorker(f"node {number}", {"torch": "1", **identity}, About(""), own_genctl(True))
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -174,7 +174,7 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open" and (alone or number == 2):
-            return OpenedWorker(f"node {number}", number, {"torch": "1"}, About(""), theirs)
+            return OpenedWorker(f"node {number}", {"torch": "1"}, About(""), theirs)
         return well(number, method, arguments)
 
     with pytest.raises(ModelError) as caught:
@@ -186,7 +186,7 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
 
 def test_a_worker_that_does_not_tell_its_genctl_is_another_one(started: Callable[..., WorkerPool]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return OpenedWorker("node", number, {}, About("")) if method == "open" else None
+        return OpenedWorker("node", {}, About("")) if method == "open" else None
 
     with pytest.raises(ModelError, match=r"worker . on node has genctl another one, and this is genctl"):
         started(behave)
@@ -195,7 +195,7 @@ def test_a_worker_that_does_not_tell_its_genctl_is_another_one(started: Callable
 def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open":
-            return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(False))
+            return OpenedWorker(f"node {number}", {}, About(""), own_genctl(False))
         return well(number, method, arguments)
 
     assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
