@@ -19,6 +19,7 @@ from genctl.errors import ModelError
 from genctl.params import Runtime
 from tests.engines.pool.fake_ray import Died, FakeRay
 
+LOADS = pytest.mark.parametrize("load", [{}, {"at_once": 6, "held": 20}], ids=["groups", "rows that join"])
 Behave = Callable[[int, str, tuple[Any, ...]], Any]
 
 
@@ -74,8 +75,11 @@ def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, starte
     assert sorted(unordered) == expected(60)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
+@LOADS
+@pytest.mark.parametrize("seed", range(10))
+def test_only_the_group_that_kills_alone_is_lost(
+    seed: int, load: dict[str, int], started: Callable[..., WorkerPool]
+) -> None:
     tries = Counter[int]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -87,15 +91,33 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
                 raise Died
         return well(number, method, arguments)
 
-    results = summary(started(behave, seed=seed).results(groups(30), lambda: False))
+    results = summary(started(behave, seed=seed).results(groups(30), lambda: False, **load))
     lost = results.pop(5)
     assert results == [one for one in expected(30) if one[0] != 5]
     assert lost[1] in {f"workers died 6 times, worker {number} on node {number} last" for number in (1, 2, 3)}
     assert (tries[5], tries[4], tries[20]) == (2 * (pools.RETRIES + 1), 2, 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_groups_of_a_worker_that_is_gone_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+    by: dict[str, set[int]] = {}
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "work":
+            by.setdefault(arguments[0], set()).add(number)
+            if number == 2:
+                raise Died
+        return well(number, method, arguments)
+
+    assert summary(started(behave, seed=seed).results(groups(60), lambda: False, at_once=6, held=20)) == expected(60)
+    assert any(2 in workers and len(workers) > 1 for workers in by.values())
+
+
+@LOADS
+@pytest.mark.parametrize("seed", range(10))
+def test_groups_of_a_worker_that_is_gone_go_to_the_others(
+    seed: int, load: dict[str, int], started: Callable[..., WorkerPool]
+) -> None:
     calls = Counter[str]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -105,7 +127,7 @@ def test_groups_of_a_worker_that_is_gone_go_to_the_others(seed: int, started: Ca
         return well(number, method, arguments)
 
     pool = started(behave, seed=seed)
-    assert summary(pool.results(groups(60), lambda: False)) == expected(60)
+    assert summary(pool.results(groups(60), lambda: False, **load)) == expected(60)
     assert [worker.gone for worker in pool.workers] == [False, True, False]
 
 
