@@ -131,15 +131,13 @@ def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
     try:
         with _hushed(), worker_env(here=address is None) as arguments["runtime_env"]:
             apart(lambda: ray.init(**arguments), None if address is None else JOIN_S, group)
-    except TimeoutError as error:
-        assert address is not None
-        hint = f"the token may be wrong or missing: {TOKEN}" if sends_token() else ""
-        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s", hint) from error
     except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if address is None:
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
+        if sends_token() and not hint:
+            hint = f"the token may be wrong or missing: {TOKEN}"
         raise nothing_there(address, reason, hint) from error
 
 
@@ -171,7 +169,7 @@ def apart(call: Callable[[], Any], limit_s: float | None = None, group: RayGroup
         with _own_signals():
             wait([outcome], POLL_S)
         if until is not None and time.monotonic() > until:
-            raise TimeoutError
+            raise TimeoutError(f"it cannot be joined within {limit_s:.0f} s")
     return outcome.result()
 
 
