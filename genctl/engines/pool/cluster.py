@@ -41,7 +41,7 @@ JOIN_S = 60.0  # seconds until a cluster that answers, but cannot be joined, is 
 POLL_S = 0.02  # between two looks at whether Ray is there
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MiB
-LONGEST = 24  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
+LONGEST = 22  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
         if group is not None and not os.environ.get("RAY_TMPDIR"):
-            arguments["_temp_dir"] = group.folder
+            arguments["_temp_dir"] = f"{group.folder}/r"  # Ray lets everybody write to this one
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
