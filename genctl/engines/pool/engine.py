@@ -27,7 +27,6 @@ from genctl.engines.protocol import (
     Request,
     Rows,
     Skipped,
-    StreamProgress,
     WorkDone,
     never,
 )
@@ -124,7 +123,7 @@ class PoolEngine:
     ) -> Generator[events.Event, None, None]:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self._workers, flow.width
-        pool.on_progress = lambda: flow.on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
+        pool.on_progress = lambda: flow.on_progress(pool.progress())
         self._in_groups = not flow.continuous
 
         def work(rows: tuple[Request, ...]) -> DecodeWork:

@@ -19,7 +19,7 @@ from typing import Any
 
 from genctl.engines.pool.cluster import RayCluster
 from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerProgress, WorkerSetup, own_genctl
-from genctl.engines.protocol import About
+from genctl.engines.protocol import About, StreamProgress
 from genctl.errors import ModelError
 
 IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
@@ -302,21 +302,12 @@ class WorkerPool:
             # rows of a group that was done meanwhile are no longer ahead
             worker.count(progress if worker.done == done else progress._replace(rows=worker.ahead))
 
-    @property
-    def rows_ahead(self) -> int:
-        """Rows that are finished and were not given out."""
+    def progress(self) -> StreamProgress:
+        """What the workers have done so far; of rows, those whose results were not given out."""
         ahead = sum(worker.ahead for worker in self.workers if worker.groups)
-        return ahead + sum(group.rows for group in self._finished.values())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens written by all workers."""
-        return sum(worker.tokens for worker in self.workers)
-
-    def speeds(self) -> list[float]:
-        """Tokens a second of each worker since the work began."""
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        return [worker.tokens / seconds for worker in self.workers]
+        rows = ahead + sum(group.rows for group in self._finished.values())
+        tokens, seconds = [worker.tokens for worker in self.workers], max(time.monotonic() - self.began, 1e-9)
+        return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 

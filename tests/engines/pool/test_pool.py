@@ -232,3 +232,12 @@ def test_a_machine_without_genctl_is_named_as_one(started: Callable[..., WorkerP
 
     with pytest.raises(ModelError, match=r"worker . cannot import genctl, and this is genctl .*sources "):
         started(behave)
+
+
+def test_a_report_that_comes_after_a_result_does_not_count_its_rows_again(started: Callable[..., WorkerPool]) -> None:
+    pool = started(lambda *call: WorkerProgress(call[0], 2, 5) if call[1] == "report" else well(*call))
+    worker, report = pool.workers[0], pool.workers[0].actor.report.remote()
+    pool._take_report(worker, worker.done - 1, report)
+    assert (worker.ahead, pool.progress().tokens) == (0, 5)
+    pool._take_report(worker, worker.done, report)
+    assert (worker.ahead, pool.progress().tokens) == (2, 5)
