@@ -131,10 +131,9 @@ def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     found: dict[str, str] = {}
     then, now = golden.fingerprint, side.session.loaded.fingerprint()
     if then != now:
-        made = {"before": golden.reference, "what": "the recording"}
-        found["checkpoint"] = checkpoint_change(side.name, then, now, **made)
-    knobs = {"dtype": golden.dtype, **golden.knobs}, {"dtype": _dtype(side), **_knobs(side)}
-    for name, old, new in changed(*knobs):
+        found["checkpoint"] = checkpoint_change(side.name, then, now, before=golden.reference, what="the recording")
+    recorded, own = {**golden.knobs, "dtype": golden.dtype}, {**_knobs(side), "dtype": _dtype(side)}
+    for name, old, new in changed(recorded, own):
         if name != "runtime" or None not in (old, new):
             found[name] = change(name, old, new)
     return found
