@@ -23,7 +23,7 @@ from genctl.decode.types import Prefix, Source
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, ModelError, reason_of
-from genctl.identity import is_outdated
+from genctl.identity import change, checkpoint_change
 
 if TYPE_CHECKING:
     from genctl.decode.runtime import ModelRuntime
@@ -139,15 +139,12 @@ def _length_axis(name: str) -> tuple[str, int | None]:
 def _compare(path: Path, metadata: dict[str, Any], identity: PromptIdentity) -> None:
     expected = asdict(identity)
     differ = []
-    if metadata.get("checkpoint") != expected["checkpoint"] and is_outdated(metadata.get("checkpoint")):
-        differ.append("it was written by a version of genctl that did not look at all bytes of a checkpoint")
-    elif metadata.get("checkpoint") != expected["checkpoint"]:
-        name = str(metadata.get("model"))
-        named = f" ({name:.60})" if name != expected["model"] else ", whose files have changed since"
-        differ.append(f"it was made with another checkpoint{named}")
+    if (made := metadata.get("checkpoint")) != identity.checkpoint:
+        before = str(metadata.get("model"))
+        differ.append(checkpoint_change(identity.model, made, identity.checkpoint, before=before))
     for key in ("dtype", "transformers"):
         if metadata.get(key) != expected[key]:
-            differ.append(f"its {key} is {metadata.get(key)!s:.40}, here it is {expected[key]}")
+            differ.append(change(key, metadata.get(key), expected[key]))
     if metadata.get("layout", "") != identity.layout:
         differ.append("the runtime that made it keeps keys and values in another way (--runtime native, transformers)")
     if differ:

@@ -20,7 +20,7 @@ from genctl.config.found_files import objection
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
 from genctl.errors import GenctlError, UsageError
-from genctl.identity import brief, versions
+from genctl.identity import change, changed, checkpoint_change, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.partial import known_top, position, rows_of, shift_of
@@ -129,16 +129,13 @@ def compare(
 def differences(golden: Golden, side: LocalSide) -> dict[str, str]:
     """The knobs in which a side differs from the recorded one, with sentences; "checkpoint" is one of them."""
     found: dict[str, str] = {}
-    if side.session.loaded.fingerprint() != golden.fingerprint:
-        own, recorded = brief(side.session.loaded.fingerprint()), brief(golden.fingerprint)
-        found["checkpoint"] = f"the checkpoint is not the recorded one: fingerprint {own}, in the recording {recorded}"
-    if (dtype := _dtype(side)) != golden.dtype:
-        found["dtype"] = f"the side computes in {dtype}, the recorded one in {golden.dtype}"
-    knobs = _knobs(side)
-    for name in sorted(knobs.keys() | golden.knobs.keys()):
-        now, then = knobs.get(name), golden.knobs.get(name)
-        if now != then and not (name == "runtime" and None in (now, then)):
-            found[name] = f"{name} is {now or 'not set'}, in the recording {then or 'not set'}"
+    then, now = golden.fingerprint, side.session.loaded.fingerprint()
+    if then != now:
+        found["checkpoint"] = checkpoint_change(side.name, then, now, before=golden.reference, what="the recording")
+    recorded, own = {**golden.knobs, "dtype": golden.dtype}, {**_knobs(side), "dtype": _dtype(side)}
+    for name, old, new in changed(recorded, own):
+        if name != "runtime" or None not in (old, new):
+            found[name] = change(name, old, new)
     return found
 
 

@@ -18,7 +18,7 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import Report, Request
 from genctl.errors import InputError, ModelError
 from genctl.events import Token
-from genctl.identity import brief
+from genctl.identity import checkpoint_change
 from genctl.io.rows import row_seed
 from genctl.params import GRAMMARS, Generation, knobs
 from genctl.tree.branches import Branches
@@ -79,14 +79,14 @@ class Workspace:
     ) -> None:
         """`file`: which settings of the tree's file hold, where one was opened."""
         opened = tree.opened
-        if opened.checkpoint != session.loaded.fingerprint():
-            name = "the tree" if journal is None else str(journal.path)
+        name, here = "the tree" if journal is None else str(journal.path), session.loaded.fingerprint()
+        if opened.checkpoint != here:
+            differs = checkpoint_change(session.about.name, opened.checkpoint, here, before=opened.model)
             raise InputError(
-                f"{name} was made with {opened.model} ({brief(opened.checkpoint)}), and {session.about.name} is "
-                f"another checkpoint ({brief(session.loaded.fingerprint())})",
+                f"{name} cannot be continued: {differs}",
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
-        check_ids(tree, session.forward.vocab_size, "the tree" if journal is None else str(journal.path))
+        check_ids(tree, session.forward.vocab_size, name)
         self.session, self.tree, self.journal = session, tree, journal
         self.branches = Branches(session, tree, memory)
         self.lock = threading.RLock()  # held while the tree changes

@@ -295,7 +295,7 @@ def test_a_journal_whose_checkpoint_was_only_sampled_is_refused(gpt2: Path, give
     beside(out).write_bytes(json.dumps(told).encode() + b"\n" + b"".join(marks))
     done = run(gpt2, given, out, "--resume")
     assert done.status == 2
-    assert "begun with a version of genctl that did not look at all bytes of a checkpoint" in done.err
+    assert "made by a version of genctl that did not look at all bytes of a checkpoint" in done.err
 
 
 def test_another_version_is_told(gpt2: Path, given: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

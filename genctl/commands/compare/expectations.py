@@ -10,7 +10,6 @@ from typing import Annotated, Any, TypeAlias, TypedDict
 
 from annotated_types import Ge, Le
 
-from genctl.config.check import shown
 from genctl.config.dry import settings_of
 from genctl.config.layers import Resolved
 from genctl.documents import reader
@@ -18,7 +17,7 @@ from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, Known, Natural, value_of
 from genctl.errors import InputError, count, percent, printable
 from genctl.events import LARGEST, Id, Seed
-from genctl.identity import brief, is_outdated
+from genctl.identity import change, changed, checkpoint_change
 from genctl.io import jsonl
 from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.writers import to_json
@@ -374,14 +373,10 @@ def notes(before: Recording, checkpoints: Mapping[str, str], versions: Mapping[s
         if known is None:
             names = ", ".join(before.checkpoints) or "nothing"
             lines.append(f"checkpoint {name} is not in the recording, which was made with {names}")
-        elif known != now and is_outdated(known):
-            lines.append(f"checkpoint {name}: the recording, of an older genctl, does not tell whether it has changed")
         elif known != now:
-            lines.append(f"checkpoint {name} has changed: {brief(known)} before, {brief(now)} now")
-    for name, version in versions.items():
-        if name in before.versions and before.versions[name] != version:
-            lines.append(f"{name} {before.versions[name]} before, {version} now")
-    return lines
+            lines.append(checkpoint_change(name, known, now, what="the recording"))
+    known_packages = before.versions.keys() & versions.keys()
+    return lines + [change(*one) for one in changed(before.versions, versions) if one[0] in known_packages]
 
 
 def changed_settings(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -396,13 +391,9 @@ def changed_settings(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[
         then = recorded.get(run["name"])
         if not isinstance(then, Mapping):
             continue
-        held = json.loads(to_json(run["resolved"]))
-        for key in dict.fromkeys([*held, *then]):
-            old, new = then.get(key), held.get(key)
-            unknown = key not in then and new == defaults.get(key)
-            if key != "seed" and old != new and not unknown:
-                sides = ("not set" if value is None else shown(value) for value in (old, new))
-                changes.setdefault("{} = {} before, {} now".format(key, *sides), []).append(run["name"])
+        for key, old, new in changed(then, json.loads(to_json(run["resolved"]))):
+            if key != "seed" and (key in then or new != defaults.get(key)):
+                changes.setdefault(change(key, old, new), []).append(run["name"])
     return [
         change if len(runs) == len(now) else f"run {' and '.join(runs)}: {change}" for change, runs in changes.items()
     ]

@@ -7,16 +7,11 @@ safetensors files, which all processes share, if it computes in their dtype.
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import socket
 import sys
-from pathlib import Path
-from typing import Any
 
 from genctl.decode.threads import cores, from_environment
-from genctl.documents import reader
-from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, UsageError, count, extra, size
 from genctl.params import Runtime
 
@@ -70,9 +65,8 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
     if native is not None and runtime.quantize is None and {DTYPES.get(tensor.dtype) for tensor in tensors} == {dtype}:
         return 0
     if not tensors:
-        return sum(path.stat().st_size for path in checkpoint.weights.files)
-    number = sum(math.prod(tensor.shape) for tensor in tensors)
-    return int(number * _BYTES.get(runtime.quantize or dtype, 2))
+        return checkpoint.weights.bytes
+    return int(sum(tensor.numel for tensor in tensors) * _BYTES.get(runtime.quantize or dtype, 2))
 
 
 def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None:
@@ -92,22 +86,22 @@ def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None
 
 
 # -- whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and say little -------
-# Ray's head (`HOST:PORT`) and its client server (`ray://HOST:PORT`) speak gRPC. Each has a call that only asks whether
-# it is there; one such call, with a deadline, tells a cluster from a port that says nothing or speaks something else,
-# and a token that is missing from one that is wrong.
 
-
-ANSWER_S = 30.0  # until an address that accepts connections and does not answer is given up
+ANSWER_S = 15.0  # until an address that accepts connections and does not answer is given up
 CONNECT_S = 10.0  # until one that does not accept is
-LONGEST_TOKEN = 1 << 16  # bytes
 CLIENT = "ray://"
-# The calls, and what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
+TOKEN = "Ray reads it from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
+# Ray's head (`HOST:PORT`) and its client server (`ray://HOST:PORT`) speak gRPC. Each has a call that only asks whether
+# it is there, with what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
 _HEAD = ("/ray.rpc.NodeInfoGcsService/CheckAlive", b"")
 _CLIENT_SERVER = ("/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x04")
 
 
 def probe(address: str) -> None:
-    """Raises UsageError where no Ray cluster answers at HOST:PORT, within `ANSWER_S`. `auto` is not looked at."""
+    """Raises UsageError where no Ray cluster answers at HOST:PORT, or where it asks for a token and Ray sends none.
+
+    `auto` is not looked at.
+    """
     host, colon, port = address.removeprefix(CLIENT).rpartition(":")
     if not (colon and port.isdecimal()):
         return
@@ -122,66 +116,28 @@ def probe(address: str) -> None:
     except ImportError:  # Ray without its client
         return
     method, request = _CLIENT_SERVER if address.startswith(CLIENT) else _HEAD
+    reasons = {
+        grpc.StatusCode.UNIMPLEMENTED: "what listens there speaks gRPC, but is not Ray's",
+        grpc.StatusCode.DEADLINE_EXCEEDED: f"what listens there does not answer within {ANSWER_S:.0f} s",
+        grpc.StatusCode.UNAVAILABLE: "what listens there does not speak Ray's protocol",
+    }
     with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
-            channel.unary_unary(method)(request, timeout=ANSWER_S, metadata=_token())
+            channel.unary_unary(method)(request, timeout=ANSWER_S)
         except grpc.RpcError as error:
-            _judge(address, error, grpc.StatusCode)
+            code = error.code()
+            if code in reasons:
+                raise nothing_there(address, reasons[code]) from error
+            if code == grpc.StatusCode.UNAUTHENTICATED and not sends_token():
+                message = f"--address {address}: the cluster asks for a token, and none is sent"
+                raise UsageError(message, hint=f"RAY_AUTH_MODE=token sends it; {TOKEN}") from error
 
 
-def same_place(one: str, other: str) -> bool:
-    """Whether two addresses HOST:PORT name the same place."""
-    (host, _, port), (there, _, its) = one.rpartition(":"), other.rpartition(":")
-    if port != its:
-        return False
-    try:
-        found = [{entry[4][0] for entry in socket.getaddrinfo(name.strip("[]"), None)} for name in (host, there)]
-    except (OSError, UnicodeError):
-        return host == there
-    return bool(found[0] & found[1])
+def sends_token() -> bool:
+    """Whether Ray sends a token. It says nothing of one that is not there or not right."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
 
 
 def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
     """The error of an address at which there is no cluster to join."""
     return UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint)
-
-
-def _judge(address: str, error: Any, codes: Any) -> None:
-    """Raises UsageError for an answer that no cluster gives, or that asks for a token."""
-    code, details = error.code(), str(error.details())
-    if code == codes.UNAUTHENTICATED:
-        if _token():
-            raise UsageError(f"--address {address}: the cluster does not accept this token", hint=_WHERE)
-        raise UsageError(
-            f"--address {address}: the cluster asks for a token, and none is {'found' if _sends() else 'sent'}",
-            hint=_WHERE if _sends() else f"RAY_AUTH_MODE=token sends it; {_WHERE}",
-        )
-    if code == codes.UNIMPLEMENTED:
-        raise nothing_there(address, "what listens there speaks gRPC, but is not Ray's")
-    if code == codes.DEADLINE_EXCEEDED or (code == codes.UNAVAILABLE and "timed out" in details):
-        raise nothing_there(address, f"what listens there does not answer within {ANSWER_S:.0f} s")
-    if code == codes.UNAVAILABLE:
-        http = "HTTP/2" in details or "http1" in details
-        raise nothing_there(address, "what listens there does not speak Ray's protocol" if http else "no answer")
-
-
-_WHERE = "it is read from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
-
-
-def _sends() -> bool:
-    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
-
-
-def _token() -> tuple[tuple[str, str], ...]:
-    """The header with the token that Ray sends, as Ray finds it; none unless RAY_AUTH_MODE is `token`."""
-    environment = os.environ
-    if not _sends():
-        return ()
-    token = environment.get("RAY_AUTH_TOKEN", "")
-    if not token:
-        path = Path(environment.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token")
-        try:
-            token = reader.text(path.expanduser(), LONGEST_TOKEN, regular=True)
-        except (Unreadable, RuntimeError):
-            return ()
-    return (("authorization", f"Bearer {token.strip()}"),)

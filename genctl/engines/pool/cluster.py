@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import genctl
 from genctl import children
 from genctl.decode.threads import cores
-from genctl.engines.pool.checks import is_running, nothing_there, probe, same_place, threads_for
+from genctl.engines.pool.checks import TOKEN, is_running, nothing_there, probe, sends_token, threads_for
 from genctl.errors import UsageError, count
 from genctl.kernels.variant import VARIABLE
 
@@ -37,11 +37,11 @@ QUIET = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # below `uv run` workers would import a copy of the working directory
     "RAY_process_group_cleanup_enabled": "0",  # workers stay in the group of `RayGroup`
 }
-JOIN_S = 120.0  # seconds until a cluster that answers, but cannot be joined, is given up
+JOIN_S = 60.0  # seconds until a cluster that answers, but cannot be joined, is given up
 POLL_S = 0.02  # between two looks at whether Ray is there
 ENDING = {getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)}
 STORE = 256 << 20  # bytes for results on their way: a group's are a few MiB
-LONGEST = 24  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
+LONGEST = 22  # characters of a folder for temporary files: the names of Ray's sockets in it have 107 at most
 
 
 @dataclass(frozen=True)
@@ -76,22 +76,16 @@ def start_cluster(address: str | None, workers: int | None, *, gpu: bool) -> Ray
     try:
         if ours:
             _init(address, max(workers or 0, cores()), group)
-        elif address not in (None, "auto"):
-            _check_same_cluster(str(address), str(ray.get_runtime_context().gcs_address))
+        elif address not in (None, "auto") and address != (here := ray.get_runtime_context().gcs_address):
+            raise UsageError(
+                f"--address {address}: this process uses the Ray cluster at {here} already",
+                hint="without --address that one is used",
+            )
         return replace(_found(address, workers, gpu), ours=ours, group=group)
     except Exception:  # after a signal, which raises SystemExit, all ends with this process
         if ours:
             _end(group, keep_logs=True)
         raise
-
-
-def _check_same_cluster(address: str, here: str) -> None:
-    """Raises UsageError where this process uses another cluster."""
-    if not same_place(address, here):
-        raise UsageError(
-            f"--address {address}: this process uses the Ray cluster at {here} already",
-            hint="without --address that one is used",
-        )
 
 
 def _found(address: str | None, workers: int | None, gpu: bool) -> RayCluster:
@@ -131,20 +125,19 @@ def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
     if address is None:
         arguments |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": STORE}
         if group is not None and not os.environ.get("RAY_TMPDIR"):
-            arguments["_temp_dir"] = group.folder
+            arguments["_temp_dir"] = f"{group.folder}/r"  # Ray lets everybody write to this one
     if address is None or "://" not in address:
         arguments |= {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     try:
         with _hushed(), worker_env(here=address is None) as arguments["runtime_env"]:
             apart(lambda: ray.init(**arguments), None if address is None else JOIN_S, group)
-    except TimeoutError as error:
-        assert address is not None
-        raise nothing_there(address, f"it cannot be joined within {JOIN_S:.0f} s") from error
     except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if address is None:
             raise UsageError(f"Ray does not start: {reason}") from error
         hint = "ray start --head starts a cluster on this machine" if address == "auto" else ""
+        if sends_token() and not hint:
+            hint = f"the token may be wrong or missing: {TOKEN}"
         raise nothing_there(address, reason, hint) from error
 
 
@@ -176,7 +169,7 @@ def apart(call: Callable[[], Any], limit_s: float | None = None, group: RayGroup
         with _own_signals():
             wait([outcome], POLL_S)
         if until is not None and time.monotonic() > until:
-            raise TimeoutError
+            raise TimeoutError(f"it cannot be joined within {limit_s:.0f} s")
     return outcome.result()
 
 
@@ -219,15 +212,17 @@ def _hushed() -> Iterator[None]:
 
 # -- what Ray starts here ----------------------------------------------------------------------------------------------
 
-# Standard input ends with the process that has its other end. The one that kills may not be in the group.
+# Standard input ends with the process that has its other end. The one that kills may not be in the group; until it is
+# done, standard output is open.
 _REAPER = """
 import os, shutil, signal, sys
-sys.stdin.buffer.read()
+keep_logs = sys.stdin.buffer.read()
 group = os.getpgrp()
 if os.fork() == 0:
     os.setsid()
     os.killpg(group, signal.SIGKILL)
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
+    if not keep_logs:
+        shutil.rmtree(sys.argv[1], ignore_errors=True)
 """
 
 
@@ -247,7 +242,7 @@ class RayGroup:
             self._reaper = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _REAPER, self.folder],
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 preexec_fn=os.setpgrp,
             )
@@ -256,10 +251,8 @@ class RayGroup:
     def end(self, *, keep_logs: bool) -> None:
         """End all that is left, and remove the folder. Ray is not used any more."""
         if self.number:
-            with suppress(ProcessLookupError):
-                os.killpg(self.number, signal.SIGKILL)
-            self._reaper.communicate()
-        if not keep_logs:
+            self._reaper.communicate(b"yes" if keep_logs else b"")
+        elif not keep_logs:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -27,7 +27,6 @@ from genctl.engines.protocol import (
     Request,
     Rows,
     Skipped,
-    StreamProgress,
     WorkDone,
     never,
 )
@@ -73,9 +72,7 @@ class PoolEngine:
             setup.layers,
             runtime.threads or cluster.threads,
             str(Path.cwd()),
-            setup.need_tokenizer,
-            **setup.trust,
-            allow_plugins=setup.allow_plugins,
+            {"need_tokenizer": setup.need_tokenizer, "allow_plugins": setup.allow_plugins, **setup.trust},
             exact=runtime.threads is not None or from_environment() is not None,
             local=str(folder.resolve()) if folder.is_dir() else "",
             alone=cluster.alone,
@@ -126,7 +123,7 @@ class PoolEngine:
     ) -> Generator[events.Event, None, None]:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
         pool, width = self._workers, flow.width
-        pool.on_progress = lambda: flow.on_progress(StreamProgress(pool.rows_ahead, pool.tokens, tuple(pool.speeds())))
+        pool.on_progress = lambda: flow.on_progress(pool.progress())
         self._in_groups = not flow.continuous
 
         def work(rows: tuple[Request, ...]) -> DecodeWork:
@@ -160,7 +157,7 @@ class PoolEngine:
         for request in group.work.requests:
             prompt = request.prompt or ""
             yield events.Began(request.id, prompt, "", self.about.name, request.seed, {}, request.place)
-            yield events.Failed(request.id, "worker", f"{group.lost}, each time while it decoded {rows}")
+            yield events.Failed(request.id, "worker", f"{group.lost}, each time while they decoded {rows}")
 
     def score(
         self,
@@ -188,7 +185,7 @@ class PoolEngine:
 
         for group in self._workers.results(groups(), interrupted):
             scored: ScoredGroup | None = group.value
-            lost = ModelError(f"{group.lost}, each time while it scored this text or others of its group")
+            lost = ModelError(f"{group.lost}, each time while they scored this text or others of its group")
             lost.code = "worker"
             outcomes: Sequence[Outcome] = [lost] * group.rows if scored is None else scored.outcomes
             self._findings = list(dict.fromkeys([*self._findings, *(() if scored is None else scored.findings)]))

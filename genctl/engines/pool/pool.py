@@ -3,9 +3,9 @@
 A worker has several groups at once, so that it never waits for the driver. Either it works on one after another, or
 their rows join the batch that it decodes: such groups are a few rows, and many are there at once.
 
-Ray starts a worker that died again; its groups go to any worker. A group cannot be blamed for a death while others are
-there too: a group with which workers died again and again is tried alone. If the worker dies then, too, and can be
-started again, the group is lost, and the others go on.
+Ray starts a worker that died again; its groups go to any worker that has loaded the checkpoint. A group cannot be
+blamed for a death while others are there too: a group with which workers died again and again is tried alone. If they
+die with it then, too, the group is lost, and the others go on.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from genctl.engines.pool.cluster import RayCluster
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, Worker, WorkerSetup, own_genctl
-from genctl.engines.protocol import About
+from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerProgress, WorkerSetup, own_genctl
+from genctl.engines.protocol import About, StreamProgress
 from genctl.errors import ModelError
 
 IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join one batch
 HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
-RETRIES = 2  # of a group whose worker dies: beside others, and then, by Ray, alone
+RETRIES = 2  # of a load, by Ray; and of a group whose workers die: first beside others, and then alone
 POLL_S = 0.1  # between two looks at signals
 REPORT_S = 0.5  # between two reports of a worker's progress
 SLOW_S = 60.0  # without all workers, until somebody is told
@@ -58,9 +59,7 @@ class WorkerHandle:
     node: str = ""
     ready: bool = False  # it has loaded the checkpoint, and did not die since
     gone: bool = False  # it died and cannot be started again
-    groups: dict[Any, WorkGroup] = field(default_factory=dict)  # that it has, by the reference of their result
-    suspect: WorkGroup | None = None  # it died with that alone
-    why: str = ""  # it died, if that is known
+    groups: list[WorkGroup] = field(default_factory=list)  # that it has
     done: int = 0  # groups
     rows: int = 0
     written: dict[int, int] = field(default_factory=dict)  # tokens of each of its processes
@@ -68,9 +67,10 @@ class WorkerHandle:
     deaths: int = 0  # with groups that were then tried alone
     report_due: float = 0.0
 
-    def count(self, process: int, tokens: int) -> None:
-        """Take in the tokens of a process since it began. Older numbers may come late."""
-        self.written[process] = max(tokens, self.written.get(process, 0))
+    def count(self, progress: WorkerProgress) -> None:
+        """Take in what a process has done. Older numbers of tokens may come late."""
+        self.written[progress.process] = max(progress.tokens, self.written.get(progress.process, 0))
+        self.ahead = progress.rows
 
     @property
     def tokens(self) -> int:
@@ -103,14 +103,14 @@ class WorkerPool:
             WorkerHandle(number, actor(Worker).options(**spread).remote(setup))
             for number in range(1, cluster.workers + 1)
         ]
-        self._opening = {worker.actor.open.remote(): worker for worker in self.workers}
+        self._calls: dict[Any, Callable[[Any], None]] = {}  # by the reference of its result, what takes each in
+        for worker in self.workers:
+            self._open(worker)
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
-        self._reports: dict[Any, WorkerHandle] = {}
         self._finished: dict[int, WorkGroup] = {}
         self._returned: list[WorkGroup] = []  # their workers died; any may have them
-        self._at_once, self._held = IN_FLIGHT, HELD
         self._next = 0  # the first group whose result was not given out
-        self._given = 0  # groups that were taken
+        self._taken = 0  # groups that were taken
         self.on_progress: Callable[[], object] | None = None
         self.began = time.monotonic()
 
@@ -146,42 +146,34 @@ class WorkerPool:
         except self._ray.exceptions.RayError as error:
             raise _Died("") from error
 
-    def _take_opened(self, ref: Any, worker: WorkerHandle) -> None:
+    def _open(self, worker: WorkerHandle) -> None:
+        self._calls[worker.actor.open.remote()] = partial(self._take_opened, worker)
+
+    def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
+        """Take a worker in, or do without it if it cannot be started again. Raises ModelError for the last one."""
+        died = f"died {RETRIES + 1} times while it loaded the checkpoint"
+        few = "the usual reason is memory: fewer --workers need less"
         try:
             opened: OpenedWorker = self._get(ref)
-        except _Died as died:
-            if worker.node:
-                self._give_up(worker, died.why)
-                return
-            if _LACKING in str(died.__cause__):
+        except _Died as death:
+            if _LACKING in str(death.__cause__):
                 raise ModelError(
                     f"{worker.name} cannot import genctl, and this is genctl {own_genctl(True)}",
                     hint="genctl has to be installed for the Python of each machine's Ray",
-                ) from died
-            raise ModelError(
-                f"{worker.name} died {RETRIES + 1} times while it loaded the checkpoint{died.why}",
-                hint="the usual reason is memory: fewer --workers need less",
-            ) from died
+                ) from death
+            if not worker.node:
+                raise ModelError(f"{worker.name} {died}{death.why}", hint=few) from death
+            worker.gone = True
+            if all(other.gone for other in self.workers):
+                raise ModelError(
+                    f"all workers are gone: each {died} again{death.why}",
+                    hint=f"{few}, and --resume goes on with what is written",
+                ) from death
+            return
         _check_genctl(worker, opened)
         self._first = self._first or (worker, opened)
         _check_same(self._first[1], opened)
         worker.ready, worker.node = True, opened.node
-        if worker.suspect is not None:
-            worker.suspect.lost = f"{worker.name} died {RETRIES + 1} times{worker.why}"
-            self._finished[worker.suspect.number] = worker.suspect
-            worker.suspect = None
-
-    def _give_up(self, worker: WorkerHandle, why: str) -> None:
-        """Do without a worker that cannot be started again. Raises ModelError for the last one."""
-        worker.gone = True
-        if all(other.gone for other in self.workers):
-            raise ModelError(
-                f"all workers are gone: each died {RETRIES + 1} times while it loaded the checkpoint again{why}",
-                hint="the usual reason is memory: fewer --workers need less, and --resume goes on with what is written",
-            )
-        if worker.suspect is not None:
-            self._returned.append(worker.suspect)
-            worker.suspect = None
 
     # -- work ----------------------------------------------------------------------------------------------------------
 
@@ -200,42 +192,32 @@ class WorkerPool:
         and `held` times as many as workers are on their way or wait for an earlier one. Raises the first error of a
         worker that cannot load the checkpoint.
         """
-        self._at_once, self._held = at_once, held
         more = True
         while not interrupted():
-            self._redistribute()
-            more = more and self._assign(groups)
+            more = self._give_out(groups, at_once, held * len(self.workers)) and more
             for number in sorted(self._finished):
                 if ordered and number != self._next:
                     break
-                result = self._finished.pop(number)
                 self._next += 1
-                yield result
+                yield self._finished.pop(number)
                 if interrupted():
                     return
-            if not (more or self._finished or self._unfinished()):
+            if not more and self._next == self._taken:
                 return
-            if self._next not in self._finished:
-                self._wait()
+            self._wait()
 
-    def _unfinished(self) -> int:
-        given = sum(len(worker.groups) + (worker.suspect is not None) for worker in self.workers)
-        return given + len(self._returned)
-
-    def _redistribute(self) -> None:
-        """Give groups whose workers died to workers that have room, first those that are tried alone."""
+    def _give_out(self, groups: Iterator[WorkGroup | None], at_once: int, most: int) -> bool:
+        """Give groups to workers that have room: those whose workers died, first those that are tried alone, and others
+        while fewer than `most` are on their way. Returns whether there may be more of them.
+        """
         self._returned.sort(key=lambda group: (not group.alone, group.number))
-        while self._returned and (worker := self._free()) is not None:
-            if self._returned[0].alone and worker.groups:
-                return  # once a worker has nothing else
-            self._give(worker, self._returned.pop(0))
-
-    def _assign(self, groups: Iterator[WorkGroup | None]) -> bool:
-        """Give groups to workers that have room. Returns whether there may be more groups."""
-        most = self._held * len(self.workers)
-        while not self._returned and self._unfinished() + len(self._finished) < most:
-            worker = self._free()
-            if worker is None:
+        while (worker := self._free(at_once)) is not None:
+            if self._returned:
+                if self._returned[0].alone and worker.groups:
+                    break  # once a worker has nothing else
+                self._give(worker, self._returned.pop(0))
+                continue
+            if self._taken - self._next >= most:
                 break
             try:
                 group = next(groups)
@@ -243,74 +225,64 @@ class WorkerPool:
                 return False
             if group is None:
                 break
-            group.number, self._given = self._given, self._given + 1
+            group.number, self._taken = self._taken, self._taken + 1
             if group.rows:
                 self._give(worker, group)
             else:
                 self._finished[group.number] = group
         return True
 
-    def _free(self) -> WorkerHandle | None:
+    def _free(self, at_once: int) -> WorkerHandle | None:
         """The worker with the fewest groups, if there is room for another: none beside one that is tried alone."""
         free = [
             worker
             for worker in self.workers
-            if worker.ready
-            and len(worker.groups) < self._at_once
-            and not any(group.alone for group in worker.groups.values())
+            if worker.ready and len(worker.groups) < at_once and not any(group.alone for group in worker.groups)
         ]
         return min(free, key=lambda worker: len(worker.groups), default=None)
 
     def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
-        call = worker.actor.work.options(max_task_retries=RETRIES if group.alone else 0)
-        worker.groups[call.remote(group.work)] = group
+        worker.groups.append(group)
+        call = worker.actor.work.options(max_task_retries=0).remote(group.work)
+        self._calls[call] = partial(self._take_result, worker, group)
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
         self._ask_for_reports()
-        working = {ref: worker for worker in self.workers for ref in worker.groups}
-        refs = [*self._opening, *self._reports, *working]  # reports are older than results
+        refs = list(self._calls)
         if not refs:
             time.sleep(POLL_S)
             return
-        first, _ = self._ray.wait(refs, num_returns=1, timeout=POLL_S)
-        more, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        arrived = {*first, *more}
-        for ref in [ref for ref in refs if ref in arrived]:
-            if ref in self._opening:
-                self._take_opened(ref, self._opening.pop(ref))
-            elif ref in self._reports:
-                self._take_report(ref, self._reports.pop(ref))
-            else:
-                self._take_result(ref, working[ref])
+        self._ray.wait(refs, num_returns=1, timeout=POLL_S)
+        for ref in self._ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
+            self._calls.pop(ref)(ref)
         if self.on_progress is not None:
             self.on_progress()
 
-    def _take_result(self, ref: Any, worker: WorkerHandle) -> None:
-        group = worker.groups.pop(ref)
+    def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
+        worker.groups.remove(group)
         try:
-            finished: FinishedGroup = self._get(ref)
+            group.value, progress = self._get(ref)
         except _Died as died:
             self._take_back(worker, group, died.why)
             return
         worker.done += 1
         worker.rows += group.rows
-        worker.count(finished.process, finished.tokens)
-        worker.ahead = finished.ahead
-        group.value = finished.value
+        worker.count(progress)
         self._finished[group.number] = group
 
     def _take_back(self, worker: WorkerHandle, group: WorkGroup, why: str) -> None:
         """Take a group back from a worker that died, and see whether Ray can start it again."""
-        if group.alone:
-            worker.suspect, worker.why = group, why
-        else:
-            group.deaths += 1
-            worker.deaths += group.alone
+        group.deaths += 1
+        worker.deaths += group.deaths == RETRIES + 1
+        if group.deaths < 2 * (RETRIES + 1):
             self._returned.append(group)
+        else:
+            group.lost = f"workers died {group.deaths} times, {worker.name} last{why}"
+            self._finished[group.number] = group
         if worker.ready:
             worker.ready = False
-            self._opening[worker.actor.open.remote()] = worker
+            self._open(worker)
 
     # -- progress ------------------------------------------------------------------------------------------------------
 
@@ -318,32 +290,24 @@ class WorkerPool:
         """Ask each worker for a report, where somebody wants to know."""
         now = time.monotonic()
         for worker in self.workers if self.on_progress is not None else ():
-            if worker.groups and now >= worker.report_due and worker not in self._reports.values():
-                worker.report_due = now + REPORT_S
+            if worker.groups and now >= worker.report_due:
+                worker.report_due = float("inf")  # until it has come
                 call = worker.actor.report.options(concurrency_group="report", max_task_retries=0)
-                self._reports[call.remote()] = worker
+                self._calls[call.remote()] = partial(self._take_report, worker, worker.done)
 
-    def _take_report(self, ref: Any, worker: WorkerHandle) -> None:
+    def _take_report(self, worker: WorkerHandle, done: int, ref: Any) -> None:
+        worker.report_due = time.monotonic() + REPORT_S
         with suppress(_Died):  # its groups tell
-            process, rows, tokens = self._get(ref)
-            worker.count(process, tokens)
-            worker.ahead = rows
+            progress: WorkerProgress = self._get(ref)
+            # rows of a group that was done meanwhile are no longer ahead
+            worker.count(progress if worker.done == done else progress._replace(rows=worker.ahead))
 
-    @property
-    def rows_ahead(self) -> int:
-        """Rows that are finished and were not given out."""
+    def progress(self) -> StreamProgress:
+        """What the workers have done so far; of rows, those whose results were not given out."""
         ahead = sum(worker.ahead for worker in self.workers if worker.groups)
-        return ahead + sum(group.rows for group in self._finished.values())
-
-    @property
-    def tokens(self) -> int:
-        """Tokens written by all workers."""
-        return sum(worker.tokens for worker in self.workers)
-
-    def speeds(self) -> list[float]:
-        """Tokens a second of each worker since the work began."""
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        return [worker.tokens / seconds for worker in self.workers]
+        rows = ahead + sum(group.rows for group in self._finished.values())
+        tokens, seconds = [worker.tokens for worker in self.workers], max(time.monotonic() - self.began, 1e-9)
+        return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -364,7 +328,7 @@ class _Died(ModelError):
 
 def _check_genctl(worker: WorkerHandle, opened: OpenedWorker) -> None:
     """Raises ModelError for a worker with another genctl than this one, since it could compute other results."""
-    theirs = getattr(opened, "genctl", "") or "another one"
+    theirs = opened.genctl or "another one"
     if theirs == own_genctl("products: " in theirs):
         return
     raise ModelError(

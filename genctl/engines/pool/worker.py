@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from genctl import events
 from genctl.config.layers import Layer
@@ -41,10 +41,7 @@ class WorkerSetup:
     layers: tuple[Layer, ...]  # of a job that is checked, before the weights are read and on the checkpoint
     threads: int  # at most; less where a step has no work for them
     folder: str  # the driver's working folder: names of files are relative to it
-    need_tokenizer: bool = False
-    allow_pickle: bool = False
-    trust_remote_code: bool = False
-    allow_plugins: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # of `Session.load`
     local: str = ""  # the checkpoint's folder on the driver; "" for one that has another kind of name
     exact: bool = False  # as many threads, whatever the work
     alone: bool = True  # all workers are on the driver's machine
@@ -55,20 +52,17 @@ class OpenedWorker:
     """A worker that has loaded the checkpoint."""
 
     node: str
-    process: int
     identity: dict[str, Any]  # what must be equal for all workers
     about: About
     genctl: str = ""  # what must be that of the driver
 
 
-@dataclass(frozen=True)
-class FinishedGroup:
-    """The result of a group. `tokens` were written since the process began."""
+class WorkerProgress(NamedTuple):
+    """What a worker's process has done."""
 
-    value: Any
     process: int
-    tokens: int
-    ahead: int = 0  # rows that are done of groups that are not
+    rows: int  # that are done of groups that are not
+    tokens: int  # of all groups
 
 
 @dataclass(frozen=True)
@@ -241,16 +235,14 @@ class Worker:
         assert self._opened is not None
         return self._opened
 
-    async def work(self, work: DecodeWork | ScoreWork) -> FinishedGroup:
+    async def work(self, work: DecodeWork | ScoreWork) -> tuple[DecodedGroup | ScoredGroup, WorkerProgress]:
         """Work on a group."""
         with self._placed():
-            queue = self._loaded()
-            value = await asyncio.wrap_future(queue.put(work))
-            return FinishedGroup(value, os.getpid(), queue.tokens, queue.rows)
+            return await asyncio.wrap_future(self._loaded().put(work)), self.report()
 
-    def report(self) -> tuple[int, int, int]:
-        """The process, the rows that are done of groups that are not, and the tokens of all groups."""
-        return os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens))
+    def report(self) -> WorkerProgress:
+        """What was done so far."""
+        return WorkerProgress(os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens)))
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session's method `name` returns."""
@@ -272,20 +264,11 @@ class Worker:
         from genctl.engines.local.session import Session
 
         threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
-        session = Session.load(
-            setup.runtime,
-            allow_pickle=setup.allow_pickle,
-            trust_remote_code=setup.trust_remote_code,
-            allow_plugins=setup.allow_plugins,
-            layers=setup.layers,
-            need_tokenizer=setup.need_tokenizer,
-            threads=threads,
-        )
+        session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)
         if setup.layers:
             session.plan(session.resolve(setup.layers))
         computes = session.forward.device.type == "cpu"
-        place = platform.node(), os.getpid()
-        return session, OpenedWorker(*place, identity_of(session), session.about, own_genctl(computes))
+        return session, OpenedWorker(platform.node(), identity_of(session), session.about, own_genctl(computes))
 
     @contextmanager
     def _placed(self) -> Iterator[None]:

@@ -164,10 +164,10 @@ def refused(data: bytes, path: Path, identity: saved_prompt.PromptIdentity = IDE
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"checkpoint": "sha256:" + "0" * 64, "model": "another/model"}, "another checkpoint (the/model)"),
-        ({"checkpoint": "sha256:" + "0" * 64}, "whose files have changed since"),
-        ({"dtype": "bfloat16"}, "its dtype is float32, here it is bfloat16"),
-        ({"transformers": "6.0.0"}, "its transformers is 5.23.0, here it is 6.0.0"),
+        ({"checkpoint": "sha256:" + "0" * 64, "model": "another/model"}, "it was made with the/model ("),
+        ({"checkpoint": "sha256:" + "0" * 64}, "the checkpoint the/model has changed ("),
+        ({"dtype": "bfloat16"}, "dtype float32 → bfloat16"),
+        ({"transformers": "6.0.0"}, "transformers 5.23.0 → 6.0.0"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, str], words: str, content: bytes, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_file_whose_checkpoint_was_only_sampled_is_refused(tmp_path: Path) -> 
     sampled = saved_prompt.PromptIdentity(**{**vars(IDENTITY), "checkpoint": "f" * 64})
     old = saved_prompt.packed(whole(runtimes.forward(tiny("gpt2")), PROMPT[:3]), sampled)
     message = refused(old, tmp_path / "file")
-    assert "written by a version of genctl that did not look at all bytes of a checkpoint" in message
+    assert "made by a version of genctl that did not look at all bytes of a checkpoint" in message
 
 
 def test_a_name_is_only_told_and_a_checkpoint_may_move(content: bytes, tmp_path: Path) -> None:

@@ -133,7 +133,8 @@ def test_changed_weights_are_a_defect_and_are_not_written(copied: Path, llama: P
     done = expect(golden, str(other), "--report", str(before))
     assert done.status == 4
     assert ": defect: " in done.err
-    assert "the checkpoint is not the recorded one: fingerprint " in done.out
+    assert f"the recording was made with {llama} (" in done.out
+    assert f"), and {other} is another checkpoint (" in done.out
     assert f"{other} against {golden} ({llama})" in done.out
     assert f"Parity with {golden} ({llama})" in before.read_text()
     assert before.exists()

@@ -68,7 +68,7 @@ def test_update_rewrites_ties_alone_and_a_defect_fails(pytester: pytest.Pytester
     failed.stdout.fnmatch_lines(["*assert <golden tiny: defect>", "*-- Captured genctl call --*"])
     text = failed.stdout.str()
     assert text.count("what remains is") == 1  # pytest shows what was asserted twice
-    assert "note: the checkpoint is not the recorded one: fingerprint " in text
+    assert f"note: the recording was made with {llama} (" in text
     assert f"note: {other} against tiny.jsonl, which has {llama}" in text
     failed = run(pytester, "--genctl-update")
     failed.assert_outcomes(failed=1)

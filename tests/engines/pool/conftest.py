@@ -13,22 +13,21 @@ from typing import Any
 
 import pytest
 
+from genctl.engines.pool.cluster import RayCluster, start_cluster
 from tests.engines.pool.object_ray import ObjectRay
 
 WORDS = ("Once upon a time", "The little fox", "One day", "Déjà vu")
 
 
 @pytest.fixture(scope="session")
-def ray_here() -> Iterator[None]:
+def ray_here() -> Iterator[RayCluster]:
     """Ray, started once; `--workers` uses one that runs in its process."""
     if importlib.util.find_spec("ray") is None:  # not imported here: `start_cluster` has to silence it first
         pytest.skip("Ray is not installed")
-    from genctl.engines.pool.cluster import start_cluster
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = start_cluster(None, 4, gpu=False)
-        yield
+        yield cluster
         cluster.end(keep_logs=False)
 
 

@@ -55,15 +55,16 @@ class FakeRay:
             RayError=RayError, RayTaskError=RayTaskError, OutOfMemoryError=OutOfMemoryError
         )
         self.actors: list[FakeActor] = []
+        self.resources, self.alive = {"CPU": 8.0}, [True]  # of all machines; which of them are there
 
     def is_initialized(self) -> bool:
         return True
 
     def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 8.0}
+        return self.resources
 
     def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True}]
+        return [{"Alive": alive} for alive in self.alive]
 
     def remote(self, **options: Any) -> Any:
         def make(*arguments: Any) -> FakeActor:
@@ -75,7 +76,7 @@ class FakeRay:
         return lambda kind: factory
 
     def wait(self, refs: Sequence[FakeRef], *, num_returns: int, timeout: float) -> tuple[list[FakeRef], list[FakeRef]]:
-        ready = [self.chance.choice(refs)] if timeout else []
+        ready = [self.chance.choice(refs)]
         return ready, [ref for ref in refs if ref not in ready]
 
     def get(self, ref: FakeRef) -> Any:

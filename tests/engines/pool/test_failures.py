@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from genctl.errors import ModelError
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.pool.dying import POISON
+from tests.engines.pool.fake_ray import FakeRay
 
 
 @pytest.mark.night
@@ -41,8 +43,8 @@ def test_a_group_that_kills_its_worker_again_and_again_fails_alone(
     error = json.loads(lines.pop(2))
     assert error["id"] == "row 2"
     assert error["error"]["code"] == "worker"
-    assert error["error"]["message"].startswith("worker ")
-    assert error["error"]["message"].endswith(f"on {platform.node()} died 2 times, each time while it decoded row 3")
+    assert error["error"]["message"].startswith("workers died 4 times, worker ")
+    assert error["error"]["message"].endswith(f"on {platform.node()} last, each time while they decoded row 3")
     assert "".join(lines) == _with_other_seeds(expected.read_text(), lines)
 
 
@@ -128,20 +130,11 @@ def test_cores_are_shared_unless_the_environment_says_how_many(monkeypatch: pyte
         assert checks.threads_for(8, 2) == threads
 
 
-class _Ray:
-    """What `start_cluster` reads of a cluster with two machines of eight cores and four GPUs each."""
-
-    def __init__(self, gpus: int) -> None:
-        self.gpus = gpus
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 16.0, **({"GPU": float(self.gpus)} if self.gpus else {})}
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+def ray_with(gpus: int) -> Any:
+    """A cluster with two machines of eight cores, and some GPUs in all."""
+    ray = FakeRay(lambda number, method, arguments: None)
+    ray.resources, ray.alive = {"CPU": 16.0, **({"GPU": float(gpus)} if gpus else {})}, [True, True, False]
+    return ray
 
 
 @pytest.mark.parametrize(
@@ -152,13 +145,13 @@ def test_there_is_a_worker_for_each_gpu_or_else_for_each_machine(
     workers: int | None, gpus: int, gpu: bool, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setitem(__import__("sys").modules, "ray", _Ray(gpus))
+    monkeypatch.setitem(sys.modules, "ray", ray_with(gpus))
     found = cluster.start_cluster("auto", workers, gpu=gpu)
     assert (found.workers, found.gpus, found.threads) == expected
     assert found.about == "at auto, 2 machines"
 
 
 def test_more_workers_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", _Ray(1))
+    monkeypatch.setitem(sys.modules, "ray", ray_with(1))
     with pytest.raises(Exception, match="--workers 2: there is 1 GPU, and each worker takes one"):
         cluster.start_cluster(None, 2, gpu=True)

@@ -1,10 +1,9 @@
-"""Rows that join the batch of a worker: the same bytes, few passes, and other workers where one dies."""
+"""Rows that join the batch of a worker: the same bytes and few passes."""
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,11 @@ import pytest
 from genctl import events
 from genctl.config.layers import Layer
 from genctl.engines.local.session import Session
-from genctl.engines.pool import pool as pools
-from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.engine import _groups
-from genctl.engines.pool.pool import WorkerPool, WorkGroup
-from genctl.engines.pool.worker import (
-    DecodeWork,
-    FinishedGroup,
-    OpenedWorker,
-    WorkerSetup,
-    WorkQueue,
-    own_genctl,
-)
-from genctl.engines.protocol import About, Report, Request, Skipped
+from genctl.engines.pool.worker import DecodeWork, WorkQueue
+from genctl.engines.protocol import Report, Request, Skipped
 from genctl.params import Runtime
 from tests.cli.tool import genctl
-from tests.engines.pool.fake_ray import Died, FakeRay
 
 PATIENCE = 60.0  # seconds
 
@@ -95,64 +83,6 @@ def test_an_error_of_the_thread_reaches_every_call_and_ends_nothing_else(gpt2: P
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., WorkerPool]:
-    def start(behave: Callable[[int, str, tuple[Any, ...]], Any], seed: int) -> WorkerPool:
-        def whole(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-            found = behave(number, method, arguments)
-            if found is not None:
-                return found
-            if method == "open":
-                return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(True))
-            return FinishedGroup(arguments[0], number, 1) if method == "work" else (number, 0, 0)
-
-        monkeypatch.setitem(sys.modules, "ray", FakeRay(whole, seed))  # type: ignore[arg-type]
-        pool = WorkerPool(start_cluster(None, 3, gpu=False), WorkerSetup(Runtime(), (), 1, "."))
-        pool.open(lambda line: None)
-        return pool
-
-    return start
-
-
-def decoded(pool: WorkerPool, groups: int = 40) -> list[Any]:
-    given = (WorkGroup(number, 1, number, number) for number in range(groups))
-    return [result.lost or result.value for result in pool.results(given, lambda: False, at_once=6, held=20)]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
-    by: dict[int, set[int]] = {}
-
-    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        if method == "work":
-            by.setdefault(arguments[0], set()).add(number)
-            if number == 2:
-                raise Died
-        return None
-
-    pool = started(behave, seed)
-    assert decoded(pool) == list(range(40))
-    assert [workers for workers in by.values() if 2 in workers and len(workers) > 1]
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_only_the_row_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
-    tries = 0
-
-    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        nonlocal tries
-        if method == "work" and arguments[0] == 5:
-            tries += 1
-            raise Died
-        return None
-
-    found = decoded(started(behave, seed))
-    lost = found.pop(5)
-    assert found == [number for number in range(40) if number != 5]
-    assert lost in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
-    assert tries == pools.RETRIES + 2  # of which Ray repeats the last
 
 
 def test_rows_of_a_slow_pipe_do_not_wait_for_others_of_their_group(gpt2: Path) -> None:

@@ -109,13 +109,12 @@ def http() -> Iterator[int]:
 
 
 @contextmanager
-def grpc_server(answer: str, seen: list[Any]) -> Iterator[int]:
+def grpc_server(answer: str) -> Iterator[int]:
     """Speaks gRPC: a cluster that is `alive`, one that asks for a `token`, or something else (`other`)."""
     import grpc
 
     def call(request: bytes, context: Any) -> bytes:
-        seen.append(dict(context.invocation_metadata()))
-        if answer == "token" and seen[-1].get("authorization") != "Bearer right":
+        if answer == "token":
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
         return b""
 
@@ -138,7 +137,7 @@ def grpc_server(answer: str, seen: list[Any]) -> Iterator[int]:
     [
         (silent, "what listens there does not answer within 1 s"),
         (http, "what listens there does not speak Ray's protocol"),
-        (lambda: grpc_server("other", []), "what listens there speaks gRPC, but is not Ray's"),
+        (lambda: grpc_server("other"), "what listens there speaks gRPC, but is not Ray's"),
     ],
 )
 def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
@@ -163,31 +162,15 @@ def test_a_port_that_is_closed_is_one_sentence() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (2, "", message)
 
 
-def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    seen: list[Any] = []
-    with grpc_server("token", seen) as port:
+def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with grpc_server("token") as port:
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is sent") as caught:
             checks.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE=token" in caught.value.hint
-        assert "authorization" not in seen[-1]
-        monkeypatch.setenv("RAY_AUTH_MODE", "token")
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
-        with pytest.raises(UsageError, match="the cluster asks for a token, and none is found") as caught:
-            checks.probe(f"127.0.0.1:{port}")
-        assert "RAY_AUTH_MODE" not in caught.value.hint
-        monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
-        with pytest.raises(UsageError, match="the cluster does not accept this token"):
-            checks.probe(f"127.0.0.1:{port}")
-        monkeypatch.delenv("RAY_AUTH_TOKEN")
-        (tmp_path / "token").write_text("right\n")
-        monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")  # then it is Ray's to send, and joining has a limit
         checks.probe(f"127.0.0.1:{port}")
         checks.probe(f"ray://127.0.0.1:{port}")
-    assert len(seen) == 5
 
 
 def test_another_cluster_than_the_one_that_this_process_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +178,7 @@ def test_another_cluster_than_the_one_that_this_process_uses_is_refused(monkeypa
     fake = FakeRay(lambda number, method, arguments: None)
     fake.get_runtime_context = lambda: SimpleNamespace(gcs_address="127.0.0.1:6379")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
-    for same in ("127.0.0.1:6379", "localhost:6379", "auto", None):
+    for same in ("127.0.0.1:6379", "auto", None):
         assert cluster.start_cluster(same, 1, gpu=False).workers == 1
     for other in ("127.0.0.1:6380", "192.0.2.7:6379", "ray://127.0.0.1:10001"):
         with pytest.raises(UsageError) as caught:
@@ -211,7 +194,7 @@ def test_a_cluster_that_cannot_be_joined_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
     fake.is_initialized = lambda: False
     try:
-        with grpc_server("alive", []) as port, pytest.raises(UsageError, match=r"cannot be joined within 0 s"):
+        with grpc_server("alive") as port, pytest.raises(UsageError, match=r"cannot be joined within 0 s"):
             cluster.start_cluster(f"127.0.0.1:{port}", 1, gpu=False)
     finally:
         pause.set()

@@ -13,24 +13,26 @@ import pytest
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.pool import WorkerPool, WorkGroup
-from genctl.engines.pool.worker import FinishedGroup, OpenedWorker, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, WorkerProgress, WorkerSetup, own_genctl
 from genctl.engines.protocol import About
 from genctl.errors import ModelError
 from genctl.params import Runtime
 from tests.engines.pool.fake_ray import Died, FakeRay
 
+LOADS = pytest.mark.parametrize("load", [{}, {"at_once": 6, "held": 20}], ids=["groups", "rows that join"])
 Behave = Callable[[int, str, tuple[Any, ...]], Any]
 
 
 def opened(number: int, **identity: Any) -> OpenedWorker:
-    return OpenedWorker(f"node {number}", number, {"torch": "1", **identity}, About(""), own_genctl(True))
+    return OpenedWorker(f"node {number}", {"torch": "1", **identity}, About(""), own_genctl(True))
 
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
     if method == "open":
         return opened(number)
-    return FinishedGroup(f"result of {arguments[0]}", number, 1) if method == "work" else (number, 0, 0)
+    progress = WorkerProgress(number, 0, 1)
+    return (f"result of {arguments[0]}", progress) if method == "work" else progress
 
 
 @pytest.fixture
@@ -73,8 +75,11 @@ def test_results_come_in_order_and_few_groups_are_on_their_way(seed: int, starte
     assert sorted(unordered) == expected(60)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..., WorkerPool]) -> None:
+@LOADS
+@pytest.mark.parametrize("seed", range(10))
+def test_only_the_group_that_kills_alone_is_lost(
+    seed: int, load: dict[str, int], started: Callable[..., WorkerPool]
+) -> None:
     tries = Counter[int]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -82,19 +87,40 @@ def test_only_the_group_that_kills_alone_is_lost(seed: int, started: Callable[..
             group = int(arguments[0].removeprefix("group "))
             tries[group] += 1
             beside = group in (4, 6, 8) and tries[group] == 1  # it was there when another killed
+            if tries[5] > pools.RETRIES + 1 and group == 5:
+                assert not pool.workers[number - 1].groups, "it is tried alone"
             if group == 5 or beside:
                 raise Died
         return well(number, method, arguments)
 
-    results = summary(started(behave, seed=seed).results(groups(30), lambda: False))
+    pool = started(behave, seed=seed)
+    results = summary(pool.results(groups(30), lambda: False, **load))
     lost = results.pop(5)
     assert results == [one for one in expected(30) if one[0] != 5]
-    assert lost[1] in {f"worker {number} on node {number} died 3 times" for number in (1, 2, 3)}
-    assert (tries[5], tries[4], tries[20]) == (pools.RETRIES + 2, 2, 1)
+    assert lost[1] in {f"workers died 6 times, worker {number} on node {number} last" for number in (1, 2, 3)}
+    assert (tries[5], tries[4], tries[20]) == (2 * (pools.RETRIES + 1), 2, 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_groups_of_a_worker_that_is_gone_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+@pytest.mark.parametrize("seed", range(10))
+def test_rows_of_a_worker_that_dies_go_to_the_others(seed: int, started: Callable[..., WorkerPool]) -> None:
+    by: dict[str, set[int]] = {}
+
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method == "work":
+            by.setdefault(arguments[0], set()).add(number)
+            if number == 2:
+                raise Died
+        return well(number, method, arguments)
+
+    assert summary(started(behave, seed=seed).results(groups(60), lambda: False, at_once=6, held=20)) == expected(60)
+    assert any(2 in workers and len(workers) > 1 for workers in by.values())
+
+
+@LOADS
+@pytest.mark.parametrize("seed", range(10))
+def test_groups_of_a_worker_that_is_gone_go_to_the_others(
+    seed: int, load: dict[str, int], started: Callable[..., WorkerPool]
+) -> None:
     calls = Counter[str]()
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -104,7 +130,7 @@ def test_groups_of_a_worker_that_is_gone_go_to_the_others(seed: int, started: Ca
         return well(number, method, arguments)
 
     pool = started(behave, seed=seed)
-    assert summary(pool.results(groups(60), lambda: False)) == expected(60)
+    assert summary(pool.results(groups(60), lambda: False, **load)) == expected(60)
     assert [worker.gone for worker in pool.workers] == [False, True, False]
 
 
@@ -173,7 +199,7 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
 
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open" and (alone or number == 2):
-            return OpenedWorker(f"node {number}", number, {"torch": "1"}, About(""), theirs)
+            return OpenedWorker(f"node {number}", {"torch": "1"}, About(""), theirs)
         return well(number, method, arguments)
 
     with pytest.raises(ModelError) as caught:
@@ -185,7 +211,7 @@ def test_a_worker_with_another_genctl_is_an_error_that_names_both(
 
 def test_a_worker_that_does_not_tell_its_genctl_is_another_one(started: Callable[..., WorkerPool]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        return OpenedWorker("node", number, {}, About("")) if method == "open" else None
+        return OpenedWorker("node", {}, About("")) if method == "open" else None
 
     with pytest.raises(ModelError, match=r"worker . on node has genctl another one, and this is genctl"):
         started(behave)
@@ -194,7 +220,7 @@ def test_a_worker_that_does_not_tell_its_genctl_is_another_one(started: Callable
 def test_a_worker_on_a_gpu_has_no_products(started: Callable[..., WorkerPool]) -> None:
     def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
         if method == "open":
-            return OpenedWorker(f"node {number}", number, {}, About(""), own_genctl(False))
+            return OpenedWorker(f"node {number}", {}, About(""), own_genctl(False))
         return well(number, method, arguments)
 
     assert summary(started(behave).results(groups(5), lambda: False)) == expected(5)
@@ -206,3 +232,12 @@ def test_a_machine_without_genctl_is_named_as_one(started: Callable[..., WorkerP
 
     with pytest.raises(ModelError, match=r"worker . cannot import genctl, and this is genctl .*sources "):
         started(behave)
+
+
+def test_a_report_that_comes_after_a_result_does_not_count_its_rows_again(started: Callable[..., WorkerPool]) -> None:
+    pool = started(lambda *call: WorkerProgress(call[0], 2, 5) if call[1] == "report" else well(*call))
+    worker, report = pool.workers[0], pool.workers[0].actor.report.remote()
+    pool._take_report(worker, worker.done - 1, report)
+    assert (worker.ahead, pool.progress().tokens) == (0, 5)
+    pool._take_report(worker, worker.done, report)
+    assert (worker.ahead, pool.progress().tokens) == (2, 5)

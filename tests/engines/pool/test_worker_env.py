@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from genctl.engines.pool import cluster
-from genctl.engines.pool.cluster import RayGroup, worker_env
+from genctl.engines.pool.cluster import RayCluster, RayGroup, worker_env
 from tests.planted import plant, script, what_ran
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ def test_a_folder_for_temporary_files_that_the_user_names_is_used(
     fake = SimpleNamespace(init=given.update, exceptions=SimpleNamespace(RayError=OSError))
     monkeypatch.setitem(sys.modules, "ray", fake)  # type: ignore[arg-type]
     cluster._init(None, 1, SimpleNamespace(folder="ours", number=0))  # type: ignore[arg-type]
-    assert given.get("_temp_dir") == ("ours" if used else None)
+    assert given.get("_temp_dir") == ("ours/r" if used else None)
 
 
 def test_workers_elsewhere_have_paths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,9 +95,14 @@ def test_a_job_that_names_its_own_folder_keeps_it(monkeypatch: pytest.MonkeyPatc
         assert "working_dir" in made
 
 
-def test_ray_keeps_its_files_in_a_folder_that_nobody_else_can_enter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ray_keeps_its_files_in_a_folder_that_nobody_else_can_enter(ray_here: RayCluster) -> None:
+    """Ray lets everybody write to the folder that it is given, so that one lies in ours."""
+    assert ray_here.group is not None
+    assert list(Path(ray_here.group.folder).glob("r/session_*"))
+    assert Path(ray_here.group.folder).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_ray_ends_with_it_and_has_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = RayGroup()
     assert Path(group.folder).stat().st_mode & 0o777 == 0o700
     group.end(keep_logs=False)
