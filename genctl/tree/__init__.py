@@ -19,7 +19,8 @@ How to use it::
   `containing`, `why`, `effects`, `entropy`); `text(node)`, `words(node)`, `piece(id)`, `resolved()`;
   `branches.shared(node)` counts columns of the cache, `branches.read_tokens` what went through the model. Run the model
   in one thread; `space.lock` is held while the tree changes.
-- `explorer.extend(ids, line)` writes tokens that are given, as a turn of a chat.
+- `journal.SavedTree` is a tree with its file: what a Workspace and the Story of a chat write with, undo with, and go on
+  with after a kill.
 - `journal.new_file` names a file in the folder of sessions; `journal.read_tree` reads one without a model.
 
 Log-probabilities are in nats. A tree needs token ids, so servers and encoder-decoders have none.

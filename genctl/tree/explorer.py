@@ -108,7 +108,7 @@ class Explorer:
     def resume(self) -> Iterator[Result]:
         """Finish the command that was cut short when the process ended; nothing, if there is none.
 
-        What the file has already is not written again. Raises `workspace.Differs` if the same tokens do not come out.
+        What the file has already is not written again. Raises `journal.Differs` if the same tokens do not come out.
         """
         if self.space.journal is None or not self.space.journal.unfinished:
             return
@@ -221,12 +221,6 @@ class Explorer:
         base, ids = self._tokenised(self.tree.cursor, text)
         with self.space.step(line):
             yield from self.space.write_given(base, ids, "edit")
-        yield self._here()
-
-    def extend(self, ids: Sequence[int], line: str) -> Iterator[Result]:
-        """Write given tokens from the cursor on, as a step with this line: a turn of a chat."""
-        with self.space.step(line):
-            yield from self.space.write_given(self.tree.cursor, ids, "edit")
         yield self._here()
 
     def _tokenised(self, node: int, text: str) -> tuple[int, tuple[int, ...]]:
