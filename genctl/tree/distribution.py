@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -14,40 +13,9 @@ from genctl.decode.processors import trace
 from genctl.decode.processors.trace import Stage
 from genctl.events import Trace
 from genctl.kernels.ops import log_softmax
+from genctl.tree.results import Alternative, Effect
 
 TOP = 20  # alternatives that are listed where nobody says how many
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """One token that may follow a node."""
-
-    id: int
-    text: str  # of the token alone
-    rank: int  # by the model, from 1
-    logprob: float  # the model's, in nats
-    processed: float  # after the processors; -inf: removed
-    removed_by: str = ""  # the processor that removed it
-    node: int | None = None  # where the tree has it
-
-    @property
-    def probability(self) -> float:
-        """By the model."""
-        return float(np.exp(self.logprob))
-
-    @property
-    def chance(self) -> float:
-        """After the processors: with it a draw takes the token."""
-        return float(np.exp(self.processed))
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What one processor did to the distribution."""
-
-    processor: str
-    removed: int  # tokens that lost all their probability here
-    moved: float  # total variation between the distribution before and after, in [0, 1]
 
 
 class Distribution:

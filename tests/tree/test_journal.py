@@ -15,7 +15,7 @@ from genctl.errors import GenctlError, InputError, OutputError, UsageError
 from genctl.tree.beside import Second
 from genctl.tree.explorer import Explorer
 from genctl.tree.journal import Differs, new_file, read_tree
-from genctl.tree.language import WORDS
+from genctl.tree.language import COMMANDS
 from genctl.tree.nodes import Tree
 from tests.tree.trees import PROMPT, explorer, stories
 
@@ -78,7 +78,7 @@ MOMENTS = {
 
 
 def test_every_command_is_killed_below_or_writes_nothing(tmp_path: Path) -> None:
-    assert set(EVERY) == set(WORDS)
+    assert set(EVERY) == set(COMMANDS)
     made = explorer(tmp_path / "t")
     for line in BEFORE:
         made.all(line)
@@ -90,7 +90,7 @@ def test_every_command_is_killed_below_or_writes_nothing(tmp_path: Path) -> None
     made.close()
 
 
-@pytest.mark.parametrize("name", sorted(set(WORDS) - READS))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - READS))
 def test_a_kill_at_each_line_of_a_command_ends_with_equal_bytes(name: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     made = explorer(whole)

@@ -9,8 +9,8 @@ from typing import Any
 from genctl import errors, events
 from genctl.io.writers import tsv_cell
 from genctl.terminal.widgets import token_text, visible
-from genctl.tree.distribution import Alternative
 from genctl.tree.results import (
+    Alternative,
     At,
     AtLayer,
     Beside,

@@ -18,7 +18,6 @@ from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, la
 from genctl.commands.explore.flow import TextPiece
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
-from genctl.commands.explore.screen_place import UNCERTAIN
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
@@ -26,8 +25,9 @@ from genctl.config.check import known
 from genctl.events import Token
 from genctl.terminal import widgets
 from genctl.terminal.explain import explain_lines
-from genctl.tree.language import WORDS
-from genctl.tree.results import AtLayer, BranchText, Compared, Repeat, Shown, Why
+from genctl.tree import moves
+from genctl.tree.language import COMMANDS, parse
+from genctl.tree.results import At, AtLayer, BranchText, Compared, Repeat, Shown, Why
 
 
 class ExploreApp(OrderedKeys):
@@ -50,68 +50,43 @@ class ExploreApp(OrderedKeys):
         self.show_text()
         self.show_choices()
 
-    def _go_to_piece(self, index: int) -> None:
-        if self.place.move(index):
+    def _go(self, at: At) -> None:
+        """Put the screen's cursor somewhere else; a place that it has already says why."""
+        if self.place.go(at):
             self._moved()
+        elif at.note:
+            self.say(at.note)
 
-    def action_left(self) -> None:
-        """The token before."""
-        self._go_to_piece(self.place.index - 1)
-
-    def action_right(self) -> None:
-        """The next token."""
-        self._go_to_piece(self.place.index + 1)
-
-    def action_start(self) -> None:
-        """The beginning."""
-        self._go_to_piece(0)
-
-    def action_end(self) -> None:
-        """The end of the branch."""
-        self._go_to_piece(len(self.place.pieces))
-
-    def action_up(self) -> None:
-        """Up in the pane that has the focus."""
-        self._move_lines(-1)
-
-    def action_down(self) -> None:
-        """Down in the pane that has the focus."""
-        self._move_lines(1)
+    def action_move(self, name: str) -> None:
+        """The move that the command of this name makes."""
+        self._go(COMMANDS[name].function(self.source.tree, self.place.at, **parse(name).arguments))
 
     def action_page(self, pages: int) -> None:
         """A page up or down in the pane that has the focus."""
         focused = self.focused
         height = focused.size.height if focused is not None else 10
         rows = self.text_pane.rows if focused is self.text_pane else 1
-        self._move_lines(pages * max(height // rows - 1, 1))
+        self.action_lines(pages * max(height // rows - 1, 1))
 
-    def _move_lines(self, lines: int) -> None:
+    def action_lines(self, lines: int) -> None:
+        """Up or down in the pane that has the focus."""
         if self.focused is self.text_pane:
-            self._go_to_piece(self.text_pane.neighbour(lines))
+            self._go(self.place.piece(self.text_pane.neighbour(lines)))
         elif self.focused is self.tree_pane:
             self.tree_pane.move(lines)
         else:
             self.choices.move(lines)
 
-    def action_uncertain(self, direction: int) -> None:
-        """The next or the previous token that was chosen with a high entropy."""
-        index = self.place.uncertain(direction)
-        if index is None:
-            where = "after" if direction > 0 else "before"
-            self.say(f"no token {where} this one was chosen with an entropy of {UNCERTAIN:g} nat or more")
-        else:
-            self._go_to_piece(index)
-
     @on(TextPane.Clicked)
     def _text_clicked(self, event: TextPane.Clicked) -> None:
-        self._go_to_piece(event.index)
+        self._go(self.place.piece(event.index))
 
     @on(TreePane.BranchOpened)
     def _branch_clicked(self, event: TreePane.BranchOpened) -> None:
         self._open_branch(event.node)
 
     def _open_branch(self, node: int) -> None:
-        self.place.go(node, None)
+        self.place.go(moves.to(self.source.tree, self.place.at, node))
         self._moved()
         self.show_tree()
 
@@ -144,7 +119,7 @@ class ExploreApp(OrderedKeys):
         if self.worker.busy:
             self.worker.stop()
         elif self.run_command("generate", at=self.place.tip):
-            self.action_end()
+            self.action_move("end")
 
     def action_sample(self, number: int) -> None:
         """Sample continuations from here."""
@@ -197,7 +172,7 @@ class ExploreApp(OrderedKeys):
         """Any command."""
         settings = self.source.suggestions
         values = [f"{'set' if each.endswith('=') else 'preset'} {each}" for each in settings if each != "reset"]
-        self._ask("command", "", [*WORDS, *values, "help", "quit"])
+        self._ask("command", "", [*COMMANDS, *values, "help", "quit"])
 
     def action_filter(self) -> None:
         """Filter the alternatives."""

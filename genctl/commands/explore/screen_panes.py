@@ -33,18 +33,18 @@ from genctl.commands.explore.tree_pane import TreePane
 from genctl.errors import count
 from genctl.history import LaneHistory
 from genctl.terminal import widgets
+from genctl.tree.language import COMMANDS
 from genctl.tree.nodes import Tree
 from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
 
 LOOKS = 8  # looks that are kept
 NARROW, WIDE = 76, 100  # columns below which the panes are stacked; with a second distribution, below WIDE
-_FOLLOWED = ("take", "generate", "edit", "resume")  # commands whose tokens the cursor follows
-# commands after which the cursor is where the tree has it
-_MOVING = {"sample", "beams", "expand", "undo", "redo", "goto", "left", "right", "up", "down", "start", "end"}
-_MOVING |= {"next", "previous"}
-# commands that never run the model: the keys that follow wait for them
-_BRIEF = {"undo", "redo", "goto", "left", "right", "up", "down", "start", "end", "next", "previous"}
-_BRIEF |= {"set", "preset", "reset", "bookmark"}
+
+
+def _kind(line: str) -> str:
+    """The kind of a command, as its row has it; `resume` finishes one that writes."""
+    name = line.split()[0]
+    return "write" if name == "resume" else COMMANDS[name].kind if name in COMMANDS else ""
 
 
 class ScreenSource(Hands, Protocol):
@@ -251,7 +251,7 @@ class TreeApp(App[int]):
         if not self.worker.submit(lines):
             self.say("one command at a time: Space stops what runs", failed=True)
             return False
-        self.is_brief = line.split()[0] in _BRIEF
+        self.is_brief = _kind(line) in ("move", "back", "set", "name")  # never runs the model
         return True
 
     def line_answered(self, purpose: str, text: str) -> None:
@@ -299,7 +299,7 @@ class TreeApp(App[int]):
         """One thing that was told. Returns the panes that it changes."""
         if isinstance(told, CommandBegan):
             self.running, self.written = told.line, 0
-            self.follows = told.line.split()[0] in _FOLLOWED
+            self.follows = _kind(told.line) == "write"
             self.failed, self.answer = False, ""
         elif isinstance(told, TokenWritten):
             return self._grow(told)
@@ -346,27 +346,27 @@ class TreeApp(App[int]):
         return {"choices", *({"keep"} if self.choices.first is not None else set())}
 
     def _done(self, done: CommandDone) -> set[str]:
-        tree, name = self.source.tree, done.line.split()[0]
+        tree, kind = self.source.tree, _kind(done.line)
         followed, self.running, self.search = self.follows, "", None
         self.follows = self.is_brief = False
-        if name in ("undo", "redo", "expand", "goto") or done.error or done.stopped:
+        if kind in ("move", "back", "fork") or done.error or done.stopped:
             self.tree_pane.rows.stale = True
         gone = not (tree.is_shown(self.place.cursor) and tree.is_shown(self.place.tip))
-        if followed or name in _MOVING or gone:
+        if followed or kind in ("move", "back", "fork") or gone:
             self.place.adopt()
-        if name in ("set", "preset", "reset", "undo", "redo"):
+        if kind in ("set", "back"):
             self.place.differing.clear()
         if self.failed:  # a key that was refused meanwhile
             self.answer, self.failed = "", False
         if done.error:
             self.answer, self.failed = f"{done.error}{f' ({done.hint})' if done.hint else ''}", True
         elif not self.answer:
-            self.answer = "stopped" if done.stopped else f"{name}: done"
+            self.answer = "stopped" if done.stopped else f"{done.line.split()[0]}: done"
         self.looks = OrderedDict((key, look) for key, look in self.looks.items() if tree.is_shown(key[0]))
         self.finished(done)
         if self.source.names is not None:
             self.worker.compare(self.place.unknown())
-        return {"text", "search", "choices", "tree", *({"keep"} if name in ("set", "preset", "reset") else set())}
+        return {"text", "search", "choices", "tree", *({"keep"} if kind == "set" else set())}
 
     def take_result(self, told: Any) -> set[str]:
         """A result that is for the keys. Returns the panes that it changes."""

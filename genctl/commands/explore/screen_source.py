@@ -18,9 +18,10 @@ from genctl.config.listed_knobs import PROCESSORS
 from genctl.engines.local.session import Session
 from genctl.errors import GenctlError
 from genctl.tree.beside import mirrored
-from genctl.tree.distribution import Alternative, Distribution
+from genctl.tree.distribution import Distribution
 from genctl.tree.explorer import Explorer
 from genctl.tree.nodes import Tree
+from genctl.tree.results import Alternative
 from genctl.tree.workspace import Workspace
 
 if TYPE_CHECKING:

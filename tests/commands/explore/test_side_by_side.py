@@ -35,7 +35,7 @@ def test_other_settings_are_shown_beside_and_where_they_part_is_marked() -> None
         assert len(parting) < len(tree.branch())
         marked = [piece.node for piece in app.place.pieces if piece.differs]
         assert [tree.nodes[node].parent for node in marked] == parting
-        app.place.move(tree.depths[parting[0]] + 1)
+        app.place.go(app.place.piece(tree.depths[parting[0]] + 1))
         app._moved()
         await shown.settled()
         rows = [line for line in shown.lines if "≠" in line]
