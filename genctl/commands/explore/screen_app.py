@@ -12,22 +12,22 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, TextArea
 
-from genctl.commands.explore import marks
+from genctl.commands.explore import formats, marks
 from genctl.commands.explore.alternatives import Alternatives, matching
-from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
+from genctl.commands.explore.dialogs import Dialog, Editor, side_by_side
 from genctl.commands.explore.flow import TextPiece
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
+from genctl.commands.explore.screen_panes import kind_of
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.config.check import known
-from genctl.events import Token
+from genctl.errors import count
 from genctl.terminal import widgets
-from genctl.terminal.explain import explain_lines
 from genctl.tree import moves
 from genctl.tree.language import COMMANDS, parse
-from genctl.tree.results import At, AtLayer, BranchText, Compared, Repeat, Shown, Why
+from genctl.tree.results import At, Bookmarked, BranchText, Compared, Covered, Repeat, Result, Settings
 
 
 class ExploreApp(OrderedKeys):
@@ -39,7 +39,7 @@ class ExploreApp(OrderedKeys):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.layers: list[AtLayer] = []
+        self.found: list[Result] = []  # by the command that looks, while it runs
         self.first_of_two: int | None = None  # the end of the branch that `d` was pressed on
         self.texts: list[str] | None = None  # of the vocabulary
 
@@ -238,7 +238,6 @@ class ExploreApp(OrderedKeys):
 
     def action_layers(self) -> None:
         """What the model would say after each layer."""
-        self.layers = []
         self.run_command("layers", at=self.place.cursor)
 
     def action_repeat(self) -> None:
@@ -292,40 +291,39 @@ class ExploreApp(OrderedKeys):
             body += [*([Text()] if body else []), *([Text(title, style=marks.DIM)] if title else []), table]
         self.push_screen(Dialog("help", Group(*body)))
 
-    def take_result(self, told: Any) -> set[str]:
-        """Layers are gathered; a text or a command line goes to the clipboard."""
-        if isinstance(told, AtLayer):
-            self.layers.append(told)
-        elif isinstance(told, Repeat):
-            command = "\n".join(told.commands)
-            if command:
-                self.copy_to_clipboard(command)
-            words = "\n\n".join(part for part in (command, "copied" if command else "", told.note) if part)
-            self.push_screen(Dialog("the command that repeats this branch", Text(widgets.visible(words))))
-        elif isinstance(told, (Shown, Why)):
-            tokens = told.alternatives if isinstance(told, Shown) else (told.token,)
-            lines = [alternative_line(each, coloured=self.coloured) for each in tokens]
-            traces = (
-                explain_lines(Token(0, 0.0, trace=told.trace), self._dialog_width()) if isinstance(told, Why) else []
-            )
-            self.push_screen(Dialog(self.running, Group(*lines, *traces)))
+    def take_result(self, told: Result) -> None:
+        """What a command answers: in the status line, on the clipboard, or in a dialog once all of it is there."""
+        if isinstance(told, At):
+            self.answer = self.answer or told.note
+        elif isinstance(told, Bookmarked):
+            self.answer = f"bookmarked as {told.name}"
+        elif isinstance(told, Settings):
+            values = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
+            self.answer = " · ".join([*told.notes, values])
+        elif isinstance(told, Covered):
+            covered = widgets.percent(told.mass).strip()
+            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
+            self.answer += f": {told.reason}" if told.reason else ""
         elif isinstance(told, Compared):
             self._show_two(*told.nodes)
         elif isinstance(told, BranchText):
             self.copy_to_clipboard(told.text)
             self.answer = f"copied {len(told.text)} characters"
-        else:
-            return super().take_result(told)
-        return set()
+        elif kind_of(self.running) == "look":
+            self.found.append(told)
 
     def finished(self, done: CommandDone) -> None:
-        """Show the layers once they are all there."""
-        if done.line == "layers" and self.layers and not done.error:
-            under = self.place.under
-            tree = self.source.tree
-            chosen = "" if under is None else widgets.token_text(tree.nodes[under].id, tree.nodes[under].text)
-            table = layers_table(self.layers, chosen, self._dialog_width(), coloured=self.coloured)
-            self.push_screen(Dialog("what the model would say after each layer", table))
+        """Show what a command that looks has found."""
+        found, self.found = self.found, []
+        if not found or done.error:
+            return
+        width = self._dialog_width()
+        lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured, width=width)]
+        commands = "\n".join(command for each in found if isinstance(each, Repeat) for command in each.commands)
+        if commands:
+            self.copy_to_clipboard(commands)
+            lines += [Text(), Text("copied")]
+        self.push_screen(Dialog(f"{done.line}: {COMMANDS[done.line.split()[0]].about}", Group(*lines)))
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -35,13 +35,13 @@ from genctl.history import LaneHistory
 from genctl.terminal import widgets
 from genctl.tree.language import COMMANDS
 from genctl.tree.nodes import Tree
-from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
+from genctl.tree.results import Result, Searching, TokenWritten
 
 LOOKS = 8  # looks that are kept
 NARROW, WIDE = 76, 100  # columns below which the panes are stacked; with a second distribution, below WIDE
 
 
-def _kind(line: str) -> str:
+def kind_of(line: str) -> str:
     """The kind of a command, as its row has it; `resume` finishes one that writes."""
     name = line.split()[0]
     return "write" if name == "resume" else COMMANDS[name].kind if name in COMMANDS else ""
@@ -251,7 +251,7 @@ class TreeApp(App[int]):
         if not self.worker.submit(lines):
             self.say("one command at a time: Space stops what runs", failed=True)
             return False
-        self.is_brief = _kind(line) in ("move", "back", "set", "name")  # never runs the model
+        self.is_brief = kind_of(line) in ("move", "back", "set", "name")  # never runs the model
         return True
 
     def line_answered(self, purpose: str, text: str) -> None:
@@ -299,7 +299,7 @@ class TreeApp(App[int]):
         """One thing that was told. Returns the panes that it changes."""
         if isinstance(told, CommandBegan):
             self.running, self.written = told.line, 0
-            self.follows = _kind(told.line) == "write"
+            self.follows = kind_of(told.line) == "write"
             self.failed, self.answer = False, ""
         elif isinstance(told, TokenWritten):
             return self._grow(told)
@@ -315,8 +315,8 @@ class TreeApp(App[int]):
             return {"text"}
         elif isinstance(told, CommandDone):
             return self._done(told)
-        else:
-            return self.take_result(told)
+        elif isinstance(told, Result):
+            self.take_result(told)
         return set()
 
     def _grow(self, told: TokenWritten) -> set[str]:
@@ -346,7 +346,7 @@ class TreeApp(App[int]):
         return {"choices", *({"keep"} if self.choices.first is not None else set())}
 
     def _done(self, done: CommandDone) -> set[str]:
-        tree, kind = self.source.tree, _kind(done.line)
+        tree, kind = self.source.tree, kind_of(done.line)
         followed, self.running, self.search = self.follows, "", None
         self.follows = self.is_brief = False
         if kind in ("move", "back", "fork") or done.error or done.stopped:
@@ -368,21 +368,8 @@ class TreeApp(App[int]):
             self.worker.compare(self.place.unknown())
         return {"text", "search", "choices", "tree", *({"keep"} if kind == "set" else set())}
 
-    def take_result(self, told: Any) -> set[str]:
-        """A result that is for the keys. Returns the panes that it changes."""
-        if isinstance(told, Bookmarked):
-            self.answer = f"bookmarked as {told.name}"
-            return {"tree"}
-        if isinstance(told, At):
-            self.answer = self.answer or told.note
-        elif isinstance(told, Settings):
-            values = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
-            self.answer = " · ".join([*told.notes, values])
-        elif isinstance(told, Covered):
-            covered = widgets.percent(told.mass).strip()
-            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
-            self.answer += f": {told.reason}" if told.reason else ""
-        return set()
+    def take_result(self, told: Result) -> None:
+        """A result that is for the keys."""
 
     def finished(self, done: CommandDone) -> None:
         """After a command, before the panes are drawn."""
