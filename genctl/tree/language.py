@@ -35,7 +35,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Command:
+class TreeCommand:
     """A command that there is."""
 
     usage: str  # its name and its arguments
@@ -223,57 +223,59 @@ def _both(rest: str) -> Arguments:
 # -- the commands ------------------------------------------------------------------------------------------------------
 
 _ROWS = (
-    Command("left [N]", "the token before", _count("n", 1), "move", "moves"),
-    Command("right [N]", "the next token of the branch", _count("n", 1), "move", "moves"),
-    Command("up", "the branch above, of those that part at the cursor", _nothing, "move", "moves"),
-    Command("down", "the branch below", _nothing, "move", "moves"),
-    Command("start", "the beginning: the end of the prompt", _nothing, "move", "moves"),
-    Command("end", "the end of the branch", _nothing, "move", "moves"),
-    Command("goto NODE", "a node, by its number or its bookmark", _node, "move", "moves"),
-    Command(
+    TreeCommand("left [N]", "the token before", _count("n", 1), "move", "moves"),
+    TreeCommand("right [N]", "the next token of the branch", _count("n", 1), "move", "moves"),
+    TreeCommand("up", "the branch above, of those that part at the cursor", _nothing, "move", "moves"),
+    TreeCommand("down", "the branch below", _nothing, "move", "moves"),
+    TreeCommand("start", "the beginning: the end of the prompt", _nothing, "move", "moves"),
+    TreeCommand("end", "the end of the branch", _nothing, "move", "moves"),
+    TreeCommand("goto NODE", "a node, by its number or its bookmark", _node, "move", "moves"),
+    TreeCommand(
         "next [NATS]",
         "the next token chosen with at least this entropy (1)",
         _threshold,
         "move",
         "moves.next_uncertain",
     ),
-    Command("previous [NATS]", "the one before", _threshold, "move", "moves.previous_uncertain"),
-    Command(
+    TreeCommand("previous [NATS]", "the one before", _threshold, "move", "moves.previous_uncertain"),
+    TreeCommand(
         'take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken, "write", "writing"
     ),
-    Command("generate [N]", "continue from the cursor by N tokens", _count("n", None), "write", "writing"),
-    Command("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both, "fork", "writing"),
-    Command(
+    TreeCommand("generate [N]", "continue from the cursor by N tokens", _count("n", None), "write", "writing"),
+    TreeCommand("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both, "fork", "writing"),
+    TreeCommand(
         "beams [K] [N]", "the K best continuations from the cursor that a beam search finds", _both, "fork", "writing"
     ),
-    Command("edit TEXT", "another text from the cursor on", _text, "write", "writing"),
-    Command("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion, "fork", "expanding"),
-    Command("undo", "take back the last step", _nothing, "back", "altering"),
-    Command("redo", "do it again", _nothing, "back", "altering"),
-    Command(
+    TreeCommand("edit TEXT", "another text from the cursor on", _text, "write", "writing"),
+    TreeCommand("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion, "fork", "expanding"),
+    TreeCommand("undo", "take back the last step", _nothing, "back", "altering"),
+    TreeCommand("redo", "do it again", _nothing, "back", "altering"),
+    TreeCommand(
         "set KNOB=VALUE",
         "a setting of what follows; the distribution changes at once",
         _knobs,
         "set",
         "altering.set_knob",
     ),
-    Command("preset NAME", "the settings of a preset", _name, "set", "altering"),
-    Command("reset", "the settings that the tree began with", _nothing, "set", "altering"),
-    Command("bookmark [NAME]", "name the node at the cursor; without a name, one is made", _mark, "name", "altering"),
-    Command(
+    TreeCommand("preset NAME", "the settings of a preset", _name, "set", "altering"),
+    TreeCommand("reset", "the settings that the tree began with", _nothing, "set", "altering"),
+    TreeCommand(
+        "bookmark [NAME]", "name the node at the cursor; without a name, one is made", _mark, "name", "altering"
+    ),
+    TreeCommand(
         "show [N]",
         "the N most probable tokens at the cursor, and what processors made of them",
         _count("n", 20),
         "look",
         "looking",
     ),
-    Command("find TEXT", "the tokens at the cursor that have this text", _text, "look", "looking"),
-    Command("why", "what each processor did to the token at the cursor", _nothing, "look", "looking"),
-    Command("layers", "what the model would say after each of its layers", _nothing, "look", "looking"),
-    Command("compare A [B]", "two branches side by side (B: the current one)", _two, "look", "looking"),
-    Command("beside", "both distributions of --models or --beside, token by token", _nothing, "look", "looking"),
-    Command("text", "the text of the branch", _nothing, "look", "looking"),
-    Command("copy", "the same, for the clipboard", _nothing, "look", "looking.text"),
-    Command("repeat", "the genctl command line that writes this branch again", _nothing, "look", "looking"),
+    TreeCommand("find TEXT", "the tokens at the cursor that have this text", _text, "look", "looking"),
+    TreeCommand("why", "what each processor did to the token at the cursor", _nothing, "look", "looking"),
+    TreeCommand("layers", "what the model would say after each of its layers", _nothing, "look", "looking"),
+    TreeCommand("compare A [B]", "two branches side by side (B: the current one)", _two, "look", "looking"),
+    TreeCommand("beside", "both distributions of --models or --beside, token by token", _nothing, "look", "looking"),
+    TreeCommand("text", "the text of the branch", _nothing, "look", "looking"),
+    TreeCommand("copy", "the same, for the clipboard", _nothing, "look", "looking.text"),
+    TreeCommand("repeat", "the genctl command line that writes this branch again", _nothing, "look", "looking"),
 )
 COMMANDS = {row.name: row for row in _ROWS}
