@@ -192,11 +192,6 @@ class Workspace(SavedTree):
             self._distributions.move_to_end((node, place))
         return found
 
-    def plain(self, node: int) -> Distribution:
-        """The model's distribution alone."""
-        logits = self.scores(node, self.resolved())
-        return Distribution(node, logits, logits[None], (), self.piece)
-
     def scores(self, node: int, resolved: Resolved) -> Tensor:
         """The model's logits after a node, f32 [V], on the CPU. Raises ModelError if they are no numbers."""
         logits = self.branches.scores(node)
@@ -229,7 +224,7 @@ class Workspace(SavedTree):
         if lane.strategy.traits.space == "logprobs":
             scores = scores.log_softmax(-1)
         scores, stages = trace.run_on_one(lane.processors, history, scores)
-        return Distribution(node, logits, scores, stages, self.piece, settings)
+        return Distribution(node, logits, scores, stages, self.piece, resolved.generation)
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
         """A generation that begins after a node and tokens that are given. A text of a grammar goes on there."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from rich.segment import Segment
@@ -21,41 +20,7 @@ from textual.strip import Strip
 from genctl.commands.explore import marks
 from genctl.commands.explore.rows_pane import RowsPane
 from genctl.terminal import theme, widgets
-
-
-class AlternativeRow(Protocol):
-    """One token of a distribution."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def processed(self) -> float: ...
-
-
-class ShownDistribution(Protocol):
-    """A distribution over V tokens."""
-
-    @property
-    def order(self) -> Any:
-        """int [V], ids by the model's probability."""
-
-    @property
-    def entropy(self) -> float: ...
-    @property
-    def best(self) -> int:
-        """The most probable token after the processors."""
-
-    def __len__(self) -> int: ...
-    def of(self, id: int, /) -> AlternativeRow: ...
-    def rank(self, id: int, /) -> int: ...
-    def how(self, id: int, /) -> str:
-        """What removed a token or changed it, in a few words; "" for nothing."""
+from genctl.tree.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -97,8 +62,8 @@ class Alternatives(RowsPane):
     def __init__(self, *, id: str | None = None, coloured: bool = True) -> None:
         super().__init__(id=id)
         self.coloured = coloured
-        self.first: ShownDistribution | None = None
-        self.other: ShownDistribution | None = None
+        self.first: Distribution | None = None
+        self.other: Distribution | None = None
         self.chosen: int | None = None  # the token of the branch
         self.there: Collection[int] = ()  # tokens that the tree has here
         self.found: Sequence[int] | None = None  # ids, where a filter is on
@@ -122,8 +87,8 @@ class Alternatives(RowsPane):
 
     def show(
         self,
-        first: ShownDistribution | None,
-        other: ShownDistribution | None = None,
+        first: Distribution | None,
+        other: Distribution | None = None,
         *,
         chosen: int | None = None,
         there: Collection[int] = (),
@@ -216,7 +181,7 @@ class Alternatives(RowsPane):
         strip = Strip(segments)
         return strip.adjust_cell_length(width, marks.CURSOR if row == self.at else None)
 
-    def _line(self, first: ShownDistribution, id: int, columns: AlternativeColumns) -> Text:
+    def _line(self, first: Distribution, id: int, columns: AlternativeColumns) -> Text:
         row = first.of(id)
         probability, after = marks.probability_of(row.logprob), marks.probability_of(row.processed)
         removed = row.processed == -math.inf
@@ -265,7 +230,7 @@ class Alternatives(RowsPane):
             self.post_message(self.Taken())
 
 
-def by_rank(ids: Sequence[int], distribution: ShownDistribution) -> list[int]:
+def by_rank(ids: Sequence[int], distribution: Distribution) -> list[int]:
     """Ids by the model's probability, the most probable first."""
     wanted = np.zeros(len(distribution), bool)
     wanted[np.asarray(ids, np.int64)] = True

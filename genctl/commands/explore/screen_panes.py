@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from math import inf
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -26,7 +24,8 @@ from genctl.commands.explore.alternatives import Alternatives
 from genctl.commands.explore.beams import Beams
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_place import Place
-from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, Hands, ModelThread, NodeLook
+from genctl.commands.explore.screen_source import TreeSource
+from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, ModelThread, NodeLook
 from genctl.commands.explore.status_line import StatusFigures, status_text
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
@@ -34,7 +33,6 @@ from genctl.errors import count
 from genctl.history import LaneHistory
 from genctl.terminal import widgets
 from genctl.tree.language import COMMANDS
-from genctl.tree.nodes import Tree
 from genctl.tree.results import Result, Searching, TokenWritten
 
 LOOKS = 8  # looks that are kept
@@ -47,32 +45,6 @@ def kind_of(line: str) -> str:
     return "write" if name == "resume" else COMMANDS[name].kind if name in COMMANDS else ""
 
 
-class ScreenSource(Hands, Protocol):
-    """A tree with what works on it."""
-
-    @property
-    def tree(self) -> Tree: ...
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held while the tree changes."""
-
-    @property
-    def names(self) -> tuple[str, str] | None:
-        """The two models or presets that are compared, if there are two."""
-
-    @property
-    def speed(self) -> float | None:
-        """Tokens a second of the newest generation; None: not known."""
-
-    @property
-    def suggestions(self) -> Sequence[str]:
-        """Knobs and presets, for completion."""
-
-    def vocabulary(self) -> Sequence[str]:
-        """The text of every token, by id. From any thread."""
-
-
 class TreeApp(App[int]):
     """Three panes, a line of input and a status line."""
 
@@ -82,7 +54,7 @@ class TreeApp(App[int]):
     class Told(Message):
         """The worker has told something."""
 
-    def __init__(self, source: ScreenSource, *, coloured: bool = True) -> None:
+    def __init__(self, source: TreeSource, *, coloured: bool = True) -> None:
         super().__init__(ansi_color=True)
         middle = [] if source.names is not None else [(NARROW, "-middle")]
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), *middle, (WIDE, "-wide")]

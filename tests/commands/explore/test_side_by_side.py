@@ -14,6 +14,7 @@ from genctl.commands.explore.screen_source import TreeSource
 from genctl.engines.local.session import Session
 from genctl.errors import UsageError
 from genctl.params import Runtime
+from genctl.tree.beside import Second
 from tests.commands.explore.app import Shown, play
 from tests.tree.trees import explorer, stories
 
@@ -64,7 +65,7 @@ def test_another_model_with_the_same_tokens_is_read_on_the_same_tree() -> None:
 def test_a_model_with_other_tokens_cannot_share_a_tree() -> None:
     other = Session.load(Runtime(model="builtin:numbers"))
     with pytest.raises(UsageError, match="do not have the same tokens"):
-        TreeSource(explorer(session=stories()), other_model=other, names=("A", "B"))
+        Second(explorer(session=stories()).space, session=other)
 
 
 def test_keys_are_answered_while_the_model_runs_and_space_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
