@@ -1,6 +1,6 @@
 """The tokens that may follow: probability by the model and after the processors, rank, and what removed each.
 
-The whole vocabulary can be scrolled: only the rows in view are made.
+The whole vocabulary can be scrolled: only the rows in view are made. A beam search stands in their place while it runs.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from rich.text import Text
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
+from textual.widgets import Static
 
 from genctl.commands.explore import marks
 from genctl.commands.explore.rows_pane import RowsPane
+from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
+from genctl.terminal.text_width import last_cells
 from genctl.tree.distribution import Distribution
 
 
@@ -244,3 +247,30 @@ def matching(texts: Sequence[str], wanted: str) -> list[int]:
     if wanted != wanted.lower():
         return [id for id, text in enumerate(texts) if wanted in text]
     return [id for id, text in enumerate(texts) if wanted in text.lower()]
+
+
+class Beams(Static):
+    """Shown in the place of the alternatives while rows compete."""
+
+    def __init__(self, *, id: str | None = None, coloured: bool = True) -> None:
+        super().__init__(id=id, markup=False)
+        self.coloured = coloured
+
+    def show(self, history: LaneHistory) -> None:
+        """Draw the rows of a search."""
+        width = max(self.size.width, 20)
+        lines = [Text(f"beam search, step {history.steps}", style=marks.DIM, no_wrap=True)]
+        for number, path in enumerate(history.rows, 1):
+            row = path.row
+            total, logprob = getattr(row, "total", 0.0), getattr(row, "logprob", 0.0)
+            share = marks.probability_of(logprob / max(path.length, 1))
+            line = Text(f"{number:>2} ", style=marks.DIM, no_wrap=True)
+            line.append(f"{widgets.rounded(total):>9} ", style=theme.colour(share) if self.coloured else theme.PLAIN)
+            line.append(last_cells(path.text(max(path.chars - 4 * width, 0)), max(width - 14, 8)))
+            lines.append(line)
+        ended = list(history.endings or ())
+        if ended:
+            lines.append(Text(f"{len(ended)} ended", style=marks.DIM))
+        for path in ended[:4]:
+            lines.append(widgets.fit(Text(f"   {last_cells(path.text(), max(width - 4, 8))}"), width))
+        self.update(Text("\n").join(lines))

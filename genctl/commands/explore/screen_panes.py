@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 
 from rich.console import Console
@@ -20,13 +20,11 @@ from textual.message import Message
 from textual.widgets import Static
 
 from genctl.commands.explore import marks
-from genctl.commands.explore.alternatives import Alternatives
-from genctl.commands.explore.beams import Beams
+from genctl.commands.explore.alternatives import Alternatives, Beams
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_place import Place
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, ModelThread, NodeLook
-from genctl.commands.explore.status_line import StatusFigures, status_text
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.errors import count
@@ -189,20 +187,19 @@ class TreeApp(App[int]):
 
     def show_status(self) -> None:
         """Show the status line."""
-        look = self.look
-        figures = StatusFigures(
-            self._state(),
-            self.failed,
-            None if look is None or look.first is None else look.first.entropy,
-            None if look is None or look.first is None else self.choices.mass_in_view(),
-            self.source.tree.joints[self.place.cursor],
-            None if look is None else look.shared,
-            None if look is None else look.own,
-            self.source.speed,
-            " ".join(f"{key}={value}" for key, value in self.source.tree.knobs.items()),
-        )
-        width = max(self.size.width, 20)
-        self.query_one("#status", Static).update(status_text(figures, width, coloured=self.coloured))
+        tree, look = self.source.tree, self.look
+        found = []
+        if look is not None and look.first is not None:
+            mass = widgets.percent(self.choices.mass_in_view()).strip()
+            found += [f"entropy {look.first.entropy:.2f}", f"mass shown {mass}"]
+        found.append(f"logprob {widgets.rounded(tree.joints[self.place.cursor])}")
+        if look is not None and look.shared is not None and look.own is not None:
+            found.append(f"cache {look.shared} shared, {look.own} own")
+        if self.source.speed is not None:
+            found.append(f"{self.source.speed:.1f} tokens/s")
+        found += [" ".join(f"{key}={value}" for key, value in tree.knobs.items())] if tree.knobs else []
+        state = Text(self._state(), style="bold red" if self.failed and self.coloured else marks.BOLD)
+        self.query_one("#status", Static).update(status_lines(state, found, max(self.size.width, 20)))
 
     def _state(self) -> str:
         if self.running and not self.failed:
@@ -352,3 +349,22 @@ class TreeApp(App[int]):
             self.beams.display, self.choices.display = searching, not searching
         if self.search is not None:
             self.beams.show(self.search)
+
+
+def status_lines(state: Text, found: Sequence[str], width: int) -> Text:
+    """Two lines at most of `width` cells: the state, then as many figures as fit."""
+    first = Text(no_wrap=True, end="")
+    if state:
+        first.append(widgets.first_words(state.plain, width), style=state.style)
+    lines = [first]
+    for words in found:
+        line = lines[-1]
+        if line.cell_len and line.cell_len + 3 + len(words) > width:
+            if len(lines) == 2:
+                break
+            line = Text(no_wrap=True, end="")
+            lines.append(line)
+        if line.cell_len:
+            line.append(" · ", style=marks.DIM)
+        line.append(widgets.first_words(words, width), style=marks.DIM)
+    return Text("\n").join(lines)
