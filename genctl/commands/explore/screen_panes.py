@@ -347,6 +347,8 @@ class TreeApp(App[int]):
         searching = self.search is not None
         if self.beams.display != searching:
             self.beams.display, self.choices.display = searching, not searching
+            # the heads fit the width that the rows have then
+            self.call_after_refresh(self.show_choices, keep=True)
         if self.search is not None:
             self.beams.show(self.search)
 

@@ -303,6 +303,16 @@ def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -
     play(part, made, size=size)
 
 
+def test_the_heads_stand_above_their_columns_after_a_beam_search() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("space", "home")
+        before = next(line for line in shown.lines if "rank token" in line)
+        await shown.press("b")
+        assert next(line for line in shown.lines if "rank token" in line) == before
+
+    play(part)
+
+
 def test_c_copies_the_text_of_the_branch() -> None:
     async def part(shown: Shown) -> None:
         await shown.press("space", "c")
