@@ -20,8 +20,8 @@ from genctl.errors import UsageError, nearest
 MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
 Arguments: TypeAlias = "dict[str, Any]"
 
-# What a command does: goes to another place, at which the cursor then is; writes a branch, which the cursor follows, or
-# several, after which it stays; undoes; changes settings; names a node; only looks.
+# What a command does: it moves the cursor; writes a branch, which the cursor follows; writes several; goes back or
+# forth in what was done; changes settings; names a node; only looks.
 Kind: TypeAlias = Literal["move", "write", "fork", "back", "set", "name", "look"]
 
 
@@ -42,7 +42,7 @@ class TreeCommand:
     about: str
     read: Callable[[str], Arguments]
     kind: Kind
-    does: str  # its function in this package: a generator of results from an Explorer and the arguments; see `moves`
+    does: str  # module and function of this package. A move takes (tree, At, …) to an At, others yield from an Explorer
 
     @property
     def name(self) -> str:
@@ -51,7 +51,7 @@ class TreeCommand:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What does it, imported when it is needed."""
+        """Its function, which has its name where `does` gives none. Imports what runs the model."""
         module, _, name = self.does.partition(".")
         found: Callable[..., Any] = getattr(import_module(f"genctl.tree.{module}"), name or self.name)
         return found
