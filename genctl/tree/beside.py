@@ -44,7 +44,7 @@ class Second:
 
     def _at(self, node: int, id: int | None) -> Beside:
         one, two = self.space.distribution(node), self.distribution(node)
-        best = int(one.processed.argmax()), int(two.processed.argmax())
+        best = one.best, two.best
         moved = float(0.5 * np.abs(np.exp(one.processed) - np.exp(two.processed)).sum())
         return Beside(
             node,
@@ -64,7 +64,7 @@ class Second:
         for place, (before, after) in enumerate(zip([start, *path[:-1]], path, strict=True)):
             two = self.distribution(before)
             total += float(two.processed[self.space.tree.nodes[after].id])
-            if parts is None and self.space.distribution(before).processed.argmax() != two.processed.argmax():
+            if parts is None and self.space.distribution(before).best != two.best:
                 parts = place
         return total, parts
 

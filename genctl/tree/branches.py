@@ -110,10 +110,6 @@ class Columns:
             end = min(end, segment.start)
         return shared, columns - shared
 
-    def drop(self) -> None:
-        """Forget everything."""
-        self._of, self.bytes = {}, 0
-
     def _chain(self, path: Sequence[int]) -> Iterable[Segment]:
         """The segments of a path, the newest first."""
         columns = self.held(path)
@@ -214,12 +210,6 @@ class Branches:
     def shared(self, node: int) -> tuple[int, int]:
         """How many columns of the branch down to `node` other branches have too, and how many it has alone."""
         return self.columns.shared(self._path(node))
-
-    def forget(self) -> None:
-        """Drop everything that was read."""
-        self.columns.drop()
-        self._scores.clear()
-        self._states.clear()
 
     def continuations(self, node: int, endings: Sequence[tuple[int, ...]]) -> list[Tensor]:
         """The logits after each ending (none empty, all equally long) of the branch down to `node`, f32 [V] each.

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs
 from genctl.tree.results import Continuation, Covered, Result, TokenWritten
 from genctl.tree.workspace import Workspace
+
+if TYPE_CHECKING:
+    from genctl.tree.explorer import Explorer
 
 MOST = 1000  # texts that are continued, where nobody says how many
 ROWS = 16  # in one pass
@@ -54,24 +58,17 @@ class ReadText:
         return (*self.written, token), self.total + float(self.totals[place])
 
 
-def expand(
-    space: Workspace,
-    line: str,
-    start: int,
-    mass: float,
-    depth: int,
-    most: int | None,
-    interrupted: Callable[[], str],
-) -> Iterator[Result]:
+def expand(explorer: Explorer, mass: float, depth: int, nodes: int | None = None) -> Iterator[Result]:
     """Yield a Continuation for each text that ends, or has `depth` tokens, until `mass` is covered; then Covered.
 
-    Before that come the dead ends, if the mass is not covered: they are why it is not. `most` bounds the texts that are
-    continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
+    Before that come the dead ends, if the mass is not covered: they are why it is not. `nodes` bounds the texts that
+    are continued, each a row of a forward pass. Raises ModelError for logits that are no numbers.
     """
-    search = BestFirst(space, start, depth, MOST if most is None else most)
-    before, first = space.tree.cursor, None
+    space, start = explorer.space, explorer.tree.cursor
+    search = BestFirst(space, start, depth, MOST if nodes is None else nodes)
+    first = None
     covered, count, reason = 0.0, 0, ""
-    with space.step(line):
+    with space.step(explorer.line):
         for written, total in chain(search.texts(), search.dead_ends()):
             node = start
             logprob = 0.0
@@ -86,11 +83,13 @@ def expand(
             dead = total == -math.inf
             count += not dead
             ids, text = tuple(token.id for token in written), space.text(node, start)
-            yield Continuation(node, ids, text, logprob, total, covered, ids[-1:] in search.ends, dead=dead)
-            reason = interrupted()
+            beside, parts = (None, None) if explorer.second is None else explorer.second.total(node, start)
+            ended = ids[-1:] in search.ends
+            yield Continuation(node, ids, text, logprob, total, covered, ended, beside, parts, dead)
+            reason = explorer.stop_reason()
             if reason or (mass < 1.0 and covered >= mass):
                 break
-        space.settle(cursor=before, tip=space.tree.tip if first is None else first)
+        space.settle(cursor=start, tip=space.tree.tip if first is None else first)
     if not reason and search.exhausted:
         reason = f"{search.read} texts were continued, which is the most"
     yield Covered(covered, count, search.read, not reason, reason, search.dead)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,18 @@ def _is_mine(path: Path) -> bool:
     state = path.lstat()
     mine = not hasattr(os, "getuid") or (state.st_uid == os.getuid() and not state.st_mode & _OTHERS)
     return mine and (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode))
+
+
+def to_save(layers: Iterable[Layer], keys: Container[str] | None = None) -> tuple[dict[str, Any], ...]:
+    """Layers as `Opened` has them, as far as they have values; `keys`: of these alone."""
+    kept = (
+        (layer, {key: value for key, value in layer.values.items() if keys is None or key in keys}) for layer in layers
+    )
+    return tuple(
+        {"origin": layer.origin, "said": layer.kind, "typed": layer.typed, "values": values}
+        for layer, values in kept
+        if values
+    )
 
 
 def saved_layers(saved: Iterable[Mapping[str, Any]], what: str) -> list[Layer]:

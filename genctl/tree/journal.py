@@ -1,4 +1,4 @@
-"""The file of a tree: one change a line, appended as it happens, so that a killed process loses one token at most.
+"""A tree and its file: one change a line, appended as it happens, so that a killed process loses one token at most.
 
 Each line is written whole, by one unbuffered write. A half-written last line is cut off when the file is opened again,
 and the lines that follow are those that an uninterrupted process writes. The file is readable by its owner only, is
@@ -12,8 +12,12 @@ import itertools
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,10 +25,11 @@ from genctl import events
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, OutputError, printable, reason_of
+from genctl.events import Token
 from genctl.io.file_lock import NotOurs, lock, open_regular
 from genctl.io.output import Sink, open_beside, unbuffered, unwritable
-from genctl.tree.changes import KINDS, SCHEMA, Begun, Change, Opened
-from genctl.tree.nodes import Tree
+from genctl.tree.changes import KINDS, SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
+from genctl.tree.nodes import Node, Tree
 
 FIRST = b'{"event": "opened"'  # the beginning of the first line
 _HINT = "the lines before it are whole: a copy that ends there can be opened"
@@ -150,6 +155,95 @@ class TreeFile:
     def discard(self) -> None:
         """Close the file, and remove it if it is not kept: it holds nothing."""
         self._sink.abandon(keep=False)
+
+
+class Differs(InputError):
+    """A command that is done again has another effect: other settings, another machine, or a server that draws."""
+
+    def __init__(self) -> None:
+        super().__init__("what was interrupted does not come out the same here")
+
+
+class SavedTree:
+    """A tree and its file, if there is one: every change goes through here."""
+
+    def __init__(self, tree: Tree, journal: TreeFile | None = None) -> None:
+        self.tree, self.journal = tree, journal
+        self.lock = threading.RLock()  # held while the tree changes
+        self.repeats = False  # whether the command is done again that was cut short
+        self._expected: deque[Change] = deque()  # changes that the file has already, while they happen again
+
+    def change(self, change: Change) -> None:
+        """Let a change happen, and append it to the file. Raises OutputError."""
+        with self.lock:
+            if isinstance(change, Settled):
+                self.take_rest()
+            if self._expected:
+                if _without_figures(self._expected[0]) != _without_figures(change):
+                    raise Differs
+                self.tree.apply(self._expected.popleft())
+                return
+            self.tree.apply(change)
+            if self.journal is not None:
+                self.journal.write(change)
+
+    @contextmanager
+    def again(self) -> Iterator[str]:
+        """Do the command again that was cut short, whose line this gives: what the file has is not written twice.
+
+        A command that ends earlier this time keeps what it had written. Where it comes out otherwise (Differs), or
+        fails before it is settled, the tree is what the file has.
+        """
+        assert self.journal is not None
+        changes, self.journal.unfinished = self.journal.unfinished, ()
+        first = changes[0]
+        assert isinstance(first, Begun)
+        self.tree.take_back(changes)
+        self._expected, self.repeats = deque(changes), True
+        try:
+            yield first.line
+        finally:
+            self.take_rest()
+            self.repeats = False
+
+    @property
+    def expected(self) -> Node | None:
+        """The token that the file has next, while a command is done again; None where it has no more."""
+        change = self._expected[0] if self._expected else None
+        if isinstance(change, Reached):
+            return self.tree.nodes[change.node]
+        return change if isinstance(change, Grown) else None
+
+    def take_rest(self) -> None:
+        """Take in what the file has of a command beyond what came again."""
+        while self._expected:
+            self.tree.apply(self._expected.popleft())
+
+    def put(self, parent: int, token: Token, by: By, settings: int, seed: int | None, start: int) -> int:
+        """Write a token after a node. Returns its node: a new one, or the one that is there."""
+        node = self.tree.find(parent, token.id)
+        if node is not None:
+            self.change(Reached(node))
+            return node
+        node = len(self.tree.nodes)
+        figures = token.logprob, token.text, token.rank, token.entropy
+        self.change(Grown(node, parent, token.id, *figures, settings, seed, start, by))
+        return node
+
+    def entry(self, values: Mapping[str, Any]) -> int:
+        """The place of knobs in the table of settings; a new entry where they are not in it."""
+        place = self.tree.entry_of(values)
+        if place is None:
+            place = len(self.tree.settings)
+            self.change(Knobs(dict(values)))
+        return place
+
+
+def _without_figures(change: Change) -> object:
+    """A change without numbers whose last digits may depend on how a branch was read, and without the tool."""
+    if isinstance(change, Grown):
+        return change.node, change.parent, change.id, change.text, change.settings, change.seed, change.start, change.by
+    return replace(change, tool="") if isinstance(change, Begun) else change
 
 
 def read_tree(path: Path) -> Tree:

@@ -1,4 +1,4 @@
-"""The commands of a tree as lines of text: one parser for scripts, for chat and for the screen.
+"""The commands of a tree, a row each: one language for scripts, for the line of the screen and for its keys.
 
 A line is a name and its arguments. Everything that needs no checkpoint is checked here, so that a script is checked
 whole before anything is loaded.
@@ -10,16 +10,19 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from importlib import import_module
+from typing import Any, Literal, TypeAlias
 
-from genctl.config import presets
-from genctl.config.check import Wrong, check, did_you_mean, known, shown
-from genctl.config.found_files import hint, objection
+from genctl.config.check import Wrong, check, did_you_mean, known
 from genctl.config.presets import parse_value
-from genctl.errors import PresetError, UsageError, nearest
+from genctl.errors import UsageError, nearest
 
 MEMORY = 2**30  # bytes for caches and scores, where nobody says how many
 Arguments: TypeAlias = "dict[str, Any]"
+
+# What a command does: it moves the cursor; writes a branch, which the cursor follows; writes several; goes back or
+# forth in what was done; changes settings; names a node; only looks.
+Kind: TypeAlias = Literal["move", "write", "fork", "back", "set", "name", "look"]
 
 
 @dataclass(frozen=True)
@@ -32,26 +35,39 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Word:
+class TreeCommand:
     """A command that there is."""
 
     usage: str  # its name and its arguments
     about: str
     read: Callable[[str], Arguments]
-    needs_text: bool = False  # whether it needs a tokenizer
+    kind: Kind
+    does: str  # module and function of this package. A move takes (tree, At, …) to an At, others yield from an Explorer
+
+    @property
+    def name(self) -> str:
+        """The first word of a line."""
+        return self.usage.partition(" ")[0]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Its function, which has its name where `does` gives none. Imports what runs the model."""
+        module, _, name = self.does.partition(".")
+        found: Callable[..., Any] = getattr(import_module(f"genctl.tree.{module}"), name or self.name)
+        return found
 
 
 def parse(line: str) -> Call:
     """The command of a line. Raises UsageError, naming the nearest command for one that there is not."""
     name, _, rest = line.strip("\r\n").lstrip().partition(" ")
-    if name not in WORDS:
-        near = nearest(name, WORDS)
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
         raise UsageError(f"unknown command {name!r:.60}" + (f"; did you mean {near}?" if near else ""))
     try:
         # the text of `edit` begins after one blank
-        arguments = WORDS[name].read(rest if name == "edit" else rest.strip())
+        arguments = COMMANDS[name].read(rest if name == "edit" else rest.strip())
     except ValueError as error:
-        raise UsageError(f"{name}: {error}; expected {WORDS[name].usage}") from None
+        raise UsageError(f"{name}: {error}; expected {COMMANDS[name].usage}") from None
     return Call(name, arguments, line.strip("\r\n"))
 
 
@@ -69,7 +85,7 @@ def parse_script(lines: Iterable[str], name: str) -> list[Call]:
         except UsageError as error:
             mistakes.append(f"{name}, line {number}: {error.message}")
     if mistakes:
-        raise UsageError("\n".join(mistakes), hint=f"the commands are {', '.join(WORDS)}")
+        raise UsageError("\n".join(mistakes), hint=f"the commands are {', '.join(COMMANDS)}")
     return calls
 
 
@@ -174,20 +190,6 @@ def _name(rest: str) -> Arguments:
     return {"name": rest}
 
 
-def preset_values(name: str) -> dict[str, Any]:
-    """The knobs of a preset. Raises PresetError, also for what a preset of somebody else may not set."""
-    values: dict[str, Any] = {}
-    for layer in presets.load([name]):
-        for error in layer.broken:
-            raise error
-        for key, value in layer.values.items():
-            if (wrong := objection(key, value, layer.folder, layer.found, opened=layer.found == "unnamed")) is not None:
-                raise PresetError(f"{layer.place(key)}: {key} = {shown(value)}: {wrong.sentence}", hint=hint(key))
-        values |= layer.values
-    values.pop("about", None)
-    return values
-
-
 def expansion(text: str) -> Arguments:
     """`mass=0.9,depth=6`: either or both. Raises ValueError."""
     found: Arguments = {"mass": 1.0, "depth": None}
@@ -218,37 +220,62 @@ def _both(rest: str) -> Arguments:
     return {"k": _whole(words[0], 1, "K") if words else 4, "n": _whole(words[1], 1, "N") if len(words) > 1 else None}
 
 
-WORDS: dict[str, Word] = {
-    "left": Word("left [N]", "the token before", _count("n", 1)),
-    "right": Word("right [N]", "the next token of the branch", _count("n", 1)),
-    "up": Word("up", "the branch above, of those that part at the cursor", _nothing),
-    "down": Word("down", "the branch below", _nothing),
-    "start": Word("start", "the beginning: the end of the prompt", _nothing),
-    "end": Word("end", "the end of the branch", _nothing),
-    "goto": Word("goto NODE", "a node, by its number or its bookmark", _node),
-    "next": Word("next [NATS]", "the next token chosen with at least this entropy (1)", _threshold),
-    "previous": Word("previous [NATS]", "the one before", _threshold),
-    "take": Word('take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken),
-    "generate": Word("generate [N]", "continue from the cursor by N tokens", _count("n", None)),
-    "sample": Word("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both),
-    "beams": Word("beams [K] [N]", "the K best continuations from the cursor that a beam search finds", _both),
-    "edit": Word("edit TEXT", "another text from the cursor on", _text, needs_text=True),
-    "expand": Word("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion),
-    "undo": Word("undo", "take back the last step", _nothing),
-    "redo": Word("redo", "do it again", _nothing),
-    "set": Word("set KNOB=VALUE", "a setting of what follows; the distribution changes at once", _knobs),
-    "preset": Word("preset NAME", "the settings of a preset", _name),
-    "reset": Word("reset", "the settings that the tree began with", _nothing),
-    "bookmark": Word("bookmark [NAME]", "name the node at the cursor; without a name, one is made", _mark),
-    "show": Word(
-        "show [N]", "the N most probable tokens at the cursor, and what processors made of them", _count("n", 20)
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+_ROWS = (
+    TreeCommand("left [N]", "the token before", _count("n", 1), "move", "moves"),
+    TreeCommand("right [N]", "the next token of the branch", _count("n", 1), "move", "moves"),
+    TreeCommand("up", "the branch above, of those that part at the cursor", _nothing, "move", "moves"),
+    TreeCommand("down", "the branch below", _nothing, "move", "moves"),
+    TreeCommand("start", "the beginning: the end of the prompt", _nothing, "move", "moves"),
+    TreeCommand("end", "the end of the branch", _nothing, "move", "moves"),
+    TreeCommand("goto NODE", "a node, by its number or its bookmark", _node, "move", "moves"),
+    TreeCommand(
+        "next [NATS]",
+        "the next token chosen with at least this entropy (1)",
+        _threshold,
+        "move",
+        "moves.next_uncertain",
     ),
-    "find": Word("find TEXT", "the tokens at the cursor that have this text", _text, needs_text=True),
-    "why": Word("why", "what each processor did to the token at the cursor", _nothing),
-    "layers": Word("layers", "what the model would say after each of its layers", _nothing),
-    "compare": Word("compare A [B]", "two branches side by side (B: the current one)", _two),
-    "beside": Word("beside", "both distributions of --models or --beside, token by token", _nothing),
-    "text": Word("text", "the text of the branch", _nothing),
-    "copy": Word("copy", "the same, for the clipboard", _nothing),
-    "repeat": Word("repeat", "the genctl command line that writes this branch again", _nothing),
-}
+    TreeCommand("previous [NATS]", "the one before", _threshold, "move", "moves.previous_uncertain"),
+    TreeCommand(
+        'take RANK|id:N|"TEXT" [N]', "this token, and N more (max_new_tokens; 0: no more)", _taken, "write", "writing"
+    ),
+    TreeCommand("generate [N]", "continue from the cursor by N tokens", _count("n", None), "write", "writing"),
+    TreeCommand("sample [K] [N]", "K continuations from the cursor, each with its own seed", _both, "fork", "writing"),
+    TreeCommand(
+        "beams [K] [N]", "the K best continuations from the cursor that a beam search finds", _both, "fork", "writing"
+    ),
+    TreeCommand("edit TEXT", "another text from the cursor on", _text, "write", "writing"),
+    TreeCommand("expand mass=SHARE,depth=N", "all continuations by joint probability", expansion, "fork", "expanding"),
+    TreeCommand("undo", "take back the last step", _nothing, "back", "altering"),
+    TreeCommand("redo", "do it again", _nothing, "back", "altering"),
+    TreeCommand(
+        "set KNOB=VALUE",
+        "a setting of what follows; the distribution changes at once",
+        _knobs,
+        "set",
+        "altering.set_knob",
+    ),
+    TreeCommand("preset NAME", "the settings of a preset", _name, "set", "altering"),
+    TreeCommand("reset", "the settings that the tree began with", _nothing, "set", "altering"),
+    TreeCommand(
+        "bookmark [NAME]", "name the node at the cursor; without a name, one is made", _mark, "name", "altering"
+    ),
+    TreeCommand(
+        "show [N]",
+        "the N most probable tokens at the cursor, and what processors made of them",
+        _count("n", 20),
+        "look",
+        "looking",
+    ),
+    TreeCommand("find TEXT", "the tokens at the cursor that have this text", _text, "look", "looking"),
+    TreeCommand("why", "what each processor did to the token at the cursor", _nothing, "look", "looking"),
+    TreeCommand("layers", "what the model would say after each of its layers", _nothing, "look", "looking"),
+    TreeCommand("compare A [B]", "two branches side by side (B: the current one)", _two, "look", "looking"),
+    TreeCommand("beside", "both distributions of --models or --beside, token by token", _nothing, "look", "looking"),
+    TreeCommand("text", "the text of the branch", _nothing, "look", "looking"),
+    TreeCommand("copy", "the same, for the clipboard", _nothing, "look", "looking.text"),
+    TreeCommand("repeat", "the genctl command line that writes this branch again", _nothing, "look", "looking"),
+)
+COMMANDS = {row.name: row for row in _ROWS}

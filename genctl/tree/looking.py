@@ -4,64 +4,66 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from genctl.config.check import shown as shown_value
-from genctl.config.listed_knobs import processors_of
 from genctl.decode.runtime import Pass, depth_of
 from genctl.decode.score import check_finite
-from genctl.errors import GenctlError, InputError, ModelError
-from genctl.params import Generation
+from genctl.errors import GenctlError, InputError, ModelError, UsageError
 from genctl.tree.changes import Grown
-from genctl.tree.distribution import Alternative
+from genctl.tree.distribution import Distribution
 from genctl.tree.nodes import ROOT
-from genctl.tree.results import AtLayer, Compared, Repeat, Shown, Why
+from genctl.tree.results import Alternative, AtLayer, Beside, BranchText, Compared, Repeat, Shown, Why
 from genctl.tree.workspace import Workspace
 
+if TYPE_CHECKING:
+    from genctl.tree.explorer import Explorer
+
+FOUND = 20  # tokens that `find` lists
 LAYER_TOP = 5  # tokens listed after each layer
 
 
-def shown(space: Workspace, node: int, count: int, begin: int = 0) -> Shown:
-    """The most probable tokens after a node."""
-    found = space.distribution(node)
-    listed = [_placed(space, node, each) for each in found.top(count, begin)]
-    return Shown(node, found.entropy, found.mass(begin + count), tuple(listed), found.effects)
+def show(explorer: Explorer, n: int) -> Iterator[Shown]:
+    """The n most probable tokens at the cursor."""
+    node = explorer.tree.cursor
+    found = explorer.space.distribution(node)
+    yield _shown(explorer.space, found, found.top(n), found.mass(n))
 
 
-def found(space: Workspace, node: int, text: str, count: int) -> Shown:
-    """The tokens after a node that have this text."""
-    distribution = space.distribution(node)
-    listed = []
-    for each in distribution.containing(text):
-        listed.append(_placed(space, node, each))
-        if len(listed) == count:
-            break
-    mass = float(sum(each.probability for each in listed))
-    return Shown(node, distribution.entropy, mass, tuple(listed), distribution.effects)
+def find(explorer: Explorer, text: str) -> Iterator[Shown]:
+    """The tokens at the cursor that have this text, FOUND at most."""
+    found = explorer.space.distribution(explorer.tree.cursor)
+    listed = list(islice(found.containing(text), FOUND))
+    yield _shown(explorer.space, found, listed, float(sum(each.probability for each in listed)))
 
 
-def _placed(space: Workspace, node: int, token: Alternative) -> Alternative:
-    child = space.tree.child(node, token.id)
-    if child is None:
-        return token
-    return Alternative(token.id, token.text, token.rank, token.logprob, token.processed, token.removed_by, child)
+def _shown(space: Workspace, found: Distribution, listed: Sequence[Alternative], mass: float) -> Shown:
+    """Tokens of a distribution, each with the node where the tree has it."""
+    node = found.node
+    placed = (replace(each, node=space.tree.child(node, each.id)) for each in listed)
+    return Shown(node, found.entropy, mass, tuple(placed), found.effects)
 
 
-def why(space: Workspace, node: int, id: int) -> Why:
-    """What each processor did to a token after a node."""
-    distribution = space.distribution(node)
-    return Why(distribution.of(id), distribution.why(id))
+def why(explorer: Explorer) -> Iterator[Why]:
+    """What each processor did to the token under the cursor; at the end of a branch, to the most probable one."""
+    distribution, under = explorer.space.distribution(explorer.tree.cursor), explorer.tree.under()
+    id = distribution.at(1).id if under is None else explorer.tree.nodes[under].id
+    yield Why(distribution.of(id), distribution.why(id))
 
 
-def layers(space: Workspace, node: int, id: int | None) -> Iterator[AtLayer]:
+def layers(explorer: Explorer) -> Iterator[AtLayer]:
     """What the model would say after each layer: its first layers alone, with its last norm and its head.
 
     nostalgebraist 2020, "interpreting GPT: the logit lens". Raises ModelError for models whose layers cannot be left
     early.
     """
+    space, tree = explorer.space, explorer.tree
+    under = tree.under()
+    node, id = tree.cursor, None if under is None else tree.nodes[under].id
     forward = space.session.forward
     depth = depth_of(forward)
     ids = torch.tensor([list(space.tree.ids(node))], device=forward.device)
@@ -92,11 +94,12 @@ def _layer(space: Workspace, number: int, logits: torch.Tensor, id: int | None) 
     return AtLayer(number, top, entropy, float(own), 1 + int((logprobs > own).sum()))
 
 
-def compared(space: Workspace, a: int, b: int) -> Compared:
-    """Two branches, from where they part."""
-    tree = space.tree
+def compare(explorer: Explorer, names: Sequence[str]) -> Iterator[Compared]:
+    """Two branches, from where they part: one of a bookmark or node each, the second the current one by default."""
+    space, tree = explorer.space, explorer.tree
+    a, b = [*map(tree.named, names), tree.tip][:2]
     fork = tree.fork_of(a, b)
-    return Compared(
+    yield Compared(
         fork,
         space.text(fork),
         (a, b),
@@ -106,19 +109,34 @@ def compared(space: Workspace, a: int, b: int) -> Compared:
     )
 
 
-def repeat(space: Workspace, node: int) -> Repeat:
+def beside(explorer: Explorer) -> Iterator[Beside]:
+    """Both distributions at each token of the branch."""
+    if explorer.second is None:
+        raise UsageError("there is one distribution", hint="--models A,B or --beside gives another one")
+    yield from explorer.second.along(explorer.tree.tip)
+
+
+def text(explorer: Explorer) -> Iterator[BranchText]:
+    """The text of the branch."""
+    tip = explorer.tree.tip
+    yield BranchText(tip, explorer.space.text(tip), explorer.tree.opened.prompt)
+
+
+def repeat(explorer: Explorer) -> Iterator[Repeat]:
     """The command line that writes the last generation of a branch again, token for token.
 
     It gives the tokens before it as ids, which a text may not give back. Settings that the tree began with are given
     too, so that it does not depend on files.
     """
-    tree = space.tree
+    space, tree = explorer.space, explorer.tree
+    node = tree.tip
     if node == ROOT:
         raise InputError("the branch has no token yet")
     last = tree.nodes[node]
     if last.by != "generate":
         what = {"edit": "typed", "expand": "found by expanding"}.get(last.by, "chosen by hand")
-        return Repeat(node, (), f"its last token was {what}: no command writes it")
+        yield Repeat(node, (), f"its last token was {what}: no command writes it")
+        return
     start, path = last.start, tree.path(node, last.start)
     words = ["genctl", "run", "--model", tree.opened.model, "--input", "-", "--input-format", "jsonl"]
     values = _values(space, last)
@@ -129,7 +147,7 @@ def repeat(space: Workspace, node: int) -> Repeat:
     line = f"printf '%s\\n' {shlex.quote(json.dumps(row, ensure_ascii=False))} | {shlex.join(words)}"
     is_search = space.resolved(last.settings).generation.is_beam_search
     note = "the best of its search may be another branch" if is_search else ""
-    return Repeat(node, (line,), note)
+    yield Repeat(node, (line,), note)
 
 
 def _values(space: Workspace, node: Grown) -> dict[str, Any]:
@@ -139,16 +157,3 @@ def _values(space: Workspace, node: Grown) -> dict[str, Any]:
     return {
         key: setting.value for key, setting in kinds.items() if key not in ("max_new_tokens", "max_length", "about")
     }
-
-
-def drawing(before: Generation, after: Generation) -> tuple[str, ...]:
-    """What to say where other settings begin to draw tokens, with the knobs that act, or no longer draw."""
-    if before.draws == after.draws:
-        return ()
-    if not after.draws:
-        return ("sampling is off",)
-    names = dict.fromkeys(
-        ["temperature", *(row.knobs[0] for row in processors_of(after, healed=False) if row.sampling)]
-    )
-    values = ", ".join(f"{name} = {shown_value(getattr(after, name))}" for name in names)
-    return (f"sampling is on: {values}",)

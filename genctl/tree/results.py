@@ -5,9 +5,42 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from genctl.events import Stepped, Trace
 from genctl.tree.changes import Grown
-from genctl.tree.distribution import Alternative, Effect
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One token that may follow a node."""
+
+    id: int
+    text: str  # of the token alone
+    rank: int  # by the model, from 1
+    logprob: float  # the model's, in nats
+    processed: float  # after the processors; -inf: removed
+    removed_by: str = ""  # the processor that removed it
+    node: int | None = None  # where the tree has it
+
+    @property
+    def probability(self) -> float:
+        """By the model."""
+        return float(np.exp(self.logprob))
+
+    @property
+    def chance(self) -> float:
+        """After the processors: with it a draw takes the token."""
+        return float(np.exp(self.processed))
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one processor did to the distribution."""
+
+    processor: str
+    removed: int  # tokens that lost all their probability here
+    moved: float  # total variation between the distribution before and after, in [0, 1]
 
 
 @dataclass(frozen=True, slots=True)

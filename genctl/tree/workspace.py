@@ -1,10 +1,9 @@
-"""A tree with its checkpoint and its file: every change goes through here."""
+"""A tree with its checkpoint and its file: what the model says of each node, and tokens that are written after one."""
 
 from __future__ import annotations
 
 import math
-import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,10 +21,10 @@ from genctl.identity import checkpoint_change
 from genctl.io.rows import row_seed
 from genctl.params import GRAMMARS, Generation, knobs
 from genctl.tree.branches import Branches
-from genctl.tree.changes import SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
+from genctl.tree.changes import SCHEMA, Begun, By, Opened, Settled
 from genctl.tree.distribution import Distribution
-from genctl.tree.file_settings import FileSettings, saved_layers
-from genctl.tree.journal import TreeFile
+from genctl.tree.file_settings import FileSettings, saved_layers, to_save
+from genctl.tree.journal import Differs, SavedTree, TreeFile
 from genctl.tree.language import MEMORY
 from genctl.tree.nodes import ROOT, Tree
 from genctl.tree.results import At, TokenWritten
@@ -39,30 +38,16 @@ _DISTRIBUTIONS = 8  # kept
 _WORDS = 64  # detokenizers kept, each after a node
 
 
-class Differs(InputError):
-    """A command that is done again has another effect: another machine, or other versions."""
-
-
 def opened_of(
     session: Session, prompt: str, prompt_ids: Sequence[int], seed: int, layers: Sequence[Layer], *, shown: str = ""
 ) -> Opened:
     """The beginning of a tree. Of `layers` the knobs of generation are kept. Raises ModelError."""
-    kept = {*knobs(Generation), *LISTS}
-    settings = tuple(
-        {
-            "origin": layer.origin,
-            "said": layer.kind,
-            "typed": layer.typed,
-            "values": {key: value for key, value in layer.values.items() if key in kept},
-        }
-        for layer in layers
-        if kept & layer.values.keys()
-    )
+    settings = to_save(layers, {*knobs(Generation), *LISTS})
     checkpoint = session.about.name, session.loaded.fingerprint()
     return Opened(SCHEMA, *checkpoint, prompt, tuple(prompt_ids), seed, settings, shown)
 
 
-class Workspace:
+class Workspace(SavedTree):
     """A tree, the checkpoint that continues it, and its file, if there is one.
 
     Raises InputError if the tree was made with another checkpoint, or has tokens that the checkpoint lacks; UsageError
@@ -87,9 +72,9 @@ class Workspace:
                 hint=f"--model {opened.model}, if its files have not changed since",
             )
         check_ids(tree, session.forward.vocab_size, name)
-        self.session, self.tree, self.journal = session, tree, journal
+        super().__init__(tree, journal)
+        self.session = session
         self.branches = Branches(session, tree, memory)
-        self.lock = threading.RLock()  # held while the tree changes
         self.file = file or FileSettings()
         layers = saved_layers(opened.layers, "tree")
         self.base = self._checked(session.resolve([part for layer in layers for part in self.file.layers(layer)]))
@@ -97,51 +82,8 @@ class Workspace:
         self._resolved: dict[int, Resolved] = {}
         self._distributions: OrderedDict[tuple[int, int], Distribution] = OrderedDict()
         self._words: OrderedDict[int, Words] = OrderedDict()
-        self._expected: deque[Change] = deque()  # changes that the file has already, while they happen again
-        self._repeated: list[Change] = []
-        self._differs = False
 
-    # -- changes -------------------------------------------------------------------------------------------------------
-
-    def change(self, change: Change) -> None:
-        """Let a change happen, and append it to the file. Raises OutputError."""
-        with self.lock:
-            if self._expected:
-                if _without_figures(self._expected[0]) != _without_figures(change):
-                    self._differs = True
-                    raise Differs("what was interrupted does not come out the same here")
-                change = self._expected.popleft()
-                self._repeated.append(change)
-                self.tree.apply(change)
-                return
-            self.tree.apply(change)
-            if self.journal is not None:
-                self.journal.write(change)
-
-    @contextmanager
-    def again(self) -> Iterator[str]:
-        """Do the command again that was cut short, whose line this gives: what the file has is not written twice.
-
-        Raises Differs if it comes out otherwise; the tree is then what the file has.
-        """
-        assert self.journal is not None
-        changes, self.journal.unfinished = self.journal.unfinished, ()
-        first = changes[0]
-        assert isinstance(first, Begun)
-        self.tree.take_back(changes)
-        self._expected, self._repeated = deque(changes), []
-        try:
-            yield first.line
-        except Differs:
-            self._expected.clear()
-            self._differs = False
-            if self.tree.command is not None:
-                self.tree.take_back(self._repeated)
-            for change in changes:
-                self.tree.apply(change)
-            raise
-        finally:
-            self._expected.clear()
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def step(self, line: str, run: int = 0) -> Iterator[None]:
@@ -149,9 +91,16 @@ class Workspace:
         self.change(Begun(line, True, run, "explore"))
         try:
             yield
-        finally:
-            if self.tree.command is not None and not self._differs:
-                self.change(Settled())
+        except Differs:
+            raise
+        except BaseException:
+            self._end_step()
+            raise
+        self._end_step()
+
+    def _end_step(self) -> None:
+        if self.tree.command is not None:
+            self.change(Settled())
 
     def settle(self, **changed: Any) -> At:
         """End a command, or move: the fields of `Settled` that differ from now. Returns where the cursor is."""
@@ -163,15 +112,11 @@ class Workspace:
 
     def write(self, parent: int, token: Token, by: By, settings: int, seed: int | None, start: int) -> TokenWritten:
         """Write a token after a node."""
-        known = self.tree.find(parent, token.id)
-        if known is not None:
-            self.change(Reached(known))
-            return TokenWritten(self.tree.nodes[known], True)
-        text = self.words(parent).fork().push(token.id) if self.session.about.has_texts else ""
-        number, figures = len(self.tree.nodes), (token.logprob, text, token.rank, token.entropy)
-        node = Grown(number, parent, token.id, *figures, settings, seed, start, by)
-        self.change(node)
-        return TokenWritten(node)
+        known = self.tree.find(parent, token.id) is not None
+        if not known:
+            text = self.words(parent).fork().push(token.id) if self.session.about.has_texts else ""
+            token = replace(token, text=text)
+        return TokenWritten(self.tree.nodes[self.put(parent, token, by, settings, seed, start)], known)
 
     def write_given(self, parent: int, ids: Sequence[int], by: By) -> Iterator[TokenWritten]:
         """Write tokens that are given, with what the model says of each."""
@@ -221,16 +166,6 @@ class Workspace:
         check_trust(resolved.settings, self.session.planner.trust)
         return resolved
 
-    def entry(self, values: Mapping[str, Any]) -> int:
-        """The place of knobs in the table of settings; a new entry where they are not in it."""
-        values = dict(values)
-        place = self.tree.entry_of(values)
-        if place is not None:
-            return place
-        self.overlaid(values)
-        self.change(Knobs(values))
-        return len(self.tree.settings) - 1
-
     def aside(self, values: Mapping[str, Any]) -> int:
         """A number for settings that the tree does not have, for `distribution`. Raises PresetError."""
         place = min(self._resolved, default=0)
@@ -256,11 +191,6 @@ class Workspace:
         else:
             self._distributions.move_to_end((node, place))
         return found
-
-    def plain(self, node: int) -> Distribution:
-        """The model's distribution alone."""
-        logits = self.scores(node, self.resolved())
-        return Distribution(node, logits, logits[None], (), self.piece)
 
     def scores(self, node: int, resolved: Resolved) -> Tensor:
         """The model's logits after a node, f32 [V], on the CPU. Raises ModelError if they are no numbers."""
@@ -294,7 +224,7 @@ class Workspace:
         if lane.strategy.traits.space == "logprobs":
             scores = scores.log_softmax(-1)
         scores, stages = trace.run_on_one(lane.processors, history, scores)
-        return Distribution(node, logits, scores, stages, self.piece, settings)
+        return Distribution(node, logits, scores, stages, self.piece, resolved.generation)
 
     def request(self, name: str, node: int, resolved: Resolved, seed: int = 0, given: tuple[int, ...] = ()) -> Request:
         """A generation that begins after a node and tokens that are given. A text of a grammar goes on there."""
@@ -367,10 +297,3 @@ def check_ids(tree: Tree, size: int, name: str) -> None:
     for place, id in places:
         if not 0 <= id < size:
             raise InputError(f"{name} is damaged: {place}: {id} is none of the {size} ids of the checkpoint")
-
-
-def _without_figures(change: Change) -> object:
-    """A change without numbers whose last digits may depend on how a branch was read, and without the tool."""
-    if isinstance(change, Grown):
-        return change.node, change.parent, change.id, change.text, change.settings, change.seed, change.start, change.by
-    return replace(change, tool="") if isinstance(change, Begun) else change

@@ -6,10 +6,10 @@ text of a grammar goes on where an earlier command left it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request
@@ -19,6 +19,9 @@ from genctl.params import knobs
 from genctl.tree.nodes import ROOT
 from genctl.tree.results import Result, Searching, TokenWritten, Wrote
 from genctl.tree.workspace import Workspace
+
+if TYPE_CHECKING:
+    from genctl.tree.explorer import Explorer
 
 _ERRORS: dict[str, type[GenctlError]] = {"model": ModelError, "usage": UsageError}
 
@@ -34,46 +37,86 @@ class Run:
     seed: int
 
 
-def generate(
-    space: Workspace, line: str, start: int, most: int | None, interrupted: Callable[[], str]
-) -> Iterator[Result]:
+def generate(explorer: Explorer, n: int | None) -> Iterator[Result]:
     """Continue a branch with the current settings."""
-    values = dict(space.tree.knobs)
-    yield from _write(space, line, start, [_with(values, max_new_tokens=most)], interrupted)
+    yield from _write(explorer, [_with(explorer.tree.knobs, max_new_tokens=n)])
 
 
-def take(
-    space: Workspace, line: str, start: int, id: int, most: int | None, interrupted: Callable[[], str]
-) -> Iterator[Result]:
-    """A token that is chosen by hand, and what follows it: `most` tokens, none if that is 0."""
-    stops = most == 0 or id in space.session.forward.eos
-    values = _with(dict(space.tree.knobs), max_new_tokens=most, token_healing=False)
+def take(explorer: Explorer, token: int | str, n: int | None) -> Iterator[Result]:
+    """A token that is chosen by hand, and what follows it: `n` tokens, none if that is 0."""
+    space, id = explorer.space, _token(explorer.space, token)
+    stops = n == 0 or id in space.session.forward.eos
+    values = _with(space.tree.knobs, max_new_tokens=n, token_healing=False)
     if not space.resolved().generation.token_healing:
         del values["token_healing"]
-    yield from _write(space, line, start, [] if stops else [values], interrupted, (id,))
+    yield from _write(explorer, [] if stops else [values], (id,))
 
 
-def sample(
-    space: Workspace, line: str, start: int, count: int, most: int | None, interrupted: Callable[[], str]
-) -> Iterator[Result]:
-    """`count` continuations, drawn together, each with its own seed."""
-    values = _with(dict(space.tree.knobs), max_new_tokens=most)
+def _token(space: Workspace, token: int | str) -> int:
+    """The id of a rank, of id:N, or of a text that is one token."""
+    distribution = space.distribution(space.tree.cursor)
+    if isinstance(token, int):
+        if token > len(distribution):
+            raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
+        return distribution.at(token).id
+    from genctl.models.watched import watched_ids
+
+    try:
+        id = watched_ids(space.session.loaded, [token])[0]
+    except UsageError as error:
+        raise UsageError(error.message.replace("--watch", "take"), hint=error.hint) from None
+    if id >= len(distribution):
+        raise UsageError(f"take id:{id}: the model writes the ids 0 to {len(distribution) - 1}")
+    return id
+
+
+def sample(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
+    """`k` continuations, drawn together, each with its own seed."""
+    space = explorer.space
+    values = _with(space.tree.knobs, max_new_tokens=n)
     if not space.overlaid(values).generation.do_sample:
         values["do_sample"] = True
     if space.overlaid(values).generation.temperature == 0.0:
         raise UsageError("sample draws tokens, and temperature = 0 takes the best one", hint="set temperature=1")
-    yield from _write(space, line, start, [values] * count, interrupted)
+    yield from _write(explorer, [values] * k)
 
 
-def beams(
-    space: Workspace, line: str, start: int, count: int, most: int | None, interrupted: Callable[[], str]
-) -> Iterator[Result]:
-    """The `count` best continuations of a beam search, the best first."""
-    own = {key: value for key, value in space.tree.knobs.items() if not _samples(key)}
-    found = _with(own, max_new_tokens=most, num_beams=count, num_return_sequences=count, do_sample=False)
-    if not space.base.generation.do_sample:
+def beams(explorer: Explorer, k: int, n: int | None) -> Iterator[Result]:
+    """The `k` best continuations of a beam search, the best first."""
+    own = {key: value for key, value in explorer.tree.knobs.items() if not _samples(key)}
+    found = _with(own, max_new_tokens=n, num_beams=k, num_return_sequences=k, do_sample=False)
+    if not explorer.space.base.generation.do_sample:
         del found["do_sample"]
-    yield from _write(space, line, start, [found], interrupted)
+    yield from _write(explorer, [found])
+
+
+def edit(explorer: Explorer, text: str) -> Iterator[Result]:
+    """A text that is typed."""
+    base, ids = _tokenised(explorer.space, explorer.tree.cursor, text)
+    with explorer.space.step(explorer.line):
+        yield from explorer.space.write_given(base, ids, "edit")
+
+
+def _tokenised(space: Workspace, node: int, text: str) -> tuple[int, tuple[int, ...]]:
+    """Where a typed text forks, and its tokens: they may begin inside of the token before the cursor."""
+    from genctl.decode.token_healing import heal
+    from genctl.models.text import check_ids, continuation
+
+    loaded, tree = space.session.loaded, space.tree
+    if loaded.tokenizer is None:
+        raise ModelError(f"{loaded.name} has no tokenizer, so a text cannot be typed", hint="take id:N takes a token")
+    before = ""
+    try:
+        healed = heal(loaded.tokenizer, tree.ids(node), space.session.forward.vocab_size)
+    except UsageError:  # a tokenizer whose text is not the sum of its tokens
+        healed = None
+    if healed is not None and len(healed.ids) >= tree.length(ROOT):
+        before = healed.text
+        while tree.length(node) > len(healed.ids):
+            node = tree.nodes[node].parent
+    ids = tuple(continuation(loaded.tokenizer, before + text))
+    check_ids(ids, space.session.forward.vocab_size)
+    return node, ids
 
 
 def _samples(key: str) -> bool:
@@ -81,19 +124,13 @@ def _samples(key: str) -> bool:
     return key == "do_sample" or (key in knobs() and bool(knobs()[key].metadata["sampling"]))
 
 
-def _with(values: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return values | {key: value for key, value in more.items() if value is not None}
+def _with(values: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return dict(values) | {key: value for key, value in more.items() if value is not None}
 
 
-def _write(
-    space: Workspace,
-    line: str,
-    start: int,
-    entries: Sequence[dict[str, Any]],
-    interrupted: Callable[[], str],
-    given: tuple[int, ...] = (),
-) -> Iterator[Result]:
+def _write(explorer: Explorer, entries: Sequence[dict[str, Any]], given: tuple[int, ...] = ()) -> Iterator[Result]:
     """A step: the `given` tokens, and then one generation for each entry of settings, decoded together."""
+    space, start = explorer.space, explorer.tree.cursor
     resolved = [space.overlaid(values) for values in entries]
     if len(entries) > 1 and any(one.generation.is_beam_search for one in resolved):
         raise UsageError("sample draws plain samples, and num_beams is set", hint="set num_beams=1, or beams")
@@ -108,17 +145,17 @@ def _write(
         space.session.planner.plan(request, Report())  # raises, before anything is written, what would fail
     before = space.tree.cursor
     ends: list[int] = []
-    with space.step(line, first + len(requests) - 1 if requests else 0):
+    with space.step(explorer.line, first + len(requests) - 1 if requests else 0):
         for written in space.write_given(start, given, "take"):
             start = written.token.node
             yield written
-        if not requests or interrupted():
+        if not requests or explorer.stop_reason():
             return
         runs = {
             request.id: Run(first + place, start, space.entry(values), request.resolved, request.seed)
             for place, (request, values) in enumerate(zip(requests, entries, strict=True))
         }
-        for result in _streamed(space, requests, runs, interrupted):
+        for result in _streamed(space, requests, runs, explorer.stop_reason):
             if isinstance(result, Wrote):
                 ends.append(result.node)
             yield result

@@ -103,6 +103,11 @@ def test_going_back_to_a_branch_reads_nothing() -> None:
     assert made.space.session.forward.forwards == forwards  # other settings need no pass
 
 
+def given(made: Explorer, ids: list[int]) -> list[TokenWritten]:
+    with made.space.step("edit"):
+        return list(made.space.write_given(made.tree.cursor, ids, "edit"))
+
+
 def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> None:
     made = explorer()
     ids = stories().loaded.tokenizer(" and the little dog ran home to sleep in the warm barn", add_special_tokens=False)
@@ -110,7 +115,7 @@ def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> No
     made.all("show")
     branches, forward = made.space.branches, stories().forward
     forwards, read = forward.forwards, branches.read_tokens
-    written = [result for result in made.extend(ids["input_ids"], "turn") if isinstance(result, TokenWritten)]
+    written = given(made, ids["input_ids"])
     assert len(written) == len(ids["input_ids"]) > 10
     assert forward.forwards == forwards + 1
     made.all("show")
@@ -118,7 +123,7 @@ def test_a_text_that_is_given_is_read_in_one_pass_and_stays_in_the_cache() -> No
     alone = explorer(memory=1)
     alone.all("generate 2")
     for result in written:
-        (one,) = [each for each in alone.extend([result.token.id], "turn") if isinstance(each, TokenWritten)]
+        (one,) = given(alone, [result.token.id])
         assert one.token.logprob == result.token.logprob
         assert (one.token.rank, one.token.entropy, one.token.text) == (
             result.token.rank, result.token.entropy, result.token.text

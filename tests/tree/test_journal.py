@@ -14,10 +14,9 @@ import pytest
 from genctl.errors import GenctlError, InputError, OutputError, UsageError
 from genctl.tree.beside import Second
 from genctl.tree.explorer import Explorer
-from genctl.tree.journal import new_file, read_tree
-from genctl.tree.language import WORDS
+from genctl.tree.journal import Differs, new_file, read_tree
+from genctl.tree.language import COMMANDS
 from genctl.tree.nodes import Tree
-from genctl.tree.workspace import Differs
 from tests.tree.trees import PROMPT, explorer, stories
 
 SCRIPT = ["generate 3", "left 2", "take 2 2", "start", "sample 2 3", "set temperature=0.7", "beams 2 2", "edit  cat",
@@ -79,7 +78,7 @@ MOMENTS = {
 
 
 def test_every_command_is_killed_below_or_writes_nothing(tmp_path: Path) -> None:
-    assert set(EVERY) == set(WORDS)
+    assert set(EVERY) == set(COMMANDS)
     made = explorer(tmp_path / "t")
     for line in BEFORE:
         made.all(line)
@@ -91,7 +90,7 @@ def test_every_command_is_killed_below_or_writes_nothing(tmp_path: Path) -> None
     made.close()
 
 
-@pytest.mark.parametrize("name", sorted(set(WORDS) - READS))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - READS))
 def test_a_kill_at_each_line_of_a_command_ends_with_equal_bytes(name: str, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     made = explorer(whole)
@@ -256,6 +255,20 @@ def test_what_does_not_come_out_the_same_is_left_as_the_file_has_it(tmp_path: Pa
     again.all("generate 1")
     again.close()
     assert read_tree(path) == again.tree
+
+
+def test_a_command_that_is_interrupted_while_it_comes_again_keeps_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    saved(path, ["generate 6"])
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
+    content = path.read_bytes()
+    again = Explorer.reopen(stories(), path)
+    again.interrupted = lambda: "interrupted"
+    list(again.resume())
+    again.close()
+    assert path.read_bytes() == content + b'{"event": "settled"}\n'
+    assert read_tree(path) == again.tree
+    assert again.tree.depths[again.tree.cursor] == 5
 
 
 def test_the_folder_of_sessions_is_that_of_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

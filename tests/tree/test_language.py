@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from genctl.errors import UsageError
-from genctl.tree.explorer import Explorer
-from genctl.tree.language import WORDS, parse
+from genctl.tree.language import COMMANDS, parse
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "explore.md"
 
@@ -51,7 +50,7 @@ def test_what_cannot_be_read_is_a_usage_error(line: str) -> None:
 
 
 def test_every_command_is_done_and_documented() -> None:
-    assert all(callable(getattr(Explorer, f"_{name}")) for name in WORDS)
+    assert all(callable(command.function) for command in COMMANDS.values())
     rows = re.findall(r"^\| `(.+)` \| (.+) \|$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     stated = {usage.replace("\\|", "|"): about for usage, about in rows}
-    assert {word.usage: word.about for word in WORDS.values()}.items() <= stated.items()
+    assert {command.usage: command.about for command in COMMANDS.values()}.items() <= stated.items()

@@ -10,7 +10,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner, ReadPrompt
 from genctl.commands.chat.story import Story, edited, said, text_id
@@ -91,7 +90,7 @@ class Chat:
             self.partner.check_system(argument or None, "/system")
         self.story.file.typed.add((name, argument))
         settled = self._settled([*self.story.settings, (name, argument)])
-        self.story.step(name, argument)
+        self.story.do(name, argument)
         self.base, self.base_plan, self.own_values = settled
 
     def refold(self) -> None:
@@ -238,25 +237,25 @@ class Chat:
     def hear(self, role: str, content: str) -> None:
         """A message that is not answered: of the system, or an answer that somebody else wrote."""
         message = {"role": role, "content": content}
-        self.story.step("message", json.dumps(message, ensure_ascii=False))
+        self.story.do("message", json.dumps(message, ensure_ascii=False))
 
     def finish_cut_off(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Go on with the answer that was cut off when the process was killed.
 
-        What was written stays, whatever limit holds now. Raises OtherTokens if other ones come, and Refused: then the
-        answer is as it was.
+        What was written stays, whatever limit holds now. Raises Differs if other ones come, and Refused: then
+        the answer is as it was.
         """
-        resolved, written = turn.request.resolved, len(self.story.written()[2])
+        resolved, tree = turn.request.resolved, self.story.tree
+        start, prefill, nodes = self.story.written()
         limit = resolved.generation.max_new_tokens
-        if limit is not None and limit < written:
-            resolved = replace(resolved, generation=replace(resolved.generation, max_new_tokens=written))
+        if limit is not None and limit < len(nodes):
+            resolved = replace(resolved, generation=replace(resolved.generation, max_new_tokens=len(nodes)))
             turn = replace(turn, request=replace(turn.request, resolved=resolved))
-        self.story.resume_answer()
-        try:
+        entry = tree.nodes[nodes[-1]].settings if nodes else tree.entry_of(self.own_values)
+        knobs = tree.settings[-1 if entry is None else entry]
+        with self.story.again():
+            self.story.begin_answer(start, prefill, knobs)
             return self._streamed(turn, listeners, report, flow)
-        except OtherTokens:
-            self.story.abandon()
-            raise
 
     def answer_last(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Answer the last turn, which the process was killed before. Raises Refused; then it was not said."""

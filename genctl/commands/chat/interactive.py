@@ -17,7 +17,6 @@ from rich.text import Text
 from genctl.commands.chat import slash, thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, Listener, PlannedTurn
-from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.line_input import SIGN, history_file, line_input
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.slash_work import Leave, SlashWork
@@ -30,7 +29,7 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.message import print_message
 from genctl.terminal.summary import lines as broken
 from genctl.terminal.summary import stop_words
-from genctl.tree.journal import sessions_folder
+from genctl.tree.journal import Differs, sessions_folder
 
 EMPTY = "the answer is empty: the model ends it at once (EOS)"
 
@@ -156,7 +155,7 @@ class Interactive(SlashWork):
         place = self.chat.leave_out_for(plan, end)
         if self._full == "d" and place is not None:
             dropped = count(place - self.chat.story.left_out, "more message is", "more messages are")
-            self.chat.story.step("leave-out", str(place))
+            self.chat.story.do("leave-out", str(place))
             self.note(f"the context is full: {dropped} left out of the prompt")
             return plan()
         room, story = self.chat.room(turn), self.chat.story
@@ -180,7 +179,7 @@ class Interactive(SlashWork):
             answer = "c"
         self._full = answer
         if answer == "d" and place is not None:
-            story.step("leave-out", str(place))
+            story.do("leave-out", str(place))
             return plan()
         if answer == "g" and left:
             return turn
@@ -262,8 +261,8 @@ class Interactive(SlashWork):
         chat = self.chat
         try:
             self._answer(turn, lambda *how: chat.finish_cut_off(turn, *how), "")
-        except OtherTokens as differs:
-            self.note(differs.message)
+        except Differs:
+            self.note("the answer that was cut off comes out differently here, so it cannot be continued")
             try:
                 answer = self.lines.ask("[a]nswer the turn anew, [k]eep what was written? ").strip().lower()[:1]
             except (EOFError, KeyboardInterrupt):

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 from genctl.commands import job
 from genctl.commands.chat.chat import Chat, Listener
-from genctl.commands.chat.cut_off import OtherTokens
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
@@ -37,8 +36,8 @@ from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree.changes import SCHEMA, Opened
-from genctl.tree.file_settings import FileSettings, found_of, saved_layers
-from genctl.tree.journal import new_file, read_tree
+from genctl.tree.file_settings import FileSettings, found_of, saved_layers, to_save
+from genctl.tree.journal import Differs, new_file, read_tree
 from genctl.tree.nodes import Tree
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
@@ -188,9 +187,9 @@ class ChatJob(job.Job[ChatOptions]):
         """The chat of --open, or a new one."""
         if self.options.open is not None:
             return self._reopened(Path(self.options.open), self.options.file)
-        layers = tuple(_saved(layer) for layer in self._kept())
         root = self.partner.first_token(self.engine.resolve(self.layers))
         seed = job.start_seed(self.early)
+        layers = to_save(layer for layer in self.layers if layer.origin != "genctl chat")
         opened = Opened(SCHEMA, self.engine.about.name, self._checkpoint(), "", root, seed, layers)
         return Story(Tree(opened), new_file=self.new_file)
 
@@ -240,10 +239,6 @@ class ChatJob(job.Job[ChatOptions]):
         for line in () if file is None else file.news():
             self.remark(line)
 
-    def _kept(self) -> list[Layer]:
-        """The settings of a chat: all but those of `genctl chat` itself."""
-        return [layer for layer in self.layers if layer.origin != "genctl chat" and layer.values]
-
     @property
     def is_saved(self) -> bool:
         """Whether the chat has a file, or gets one with its first turn."""
@@ -266,7 +261,7 @@ class ChatJob(job.Job[ChatOptions]):
             turn = chat.plan_cut_off()
             try:
                 chat.finish_cut_off(turn, *how)
-            except OtherTokens:
+            except Differs:
                 self.remark("the answer that was cut off comes out differently here, so its turn is answered anew")
                 chat.retry(turn, *how)
         elif chat.story.unanswered:
@@ -352,10 +347,6 @@ class ChatJob(job.Job[ChatOptions]):
 
     def keep_partial(self) -> None:
         """What was said is in the file already."""
-
-
-def _saved(layer: Layer) -> dict[str, Any]:
-    return {"origin": layer.origin, "said": layer.kind, "typed": layer.typed, "values": dict(layer.values)}
 
 
 def _saved_layers(opened: Opened, file: FileSettings) -> list[Layer]:

@@ -128,7 +128,7 @@ class SlashWork:
         conversation = self.chat.story.conversation
         if number is not None:
             last = conversation.branch(number)
-            self.chat.story.step("branch", str(number), node=last.node)
+            self.chat.story.do("branch", str(number), node=last.node)
             self.show_end()
             return
         if not conversation.branches:

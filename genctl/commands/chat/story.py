@@ -12,22 +12,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from genctl.commands.chat.cut_off import WrittenAnswer
 from genctl.commands.chat.turns import Conversation, Message
 from genctl.errors import GenctlError, InputError, OutputError, UsageError
 from genctl.events import UNKNOWN_ID, Token
 from genctl.io.output import open_beside
 from genctl.io.sink import Sink
-from genctl.tree.changes import Begun, By, Change, Grown, Knobs, Reached, Redone, Settled, Undone
+from genctl.tree.changes import Begun, Change, Reached, Redone, Settled, Undone
 from genctl.tree.file_settings import FileSettings, found_of
-from genctl.tree.journal import TreeFile
+from genctl.tree.journal import Differs, SavedTree, TreeFile
 from genctl.tree.nodes import ROOT, Step, Tree
 
 GIVEN = ("say", "edit", "read")  # steps that an answer follows
@@ -36,31 +35,29 @@ MOST = 2**26  # characters of all answers together; a token has one, at least
 STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
 
 
-@dataclass
-class Story:
+class Story(SavedTree):
     """The tree of a chat, in a file or in memory, and what it adds up to.
 
     `new_file` opens the file with the first step, by the words of that; without it there is none. A file that replaces
-    another does so once it has an answer, or a message.
+    another does so once it has an answer, or a message. `file`: which settings of the file hold. `most` bounds the
+    characters of all answers.
     """
 
-    tree: Tree
-    journal: TreeFile | None = None
-    new_file: Callable[[str], Sink] | None = None
-    conversation: Conversation = field(default_factory=Conversation)
-    settings: list[tuple[str, str]] = field(default_factory=list)  # name and argument, in order
-    file: FileSettings = field(default_factory=FileSettings)  # which settings of the file hold
-    left_out: int = 0  # the first messages of a branch that are left out of the prompt
-    _end: int = ROOT  # of the answer that is being written
-    _start: int = ROOT
-    _knobs: int = 0
-    _again: WrittenAnswer | None = None  # the tokens of it that are in the file already, because it was cut off
-    _most: int = MOST  # characters of all answers
-    _room: int = MOST  # of further ones
-    # before each step: messages, where the chat was, settings, messages left out, room
-    _before: list[tuple[int, int | None, int, int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        journal: TreeFile | None = None,
+        new_file: Callable[[str], Sink] | None = None,
+        file: FileSettings | None = None,
+        most: int = MOST,
+    ) -> None:
+        super().__init__(tree, journal)
+        self.new_file = new_file
+        self.file = file or FileSettings()
+        self._most = most
+        self._start = ROOT  # of the answer that is being written
+        self._entry = 0
+        self._held = ""  # of it came again, but ends within a piece that the file has
         self._fold()
 
     @classmethod
@@ -136,9 +133,37 @@ class Story:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def step(self, name: str, argument: str = "", *, node: int | None = None) -> None:
+    def change(self, change: Change) -> None:
+        """Let a change happen, in the tree, its file and the conversation. Raises OutputError."""
+        if isinstance(change, Begun) and self.journal is None and self.new_file is not None:
+            self.journal = TreeFile.create(self.new_file(change.line.partition(" ")[2]), self.tree.opened)
+        try:
+            super().change(change)
+        except OutputError:
+            with suppress(OutputError):  # the chat is what its file has; there may be room again for the next turn
+                assert self.journal is not None
+                self.tree = self.journal.recovered()
+                self._fold()
+            raise
+        if isinstance(change, (Settled, Redone)):
+            self._take(self.tree.steps[-1])
+        elif isinstance(change, Undone):
+            self._untake()
+
+    @contextmanager
+    def again(self) -> Iterator[str]:
+        """As in a tree; the conversation goes on from before the step."""
+        self._untake()
+        try:
+            with super().again() as line:
+                yield line
+        finally:
+            if self.tree.command is not None:
+                self._take(self.tree.steps[-1])
+
+    def do(self, name: str, argument: str = "", *, node: int | None = None) -> None:
         """A step without tokens. The chat is then at `node`, or stays where it is."""
-        self._begin(f"{name} {argument}".rstrip())
+        self.change(Begun(f"{name} {argument}".rstrip(), step=True))
         self._settle(self.node if node is None else node)
         if name == "message":
             self._keep()
@@ -149,25 +174,21 @@ class Story:
         at = self.conversation.at
         return ROOT if at is None else self.conversation.messages[at].node
 
-    def give(self, line: str, ids: Sequence[int], texts: Sequence[str], start: int = ROOT) -> int:
+    def give(self, line: str, ids: Sequence[int], texts: Sequence[str]) -> int:
         """A step whose tokens are given: a prompt, from the root on. Returns the node at its end.
 
         Raises UsageError if it begins with other tokens than the root has.
         """
-        root = self._root(start)
+        root = self.tree.opened.prompt_ids
         if tuple(ids[: len(root)]) != root:
             raise UsageError("the prompt begins with other tokens than this chat did", hint="begin a new chat for it")
-        self._begin(line)
-        return self._given(ids, texts, start)
-
-    def _root(self, start: int) -> tuple[int, ...]:
-        return self.tree.opened.prompt_ids if start == ROOT else ()
-
-    def _given(self, ids: Sequence[int], texts: Sequence[str], start: int) -> int:
-        root, at = self._root(start), start
+        self.change(Begun(line, step=True))
+        at = ROOT
         for id, text in zip(ids[len(root) :], texts[len(root) :], strict=True):
             # a given token has no probability to speak of: it counts as certain
-            at = self._put(at, Token(id, 0.0, text), "edit", at, None)
+            token = _named(Token(id, 0.0, text))
+            known = self.tree.child(at, token.id)
+            at = self.put(at, token, "edit", 0, None, at) if known is None else known
         self._settle(at)
         return at
 
@@ -181,21 +202,19 @@ class Story:
             return None
         if self.tree.command is None:
             return step.end if self.tree.ids(step.end) == tuple(ids) else None
-        self._untake()
-        return self._given(ids, texts, ROOT)
+        try:
+            with self.again() as line:
+                return self.give(line, ids, texts)
+        except Differs:
+            return None
 
     def begin_answer(self, start: int, prefill: str, knobs: Mapping[str, Any]) -> None:
         """An answer begins after a node, with `knobs` above the settings of the chat's beginning."""
-        place = self.tree.entry_of(knobs)
-        if place is None:
-            place = len(self.tree.settings)
-            self._write(Knobs(dict(knobs)))
-        self._knobs = place
-        self._begin(f"answer {start}" + (f" {_quoted(prefill)}" if prefill else ""), run=self.tree.runs + 1)
-        self._start = self._end = start
-        self._again = None
+        self._start, self._entry, self._held = start, self.entry(knobs), ""
+        line = f"answer {start}" + (f" {_quoted(prefill)}" if prefill else "")
+        self.change(Begun(line, step=True, run=self.tree.runs + 1))
         if start != self.tree.tip:
-            self._write(Reached(start))
+            self.change(Reached(start))
 
     @property
     def cut_off(self) -> bool:
@@ -215,46 +234,46 @@ class Story:
         start, _, prefill = self.tree.command.line.removeprefix("answer ").partition(" ")
         return int(start), json.loads(prefill) if prefill else "", self.tree.path(self.tree.tip, above=int(start))
 
-    def resume_answer(self) -> None:
-        """Go on with the answer that was cut off: its tokens come again, from the first."""
-        start, _, nodes = self.written()
-        self._start = self._end = start
-        self._again = WrittenAnswer(self.tree, start, nodes)
-        self._knobs = self.tree.nodes[nodes[-1]].settings if nodes else len(self.tree.settings) - 1
-        self._untake()
-
     def token(self, token: Token, seed: int | None) -> None:
-        """The next token of the answer. Raises OtherTokens if one that was cut off comes out otherwise."""
-        if self._again is not None and not self._again.is_over:
-            new = self._again.take(token)
-            self._end = self._again.at
-            if new is None:
-                return
-            token = new
-        self._end = self._put(self._end, token, "generate", self._start, seed)
+        """The next token of the answer. Raises Differs if one that was cut off comes out otherwise."""
+        for piece in self._pieces(token):
+            self.put(self.tree.tip, piece, "generate", self._entry, seed, self._start)
+
+    def _pieces(self, token: Token) -> Iterator[Token]:
+        """A token, in the pieces that the file has while an answer comes again: a server that tells no ids may cut the
+        same text otherwise."""
+        node = self.expected
+        if node is None or (token.id > UNKNOWN_ID and node.id > UNKNOWN_ID):
+            yield _named(token)
+            return
+        self._held += token.text
+        while node is not None and self._held.startswith(node.text):
+            self._held = self._held.removeprefix(node.text)
+            yield Token(node.id, node.logprob, node.text)
+            node = self.expected
+        if node is not None and not node.text.startswith(self._held):
+            raise Differs
+        if node is None and self._held:
+            yield _named(replace(token, id=UNKNOWN_ID, text=self._held))
 
     def end_answer(self) -> Message:
         """The answer is over. Of one that was cut off everything stays that was written, also beyond a smaller limit.
 
         It is on the disk when this returns.
         """
-        if self._again is not None and not self._again.is_over:
-            self._end = self._again.end
-        self._again = None
-        self._settle(self._end)
+        self.take_rest()
+        self._settle(self.tree.tip)
         self._keep()
         return self.conversation.messages[-1]
 
     def abandon(self) -> None:
         """Take back an answer that failed, and the turn that it answers. One that was cut off stays as it was."""
-        if self._again is not None:
-            self._again = None
-            self._take(self.tree.steps[-1])
+        if self.repeats:
             return
-        self._settle(self._end)
-        self._undo()
+        self._settle(self.tree.tip)
+        self.change(Undone())
         if self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
-            self._undo()
+            self.change(Undone())
 
     def undo(self) -> str:
         """Take back the last step, and with the only answer to a turn that turn. Returns its line; `explore …` where
@@ -265,10 +284,10 @@ class Story:
         if not self.tree.steps:
             raise UsageError("there is nothing to undo")
         line = _line(self.tree.steps[-1])
-        self._undo()
+        self.change(Undone())
         if line.startswith("answer ") and self.tree.steps and _name(self.tree.steps[-1]) in GIVEN:
             line = self.tree.steps[-1].line
-            self._undo()
+            self.change(Undone())
         return line
 
     def redo(self) -> str:
@@ -276,68 +295,28 @@ class Story:
         if not self.tree.undone:
             raise UsageError("there is nothing to redo")
         line = _line(self.tree.undone[-1])
-        self._redo()
+        self.change(Redone())
         if _name(self.tree.steps[-1]) in GIVEN and self.tree.undone and _name(self.tree.undone[-1]) == "answer":
-            self._redo()
+            self.change(Redone())
         return line
 
-    def _undo(self) -> None:
-        self._write(Undone())
-        self._untake()
-
-    def _redo(self) -> None:
-        self._write(Redone())
-        self._take(self.tree.steps[-1])
-
-    # -- the file ------------------------------------------------------------------------------------------------------
-
-    def _write(self, change: Change) -> None:
-        self.tree.apply(change)
-        if self.journal is None:
-            return
-        try:
-            self.journal.write(change)
-        except OutputError:
-            with suppress(OutputError):  # the chat is what its file has; there may be room again for the next turn
-                self.tree = self.journal.recovered()
-                self._again = None
-                self._fold()
-            raise
-
-    def _begin(self, line: str, run: int = 0) -> None:
-        if self.journal is None and self.new_file is not None:
-            self.journal = TreeFile.create(self.new_file(line.partition(" ")[2]), self.tree.opened)
-        self._write(Begun(line, step=True, run=run))
-
     def _settle(self, at: int) -> None:
-        self._write(Settled(cursor=at, tip=at))
-        self._take(self.tree.steps[-1])
+        self.change(Settled(cursor=at, tip=at))
 
     def _keep(self) -> None:
         if self.journal is not None:
             self.journal.keep()
 
-    def _put(self, parent: int, token: Token, by: By, start: int, seed: int | None) -> int:
-        """The node of a token after another node: a new one, or the one that is there."""
-        id = token.id if token.id > UNKNOWN_ID else text_id(token.text)
-        node = self.tree.find(parent, id)
-        if node is not None:
-            if by == "generate" or not self.tree.is_shown(node):
-                self._write(Reached(node))
-            return node
-        node = len(self.tree.nodes)
-        settings = self._knobs if by == "generate" else 0
-        self._write(
-            Grown(node, parent, id, token.logprob, token.text, token.rank, token.entropy, settings, seed, start, by)
-        )
-        return node
-
     # -- the conversation ----------------------------------------------------------------------------------------------
 
     def _fold(self) -> None:
         """Read the conversation off the tree again."""
-        self.conversation, self.settings, self.left_out = Conversation(), [], 0
-        self._room, self._before = self._most, []
+        self.conversation = Conversation()
+        self.settings: list[tuple[str, str]] = []  # name and argument, in order
+        self.left_out = 0  # the first messages of a branch that are left out of the prompt
+        self._room = self._most  # characters of further answers
+        # before each step: messages, where the chat was, settings, messages left out, room
+        self._before: list[tuple[int, int | None, int, int, int]] = []
         for step in self.tree.steps:
             self._take(step)
 
@@ -390,6 +369,11 @@ def text_id(text: str) -> int:
     """The id of a token that a server tells only the text of: below the ids of a vocabulary, the same for one text."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return UNKNOWN_ID - 1 - int.from_bytes(digest, "big")
+
+
+def _named(token: Token) -> Token:
+    """A token whose id a server does not tell, with the id of its text."""
+    return token if token.id > UNKNOWN_ID else replace(token, id=text_id(token.text))
 
 
 def said(text: str) -> str:

@@ -1,6 +1,6 @@
 """The tokens that may follow: probability by the model and after the processors, rank, and what removed each.
 
-The whole vocabulary can be scrolled: only the rows in view are made.
+The whole vocabulary can be scrolled: only the rows in view are made. A beam search stands in their place while it runs.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 from rich.segment import Segment
@@ -17,45 +16,14 @@ from rich.text import Text
 from textual import events
 from textual.message import Message
 from textual.strip import Strip
+from textual.widgets import Static
 
 from genctl.commands.explore import marks
 from genctl.commands.explore.rows_pane import RowsPane
+from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
-
-
-class AlternativeRow(Protocol):
-    """One token of a distribution."""
-
-    @property
-    def id(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def processed(self) -> float: ...
-
-
-class ShownDistribution(Protocol):
-    """A distribution over V tokens."""
-
-    @property
-    def order(self) -> Any:
-        """int [V], ids by the model's probability."""
-
-    @property
-    def entropy(self) -> float: ...
-    @property
-    def best(self) -> int:
-        """The most probable token after the processors."""
-
-    def __len__(self) -> int: ...
-    def of(self, id: int, /) -> AlternativeRow: ...
-    def rank(self, id: int, /) -> int: ...
-    def how(self, id: int, /) -> str:
-        """What removed a token or changed it, in a few words; "" for nothing."""
+from genctl.terminal.text_width import last_cells
+from genctl.tree.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -97,8 +65,8 @@ class Alternatives(RowsPane):
     def __init__(self, *, id: str | None = None, coloured: bool = True) -> None:
         super().__init__(id=id)
         self.coloured = coloured
-        self.first: ShownDistribution | None = None
-        self.other: ShownDistribution | None = None
+        self.first: Distribution | None = None
+        self.other: Distribution | None = None
         self.chosen: int | None = None  # the token of the branch
         self.there: Collection[int] = ()  # tokens that the tree has here
         self.found: Sequence[int] | None = None  # ids, where a filter is on
@@ -122,8 +90,8 @@ class Alternatives(RowsPane):
 
     def show(
         self,
-        first: ShownDistribution | None,
-        other: ShownDistribution | None = None,
+        first: Distribution | None,
+        other: Distribution | None = None,
         *,
         chosen: int | None = None,
         there: Collection[int] = (),
@@ -216,7 +184,7 @@ class Alternatives(RowsPane):
         strip = Strip(segments)
         return strip.adjust_cell_length(width, marks.CURSOR if row == self.at else None)
 
-    def _line(self, first: ShownDistribution, id: int, columns: AlternativeColumns) -> Text:
+    def _line(self, first: Distribution, id: int, columns: AlternativeColumns) -> Text:
         row = first.of(id)
         probability, after = marks.probability_of(row.logprob), marks.probability_of(row.processed)
         removed = row.processed == -math.inf
@@ -265,7 +233,7 @@ class Alternatives(RowsPane):
             self.post_message(self.Taken())
 
 
-def by_rank(ids: Sequence[int], distribution: ShownDistribution) -> list[int]:
+def by_rank(ids: Sequence[int], distribution: Distribution) -> list[int]:
     """Ids by the model's probability, the most probable first."""
     wanted = np.zeros(len(distribution), bool)
     wanted[np.asarray(ids, np.int64)] = True
@@ -279,3 +247,30 @@ def matching(texts: Sequence[str], wanted: str) -> list[int]:
     if wanted != wanted.lower():
         return [id for id, text in enumerate(texts) if wanted in text]
     return [id for id, text in enumerate(texts) if wanted in text.lower()]
+
+
+class Beams(Static):
+    """Shown in the place of the alternatives while rows compete."""
+
+    def __init__(self, *, id: str | None = None, coloured: bool = True) -> None:
+        super().__init__(id=id, markup=False)
+        self.coloured = coloured
+
+    def show(self, history: LaneHistory) -> None:
+        """Draw the rows of a search."""
+        width = max(self.size.width, 20)
+        lines = [Text(f"beam search, step {history.steps}", style=marks.DIM, no_wrap=True)]
+        for number, path in enumerate(history.rows, 1):
+            row = path.row
+            total, logprob = getattr(row, "total", 0.0), getattr(row, "logprob", 0.0)
+            share = marks.probability_of(logprob / max(path.length, 1))
+            line = Text(f"{number:>2} ", style=marks.DIM, no_wrap=True)
+            line.append(f"{widgets.rounded(total):>9} ", style=theme.colour(share) if self.coloured else theme.PLAIN)
+            line.append(last_cells(path.text(max(path.chars - 4 * width, 0)), max(width - 14, 8)))
+            lines.append(line)
+        ended = list(history.endings or ())
+        if ended:
+            lines.append(Text(f"{len(ended)} ended", style=marks.DIM))
+        for path in ended[:4]:
+            lines.append(widgets.fit(Text(f"   {last_cells(path.text(), max(width - 4, 8))}"), width))
+        self.update(Text("\n").join(lines))

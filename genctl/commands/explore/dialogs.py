@@ -1,10 +1,9 @@
-"""What opens above the panes: help, the layers, two branches side by side, a command to repeat, an editor of text."""
+"""What opens above the panes: a text to read, such as two branches side by side, and an editor."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -16,7 +15,6 @@ from textual.screen import ModalScreen
 from textual.widgets import Static, TextArea
 
 from genctl.commands.explore import marks
-from genctl.commands.explore.alternatives import AlternativeRow
 from genctl.commands.explore.flow import TextFlow, TextPiece
 from genctl.terminal import theme, widgets
 
@@ -76,49 +74,6 @@ class Editor(ModalScreen[str | None]):
         self.dismiss(None)
 
 
-class LayerRow(Protocol):
-    """What the model would say after one of its layers."""
-
-    @property
-    def layer(self) -> int: ...
-    @property
-    def alternatives(self) -> Sequence[tuple[int, str, float]]: ...
-    @property
-    def entropy(self) -> float: ...
-    @property
-    def logprob(self) -> float | None: ...
-    @property
-    def rank(self) -> int | None: ...
-
-
-def layers_table(layers: Sequence[LayerRow], chosen: str, width: int, *, coloured: bool) -> RenderableType:
-    """A row for each layer: its most probable tokens, and what it gives the chosen one."""
-    table = Table(box=None, pad_edge=False, header_style=marks.DIM, padding=(0, 1))
-    table.add_column("layer", justify="right")
-    table.add_column("entropy", justify="right")
-    if any(layer.logprob is not None for layer in layers):
-        table.add_column(f"{widgets.cells(chosen, 12).rstrip()}", justify="right")
-        table.add_column("rank", justify="right")
-    table.add_column("most probable", no_wrap=True, overflow="ellipsis")
-    several = max((width - 34) // 20, 1)
-    for layer in layers:
-        cells: list[RenderableType] = [str(layer.layer), f"{layer.entropy:.2f}"]
-        if layer.logprob is not None:
-            cells += [_share(layer.logprob, coloured), "–" if layer.rank is None else str(layer.rank)]
-        line = Text()
-        for id, text, logprob in layer.alternatives[:several]:
-            line.append(widgets.cells(widgets.token_text(id, text), 11)).append(" ")
-            line.append_text(_share(logprob, coloured)).append("  ")
-        table.add_row(*cells, line)
-    return table
-
-
-def _share(logprob: float, coloured: bool) -> Text:
-    probability = math.exp(min(logprob, 0.0))
-    style = theme.colour(probability) if coloured else theme.PLAIN
-    return Text(widgets.percent(probability), style=style)
-
-
 def side_by_side(
     heads: tuple[str, str],
     pieces: tuple[Sequence[TextPiece], Sequence[TextPiece]],
@@ -158,10 +113,3 @@ def _column(pieces: Sequence[TextPiece], width: int, coloured: bool) -> list[Tex
             digits.append(marks.tenth(share).ljust(run.cells)[: run.cells])
         lines += [line] if coloured else [line, digits]
     return lines
-
-
-def alternative_line(row: AlternativeRow, *, coloured: bool) -> Text:
-    """One token with its probability by the model and after the processors."""
-    line = Text(f"{row.rank:>6} {widgets.cells(widgets.token_text(row.id, row.text), 20)} ", no_wrap=True)
-    line.append_text(_share(row.logprob, coloured)).append(" ")
-    return line.append_text(_share(row.processed, coloured))

@@ -1,4 +1,4 @@
-"""Results of a tree's commands as records, and as lines for people."""
+"""Results of a tree's commands as records, and as lines for people: of scripts, and of dialogs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rich.text import Text
+
 from genctl import errors, events
 from genctl.io.writers import tsv_cell
+from genctl.terminal import theme
 from genctl.terminal.widgets import token_text, visible
-from genctl.tree.distribution import Alternative
 from genctl.tree.results import (
+    Alternative,
     At,
     AtLayer,
     Beside,
@@ -94,7 +97,24 @@ def percent(share: float) -> str:
 
 
 def lines_of(result: Result) -> Iterator[str]:
-    """A result for people. Tokens that are written one by one give none: what was written comes at the end."""
+    """A result for people without colour, as scripts write it."""
+    return (line.plain for line in drawn(result, coloured=False))
+
+
+def drawn(result: Result, *, coloured: bool = True, width: int | None = None) -> Iterator[Text]:
+    """A result for people, in scripts and in dialogs; `width`: cells in which the line of a layer has to fit.
+
+    Tokens that are written one by one give none: what was written comes at the end.
+    """
+    if isinstance(result, Shown):
+        yield from _shown(result, coloured)
+    elif isinstance(result, AtLayer):
+        yield _layer(result, coloured, width)
+    else:
+        yield from map(Text, _plain(result))
+
+
+def _plain(result: Result) -> Iterator[str]:
     if isinstance(result, Wrote):
         how = f"{result.reason}, {result.logprob:.3f} nats" + (
             f", seed {result.seed}" if result.seed is not None else ""
@@ -106,14 +126,8 @@ def lines_of(result: Result) -> Iterator[str]:
         yield continuation_line(result, tabs=False)
     elif isinstance(result, Covered):
         yield covered_line(result)
-    elif isinstance(result, Shown):
-        yield from _shown(result)
     elif isinstance(result, Why):
         yield from _why(result)
-    elif isinstance(result, AtLayer):
-        top = "  ".join(f"{token_text(id, text)} {percent(math.exp(value))}" for id, text, value in result.alternatives)
-        own = "" if result.rank is None else f"  (written: rank {result.rank})"
-        yield f"layer {result.layer:>2}  entropy {result.entropy:.2f}  {top}{own}"
     elif isinstance(result, Compared):
         yield f"shared  {_quoted(result.shared_text)}"
         for node, text, logprob, length in zip(
@@ -135,15 +149,35 @@ def lines_of(result: Result) -> Iterator[str]:
             yield f"# {result.note}"
 
 
-def _shown(shown: Shown) -> Iterator[str]:
-    yield (
+def _share(share: float, coloured: bool, width: int = 0) -> Text:
+    return Text(f"{percent(share):>{width}}", style=theme.colour(share) if coloured else theme.PLAIN)
+
+
+def _shown(shown: Shown, coloured: bool) -> Iterator[Text]:
+    yield Text(
         f"after node {shown.node}: entropy {shown.entropy:.3f} nats; these {len(shown.alternatives)} tokens have "
         f"{percent(shown.mass)}"
     )
     for effect in shown.effects:
-        yield f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}"
+        yield Text(f"  {effect.processor}: removed {effect.removed}, moved {percent(effect.moved)}")
     for each in shown.alternatives:
-        yield f"{each.rank:>6}  {percent(each.probability):>9}  {_after(each):<24}  {token_text(each.id, each.text)}"
+        share = _share(each.probability, coloured, 9)
+        yield Text.assemble(f"{each.rank:>6}  ", share, f"  {_after(each):<24}  {token_text(each.id, each.text)}")
+
+
+def _layer(layer: AtLayer, coloured: bool, width: int | None) -> Text:
+    """What a layer would say: as many of its tokens as there is room for."""
+    line = Text(f"layer {layer.layer:>2}  entropy {layer.entropy:.2f}", no_wrap=True)
+    own = Text()
+    if layer.rank is not None and layer.logprob is not None:
+        share = _share(math.exp(layer.logprob), coloured)
+        own = Text.assemble(f"  (written: rank {layer.rank}, ", share, ")")
+    for id, text, value in layer.alternatives:
+        each = Text.assemble(f"  {token_text(id, text)} ", _share(math.exp(value), coloured))
+        if width is not None and line.cell_len + each.cell_len + own.cell_len > width:
+            break
+        line.append_text(each)
+    return line.append_text(own)
 
 
 def _beside(both: Beside) -> str:

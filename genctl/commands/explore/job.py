@@ -35,13 +35,15 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
+from genctl.tree.altering import preset_values
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
-from genctl.tree.language import Call, parse_script, preset_values
+from genctl.tree.language import Call, parse_script
 from genctl.tree.results import Continuation, Covered
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
     from genctl.events import Event
+    from genctl.tree.beside import Second
     from genctl.tree.explorer import Explorer
     from genctl.tree.results import Result
 
@@ -291,13 +293,17 @@ class ExploreJob(Job[ExploreOptions]):
         """Do the commands, and write what they give; or show the screen."""
         stack.push(lambda kind, *_: self.explorer.close() if kind is None else self.explorer.leave())
         self.interrupt.gentle = True
-        if self.options.has_screen:
-            self._show_screen(stack)
-            return
+        if self.second is not None:
+            stack.callback(self.second.close)
+        second: Second | None = None
         if self.beside is not None:
-            from genctl.tree.beside import Second
+            from genctl.tree import beside
 
-            self.explorer.second = Second(self.explorer.space, session=self.second, knobs=self.other)
+            second = beside.Second(self.explorer.space, session=self.second, knobs=self.other)
+        if self.options.has_screen:
+            self._show_screen(stack, second)
+            return
+        self.explorer.second = second
         for result in self.explorer.resume():
             self._put(result)
         self._tell()
@@ -314,18 +320,16 @@ class ExploreJob(Job[ExploreOptions]):
                 raise
         self._finish()
 
-    def _show_screen(self, stack: ExitStack) -> None:
+    def _show_screen(self, stack: ExitStack, second: Second | None) -> None:
         from genctl.commands.explore.screen import run_screen
         from genctl.commands.explore.screen_source import TreeSource
 
-        if self.second is not None:
-            stack.callback(self.second.close)
         names = None
         if self.beside is not None:
             is_model = self.beside.kind == "checkpoint"
             mine = self.early.runtime.model if is_model else "the tree's settings"
             names = told_apart((mine, self.beside.name)) if is_model else (mine, self.beside.name)
-        source = TreeSource(self.explorer, other_model=self.second, other_settings=self.other, names=names)
+        source = TreeSource(self.explorer, second, names)
         journal = self.explorer.space.journal
         assert journal is not None
         unfinished = bool(journal.unfinished)

@@ -13,7 +13,7 @@ from genctl.errors import GenctlError, UsageError
 from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
-    from genctl.commands.explore.screen_panes import ScreenSource
+    from genctl.commands.explore.screen_source import TreeSource
 
 POLL_S = 0.1  # how often a signal is looked for
 
@@ -30,7 +30,7 @@ def check_terminal() -> None:
 
 
 def run_screen(
-    source: ScreenSource,
+    source: TreeSource,
     *,
     saved: str = "",
     coloured: bool = True,

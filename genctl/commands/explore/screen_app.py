@@ -12,22 +12,22 @@ from textual import on
 from textual.binding import Binding, BindingType
 from textual.widgets import Input, TextArea
 
-from genctl.commands.explore import marks
+from genctl.commands.explore import formats, marks
 from genctl.commands.explore.alternatives import Alternatives, matching
-from genctl.commands.explore.dialogs import Dialog, Editor, alternative_line, layers_table, side_by_side
+from genctl.commands.explore.dialogs import Dialog, Editor, side_by_side
 from genctl.commands.explore.flow import TextPiece
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
-from genctl.commands.explore.screen_place import UNCERTAIN
+from genctl.commands.explore.screen_panes import kind_of
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.config.check import known
-from genctl.events import Token
+from genctl.errors import count
 from genctl.terminal import widgets
-from genctl.terminal.explain import explain_lines
-from genctl.tree.language import WORDS
-from genctl.tree.results import AtLayer, BranchText, Compared, Repeat, Shown, Why
+from genctl.tree import moves
+from genctl.tree.language import COMMANDS, parse
+from genctl.tree.results import At, Bookmarked, BranchText, Compared, Covered, Repeat, Result, Settings
 
 
 class ExploreApp(OrderedKeys):
@@ -39,7 +39,7 @@ class ExploreApp(OrderedKeys):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.layers: list[AtLayer] = []
+        self.found: list[Result] = []  # by the command that looks, while it runs
         self.first_of_two: int | None = None  # the end of the branch that `d` was pressed on
         self.texts: list[str] | None = None  # of the vocabulary
 
@@ -50,68 +50,43 @@ class ExploreApp(OrderedKeys):
         self.show_text()
         self.show_choices()
 
-    def _go_to_piece(self, index: int) -> None:
-        if self.place.move(index):
+    def _go(self, at: At) -> None:
+        """Put the screen's cursor somewhere else; a place that it has already says why."""
+        if self.place.go(at):
             self._moved()
+        elif at.note:
+            self.say(at.note)
 
-    def action_left(self) -> None:
-        """The token before."""
-        self._go_to_piece(self.place.index - 1)
-
-    def action_right(self) -> None:
-        """The next token."""
-        self._go_to_piece(self.place.index + 1)
-
-    def action_start(self) -> None:
-        """The beginning."""
-        self._go_to_piece(0)
-
-    def action_end(self) -> None:
-        """The end of the branch."""
-        self._go_to_piece(len(self.place.pieces))
-
-    def action_up(self) -> None:
-        """Up in the pane that has the focus."""
-        self._move_lines(-1)
-
-    def action_down(self) -> None:
-        """Down in the pane that has the focus."""
-        self._move_lines(1)
+    def action_move(self, name: str) -> None:
+        """The move that the command of this name makes."""
+        self._go(COMMANDS[name].function(self.source.tree, self.place.at, **parse(name).arguments))
 
     def action_page(self, pages: int) -> None:
         """A page up or down in the pane that has the focus."""
         focused = self.focused
         height = focused.size.height if focused is not None else 10
         rows = self.text_pane.rows if focused is self.text_pane else 1
-        self._move_lines(pages * max(height // rows - 1, 1))
+        self.action_lines(pages * max(height // rows - 1, 1))
 
-    def _move_lines(self, lines: int) -> None:
+    def action_lines(self, lines: int) -> None:
+        """Up or down in the pane that has the focus."""
         if self.focused is self.text_pane:
-            self._go_to_piece(self.text_pane.neighbour(lines))
+            self._go(self.place.piece(self.text_pane.neighbour(lines)))
         elif self.focused is self.tree_pane:
             self.tree_pane.move(lines)
         else:
             self.choices.move(lines)
 
-    def action_uncertain(self, direction: int) -> None:
-        """The next or the previous token that was chosen with a high entropy."""
-        index = self.place.uncertain(direction)
-        if index is None:
-            where = "after" if direction > 0 else "before"
-            self.say(f"no token {where} this one was chosen with an entropy of {UNCERTAIN:g} nat or more")
-        else:
-            self._go_to_piece(index)
-
     @on(TextPane.Clicked)
     def _text_clicked(self, event: TextPane.Clicked) -> None:
-        self._go_to_piece(event.index)
+        self._go(self.place.piece(event.index))
 
     @on(TreePane.BranchOpened)
     def _branch_clicked(self, event: TreePane.BranchOpened) -> None:
         self._open_branch(event.node)
 
     def _open_branch(self, node: int) -> None:
-        self.place.go(node, None)
+        self.place.go(moves.to(self.source.tree, self.place.at, node))
         self._moved()
         self.show_tree()
 
@@ -144,7 +119,7 @@ class ExploreApp(OrderedKeys):
         if self.worker.busy:
             self.worker.stop()
         elif self.run_command("generate", at=self.place.tip):
-            self.action_end()
+            self.action_move("end")
 
     def action_sample(self, number: int) -> None:
         """Sample continuations from here."""
@@ -197,7 +172,7 @@ class ExploreApp(OrderedKeys):
         """Any command."""
         settings = self.source.suggestions
         values = [f"{'set' if each.endswith('=') else 'preset'} {each}" for each in settings if each != "reset"]
-        self._ask("command", "", [*WORDS, *values, "help", "quit"])
+        self._ask("command", "", [*COMMANDS, *values, "help", "quit"])
 
     def action_filter(self) -> None:
         """Filter the alternatives."""
@@ -263,7 +238,6 @@ class ExploreApp(OrderedKeys):
 
     def action_layers(self) -> None:
         """What the model would say after each layer."""
-        self.layers = []
         self.run_command("layers", at=self.place.cursor)
 
     def action_repeat(self) -> None:
@@ -317,40 +291,39 @@ class ExploreApp(OrderedKeys):
             body += [*([Text()] if body else []), *([Text(title, style=marks.DIM)] if title else []), table]
         self.push_screen(Dialog("help", Group(*body)))
 
-    def take_result(self, told: Any) -> set[str]:
-        """Layers are gathered; a text or a command line goes to the clipboard."""
-        if isinstance(told, AtLayer):
-            self.layers.append(told)
-        elif isinstance(told, Repeat):
-            command = "\n".join(told.commands)
-            if command:
-                self.copy_to_clipboard(command)
-            words = "\n\n".join(part for part in (command, "copied" if command else "", told.note) if part)
-            self.push_screen(Dialog("the command that repeats this branch", Text(widgets.visible(words))))
-        elif isinstance(told, (Shown, Why)):
-            tokens = told.alternatives if isinstance(told, Shown) else (told.token,)
-            lines = [alternative_line(each, coloured=self.coloured) for each in tokens]
-            traces = (
-                explain_lines(Token(0, 0.0, trace=told.trace), self._dialog_width()) if isinstance(told, Why) else []
-            )
-            self.push_screen(Dialog(self.running, Group(*lines, *traces)))
+    def take_result(self, told: Result) -> None:
+        """What a command answers: in the status line, on the clipboard, or in a dialog once all of it is there."""
+        if isinstance(told, At):
+            self.answer = self.answer or told.note
+        elif isinstance(told, Bookmarked):
+            self.answer = f"bookmarked as {told.name}"
+        elif isinstance(told, Settings):
+            values = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
+            self.answer = " · ".join([*told.notes, values])
+        elif isinstance(told, Covered):
+            covered = widgets.percent(told.mass).strip()
+            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
+            self.answer += f": {told.reason}" if told.reason else ""
         elif isinstance(told, Compared):
             self._show_two(*told.nodes)
         elif isinstance(told, BranchText):
             self.copy_to_clipboard(told.text)
             self.answer = f"copied {len(told.text)} characters"
-        else:
-            return super().take_result(told)
-        return set()
+        elif kind_of(self.running) == "look":
+            self.found.append(told)
 
     def finished(self, done: CommandDone) -> None:
-        """Show the layers once they are all there."""
-        if done.line == "layers" and self.layers and not done.error:
-            under = self.place.under
-            tree = self.source.tree
-            chosen = "" if under is None else widgets.token_text(tree.nodes[under].id, tree.nodes[under].text)
-            table = layers_table(self.layers, chosen, self._dialog_width(), coloured=self.coloured)
-            self.push_screen(Dialog("what the model would say after each layer", table))
+        """Show what a command that looks has found."""
+        found, self.found = self.found, []
+        if not found or done.error:
+            return
+        width = self._dialog_width()
+        lines = [line for each in found for line in formats.drawn(each, coloured=self.coloured, width=width)]
+        commands = "\n".join(command for each in found if isinstance(each, Repeat) for command in each.commands)
+        if commands:
+            self.copy_to_clipboard(commands)
+            lines += [Text(), Text("copied")]
+        self.push_screen(Dialog(f"{done.line}: {COMMANDS[done.line.split()[0]].about}", Group(*lines)))
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 
 from genctl.commands.explore.dialogs import Editor
 from genctl.commands.explore.screen_panes import TreeApp
-from genctl.tree.language import WORDS
+from genctl.tree.language import COMMANDS
 
 # Keys in the order in which they are pressed: what one stands for is done before the next one is looked at.
 # Textual passes a key from widget to widget and opens a line for typing later, so that of keys which arrive together (a
@@ -87,12 +87,12 @@ class Key(NamedTuple):
 
 
 KEYS: tuple[Key, ...] = (
-    Key("left", "left", "←", "the token before"),
-    Key("right", "right", "→", "the next token"),
-    Key("home", "start", "Home", "the beginning of the branch"),
-    Key("end", "end", "End", "the end of the branch"),
-    Key("up", "up", "↑", "the alternative, line or branch above"),
-    Key("down", "down", "↓", "the one below"),
+    Key("left", "move('left')", "←", "the token before"),
+    Key("right", "move('right')", "→", "the next token"),
+    Key("home", "move('start')", "Home", "the beginning of the branch"),
+    Key("end", "move('end')", "End", "the end of the branch"),
+    Key("up", "lines(-1)", "↑", "the alternative, line or branch above"),
+    Key("down", "lines(1)", "↓", "the one below"),
     Key("pageup", "page(-1)", "PgUp", "a page up"),
     Key("pagedown", "page(1)", "PgDn", "a page down"),
     Key("tab", "app.focus_next", "Tab", "the next pane: alternatives, tree, text"),
@@ -107,8 +107,8 @@ KEYS: tuple[Key, ...] = (
     Key("e", "edit", "e", "write another text from here (a token that it cuts is healed)"),
     Key("u", "undo", "u", "undo"),
     Key("U,shift+u", "redo", "U", "redo"),
-    Key("n", "uncertain(1)", "n", "the next uncertain token: entropy of 1 nat or more"),
-    Key("N,shift+n", "uncertain(-1)", "N", "the uncertain token before"),
+    Key("n", "move('next')", "n", "the next uncertain token: entropy of 1 nat or more"),
+    Key("N,shift+n", "move('previous')", "N", "the uncertain token before"),
     Key(
         "s",
         "settings",
@@ -176,7 +176,7 @@ def help_sections(names: tuple[str, str] | None = None) -> list[tuple[str, Seque
         ("", help_rows()),
         ("mouse", MOUSE),
         ("columns", (*COLUMNS, *second)),
-        ("commands of : and of --script", [(word.usage, word.about) for word in WORDS.values()]),
+        ("commands of : and of --script", [(row.usage, row.about) for row in COMMANDS.values()]),
     ]
 
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 import io
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from math import inf
-from typing import Any, Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -22,55 +20,27 @@ from textual.message import Message
 from textual.widgets import Static
 
 from genctl.commands.explore import marks
-from genctl.commands.explore.alternatives import Alternatives
-from genctl.commands.explore.beams import Beams
+from genctl.commands.explore.alternatives import Alternatives, Beams
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_place import Place
-from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, Hands, ModelThread, NodeLook
-from genctl.commands.explore.status_line import StatusFigures, status_text
+from genctl.commands.explore.screen_source import TreeSource
+from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, ModelThread, NodeLook
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.errors import count
 from genctl.history import LaneHistory
 from genctl.terminal import widgets
-from genctl.tree.nodes import Tree
-from genctl.tree.results import At, Bookmarked, Covered, Searching, Settings, TokenWritten
+from genctl.tree.language import COMMANDS
+from genctl.tree.results import Result, Searching, TokenWritten
 
 LOOKS = 8  # looks that are kept
 NARROW, WIDE = 76, 100  # columns below which the panes are stacked; with a second distribution, below WIDE
-_FOLLOWED = ("take", "generate", "edit", "resume")  # commands whose tokens the cursor follows
-# commands after which the cursor is where the tree has it
-_MOVING = {"sample", "beams", "expand", "undo", "redo", "goto", "left", "right", "up", "down", "start", "end"}
-_MOVING |= {"next", "previous"}
-# commands that never run the model: the keys that follow wait for them
-_BRIEF = {"undo", "redo", "goto", "left", "right", "up", "down", "start", "end", "next", "previous"}
-_BRIEF |= {"set", "preset", "reset", "bookmark"}
 
 
-class ScreenSource(Hands, Protocol):
-    """A tree with what works on it."""
-
-    @property
-    def tree(self) -> Tree: ...
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        """Held while the tree changes."""
-
-    @property
-    def names(self) -> tuple[str, str] | None:
-        """The two models or presets that are compared, if there are two."""
-
-    @property
-    def speed(self) -> float | None:
-        """Tokens a second of the newest generation; None: not known."""
-
-    @property
-    def suggestions(self) -> Sequence[str]:
-        """Knobs and presets, for completion."""
-
-    def vocabulary(self) -> Sequence[str]:
-        """The text of every token, by id. From any thread."""
+def kind_of(line: str) -> str:
+    """The kind of a command, as its row has it; `resume` finishes one that writes."""
+    name = line.split()[0]
+    return "write" if name == "resume" else COMMANDS[name].kind if name in COMMANDS else ""
 
 
 class TreeApp(App[int]):
@@ -82,7 +52,7 @@ class TreeApp(App[int]):
     class Told(Message):
         """The worker has told something."""
 
-    def __init__(self, source: ScreenSource, *, coloured: bool = True) -> None:
+    def __init__(self, source: TreeSource, *, coloured: bool = True) -> None:
         super().__init__(ansi_color=True)
         middle = [] if source.names is not None else [(NARROW, "-middle")]
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), *middle, (WIDE, "-wide")]
@@ -217,20 +187,19 @@ class TreeApp(App[int]):
 
     def show_status(self) -> None:
         """Show the status line."""
-        look = self.look
-        figures = StatusFigures(
-            self._state(),
-            self.failed,
-            None if look is None or look.first is None else look.first.entropy,
-            None if look is None or look.first is None else self.choices.mass_in_view(),
-            self.source.tree.joints[self.place.cursor],
-            None if look is None else look.shared,
-            None if look is None else look.own,
-            self.source.speed,
-            " ".join(f"{key}={value}" for key, value in self.source.tree.knobs.items()),
-        )
-        width = max(self.size.width, 20)
-        self.query_one("#status", Static).update(status_text(figures, width, coloured=self.coloured))
+        tree, look = self.source.tree, self.look
+        found = []
+        if look is not None and look.first is not None:
+            mass = widgets.percent(self.choices.mass_in_view()).strip()
+            found += [f"entropy {look.first.entropy:.2f}", f"mass shown {mass}"]
+        found.append(f"logprob {widgets.rounded(tree.joints[self.place.cursor])}")
+        if look is not None and look.shared is not None and look.own is not None:
+            found.append(f"cache {look.shared} shared, {look.own} own")
+        if self.source.speed is not None:
+            found.append(f"{self.source.speed:.1f} tokens/s")
+        found += [" ".join(f"{key}={value}" for key, value in tree.knobs.items())] if tree.knobs else []
+        state = Text(self._state(), style="bold red" if self.failed and self.coloured else marks.BOLD)
+        self.query_one("#status", Static).update(status_lines(state, found, max(self.size.width, 20)))
 
     def _state(self) -> str:
         if self.running and not self.failed:
@@ -251,7 +220,7 @@ class TreeApp(App[int]):
         if not self.worker.submit(lines):
             self.say("one command at a time: Space stops what runs", failed=True)
             return False
-        self.is_brief = line.split()[0] in _BRIEF
+        self.is_brief = kind_of(line) in ("move", "back", "set", "name")  # never runs the model
         return True
 
     def line_answered(self, purpose: str, text: str) -> None:
@@ -299,7 +268,7 @@ class TreeApp(App[int]):
         """One thing that was told. Returns the panes that it changes."""
         if isinstance(told, CommandBegan):
             self.running, self.written = told.line, 0
-            self.follows = told.line.split()[0] in _FOLLOWED
+            self.follows = kind_of(told.line) == "write"
             self.failed, self.answer = False, ""
         elif isinstance(told, TokenWritten):
             return self._grow(told)
@@ -315,8 +284,8 @@ class TreeApp(App[int]):
             return {"text"}
         elif isinstance(told, CommandDone):
             return self._done(told)
-        else:
-            return self.take_result(told)
+        elif isinstance(told, Result):
+            self.take_result(told)
         return set()
 
     def _grow(self, told: TokenWritten) -> set[str]:
@@ -346,43 +315,30 @@ class TreeApp(App[int]):
         return {"choices", *({"keep"} if self.choices.first is not None else set())}
 
     def _done(self, done: CommandDone) -> set[str]:
-        tree, name = self.source.tree, done.line.split()[0]
+        tree, kind = self.source.tree, kind_of(done.line)
         followed, self.running, self.search = self.follows, "", None
         self.follows = self.is_brief = False
-        if name in ("undo", "redo", "expand", "goto") or done.error or done.stopped:
+        if kind in ("move", "back", "fork") or done.error or done.stopped:
             self.tree_pane.rows.stale = True
         gone = not (tree.is_shown(self.place.cursor) and tree.is_shown(self.place.tip))
-        if followed or name in _MOVING or gone:
+        if followed or kind in ("move", "back", "fork") or gone:
             self.place.adopt()
-        if name in ("set", "preset", "reset", "undo", "redo"):
+        if kind in ("set", "back"):
             self.place.differing.clear()
         if self.failed:  # a key that was refused meanwhile
             self.answer, self.failed = "", False
         if done.error:
             self.answer, self.failed = f"{done.error}{f' ({done.hint})' if done.hint else ''}", True
         elif not self.answer:
-            self.answer = "stopped" if done.stopped else f"{name}: done"
+            self.answer = "stopped" if done.stopped else f"{done.line.split()[0]}: done"
         self.looks = OrderedDict((key, look) for key, look in self.looks.items() if tree.is_shown(key[0]))
         self.finished(done)
         if self.source.names is not None:
             self.worker.compare(self.place.unknown())
-        return {"text", "search", "choices", "tree", *({"keep"} if name in ("set", "preset", "reset") else set())}
+        return {"text", "search", "choices", "tree", *({"keep"} if kind == "set" else set())}
 
-    def take_result(self, told: Any) -> set[str]:
-        """A result that is for the keys. Returns the panes that it changes."""
-        if isinstance(told, Bookmarked):
-            self.answer = f"bookmarked as {told.name}"
-            return {"tree"}
-        if isinstance(told, At):
-            self.answer = self.answer or told.note
-        elif isinstance(told, Settings):
-            values = " ".join(f"{key}={value}" for key, value in told.values.items()) or "the first settings"
-            self.answer = " · ".join([*told.notes, values])
-        elif isinstance(told, Covered):
-            covered = widgets.percent(told.mass).strip()
-            self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
-            self.answer += f": {told.reason}" if told.reason else ""
-        return set()
+    def take_result(self, told: Result) -> None:
+        """A result that is for the keys."""
 
     def finished(self, done: CommandDone) -> None:
         """After a command, before the panes are drawn."""
@@ -391,5 +347,26 @@ class TreeApp(App[int]):
         searching = self.search is not None
         if self.beams.display != searching:
             self.beams.display, self.choices.display = searching, not searching
+            # the heads fit the width that the rows have then
+            self.call_after_refresh(self.show_choices, keep=True)
         if self.search is not None:
             self.beams.show(self.search)
+
+
+def status_lines(state: Text, found: Sequence[str], width: int) -> Text:
+    """Two lines at most of `width` cells: the state, then as many figures as fit."""
+    first = Text(no_wrap=True, end="")
+    if state:
+        first.append(widgets.first_words(state.plain, width), style=state.style)
+    lines = [first]
+    for words in found:
+        line = lines[-1]
+        if line.cell_len and line.cell_len + 3 + len(words) > width:
+            if len(lines) == 2:
+                break
+            line = Text(no_wrap=True, end="")
+            lines.append(line)
+        if line.cell_len:
+            line.append(" · ", style=marks.DIM)
+        line.append(widgets.first_words(words, width), style=marks.DIM)
+    return Text("\n").join(lines)

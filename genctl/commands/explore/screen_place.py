@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from genctl.commands.explore.flow import TextPiece
 from genctl.tree.changes import Grown
 from genctl.tree.nodes import ROOT, Tree
-
-UNCERTAIN = 1.0  # nats of entropy from which on a choice is uncertain
+from genctl.tree.results import At
 
 
 class Place:
@@ -48,29 +47,36 @@ class Place:
         """The node under the cursor: the token that follows it on the branch."""
         return self.path[self.depth] if self.depth < len(self.path) else None
 
+    @property
+    def at(self) -> At:
+        """The cursor and the end of the branch."""
+        return At(self.cursor, self.tip)
+
+    def piece(self, index: int) -> At:
+        """Where a piece is."""
+        depth = min(max(index - self._lead, 0), len(self.path))
+        return At(self.path[depth - 1] if depth else ROOT, self.tip)
+
     def adopt(self) -> None:
         """Go where the tree's own cursor is."""
-        self.go(self.tree.cursor, self.tree.tip)
+        self.go(At(self.tree.cursor, self.tree.tip))
 
-    def go(self, cursor: int, tip: int | None = None) -> None:
-        """To a node, on the branch that ends with `tip`; None: on this branch if it is on it, else on the newest."""
-        if tip is None:
-            tip = self.tip if cursor in self.on_path else self.tree.end_of(cursor)
-        path = self.tree.path(tip)
-        self.cursor = cursor
-        if path == self.path and self.pieces:
-            return
-        self.path = path
-        self.on_path = {ROOT, *path}
-        prompt = self.tree.opened.shown or self.tree.opened.prompt
-        lead = [TextPiece(ROOT, prompt)] if prompt else []
-        self._lead = len(lead)
-        self.pieces = lead + [self._piece(node) for node in path]
+    def go(self, at: At) -> bool:
+        """To a node on a branch. Returns whether the cursor moved."""
+        moved, self.cursor = self.cursor != at.cursor, at.cursor
+        if at.tip != self.tip or not self.pieces:
+            self.path = self.tree.path(at.tip)
+            self.on_path = {ROOT, *self.path}
+            prompt = self.tree.opened.shown or self.tree.opened.prompt
+            lead = [TextPiece(ROOT, prompt)] if prompt else []
+            self._lead = len(lead)
+            self.pieces = lead + [self._piece(node) for node in self.path]
+        return moved
 
     def grow(self, token: Grown) -> None:
         """Follow a token that was written."""
         if token.parent != self.tip:
-            self.go(token.node, token.node)
+            self.go(At(token.node, token.node))
             return
         self.path.append(token.node)
         self.on_path.add(token.node)
@@ -81,22 +87,6 @@ class Place:
         """Take in after which nodes another model would write something else."""
         self.differing.update(differing)
         self.pieces[self._lead :] = [self._piece(node) for node in self.path]
-
-    def move(self, index: int) -> bool:
-        """Put the cursor on a piece. Returns whether it moved."""
-        depth = min(max(index - self._lead, 0), len(self.path))
-        node = self.path[depth - 1] if depth else ROOT
-        moved, self.cursor = node != self.cursor, node
-        return moved
-
-    def uncertain(self, direction: int) -> int | None:
-        """The index of the next (1) or previous (-1) token that was chosen with a high entropy."""
-        depths = range(self.depth + 1, len(self.path)) if direction > 0 else range(self.depth - 1, -1, -1)
-        for depth in depths:
-            entropy = self.tree.nodes[self.path[depth]].entropy
-            if entropy is not None and entropy >= UNCERTAIN:
-                return depth + self._lead
-        return None
 
     def unknown(self) -> list[int]:
         """The nodes of the branch of which it is not known whether two models differ after them, the nearest first."""

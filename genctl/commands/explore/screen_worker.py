@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from genctl.errors import GenctlError
+from genctl.tree.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class NodeLook:
 
     node: int
     settings: int
-    first: Any = None  # `panes.alternatives.ShownDistribution`; None: it could not be computed
-    other: Any = None  # by the other model or preset
+    first: Distribution | None = None  # None: it could not be computed
+    other: Distribution | None = None  # by the other model or preset
     shared: int | None = None  # columns of the cache
     own: int | None = None
     error: str = ""

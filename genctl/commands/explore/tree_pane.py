@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.segment import Segment
 from rich.text import Text
@@ -16,31 +15,9 @@ from textual.strip import Strip
 from genctl.commands.explore import marks
 from genctl.commands.explore.rows_pane import RowsPane
 from genctl.terminal import theme, widgets
+from genctl.tree.nodes import Tree
 
 # The rows of the tree's pane: a row for each part of a branch between two forks.
-
-
-class TreeNode(Protocol):
-    """A token of the tree."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def parent(self) -> int: ...
-
-
-class Branching(Protocol):
-    """What a tree tells of its shape."""
-
-    @property
-    def nodes(self) -> Sequence[TreeNode]: ...
-    @property
-    def joints(self) -> Sequence[float]: ...
-    @property
-    def depths(self) -> Sequence[int]: ...
-    @property
-    def bookmarks(self) -> Mapping[str, int]: ...
-    def children(self, node: int, /) -> list[int]: ...
 
 
 @dataclass(slots=True)
@@ -53,7 +30,7 @@ class BranchPart:
     last: bool  # of those that follow the same fork
 
 
-def parts(tree: Branching, root: int = 0) -> Iterator[BranchPart]:
+def parts(tree: Tree, root: int = 0) -> Iterator[BranchPart]:
     """All parts, each before those that follow it."""
     first = tree.children(root)
     stack = [(child, "", child == first[-1]) for child in reversed(first)]
@@ -86,7 +63,7 @@ class BranchRows:
         self.parts[row].end = node
         self._ends[node] = row
 
-    def refresh(self, tree: Branching) -> bool:
+    def refresh(self, tree: Tree) -> bool:
         """Make the rows anew if the tree has forked. Returns whether they were."""
         if not self.stale:
             return False
@@ -102,7 +79,7 @@ class BranchRows:
         return max(rows) if rows else None
 
 
-def text_of(tree: Branching, part: BranchPart, most: int) -> str:
+def text_of(tree: Tree, part: BranchPart, most: int) -> str:
     """The beginning of a part's text: at least `most` characters, if there are so many."""
     found: list[str] = []
     size, node = 0, part.first
@@ -129,7 +106,7 @@ class TreePane(RowsPane):
             super().__init__()
             self.node = node
 
-    def __init__(self, tree: Branching, *, id: str | None = None, coloured: bool = True) -> None:
+    def __init__(self, tree: Tree, *, id: str | None = None, coloured: bool = True) -> None:
         super().__init__(id=id)
         self.tree_shown = tree
         self.coloured = coloured

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.chat.cut_off import OtherTokens, WrittenAnswer
 from genctl.commands.chat.slash_work import _step
 from genctl.commands.chat.story import Story
 from genctl.events import UNKNOWN_ID, Token
+from genctl.tree.journal import Differs
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 from tests.commands.chat.test_saved import chat, story, written
@@ -236,7 +236,9 @@ def test_a_command_of_explore_that_was_killed_in_a_chat_is_finished_by_explore(w
 def words_in(path: Path) -> list[str]:
     """The texts of the answer that the file has."""
     lines = [json.loads(line) for line in lines_of(path) if line.endswith(b"\n")]
-    return [line["text"] for line in lines if line["event"] == "grown" and line.get("by", "generate") == "generate"]
+    return [
+        line.get("text", "") for line in lines if line["event"] == "grown" and line.get("by", "generate") == "generate"
+    ]
 
 
 def event(text: str, finish: str | None = None) -> bytes:
@@ -319,21 +321,34 @@ def pieces(*texts: str, known: bool = False) -> list[Token]:
     ],
 )
 def test_texts_are_the_same_in_whatever_pieces_they_come(
-    before: tuple[str, ...], after: tuple[str, ...], new: list[str] | None
+    before: tuple[str, ...], after: tuple[str, ...], new: list[str] | None, tmp_path: Path
 ) -> None:
-    one = story()
-    end = one.give('say "x"', [1], [""])
-    one.begin_answer(end, "", {})
+    one = story(tmp_path / "chat.jsonl")
+    one.begin_answer(one.give('say "x"', [1], [""]), "", {})
     for token in pieces(*before):
         one.token(token, None)
-    again = WrittenAnswer(one.tree, end, one.tree.path(one.tree.tip, above=end))
+    one.leave()
+    one = Story.open(tmp_path / "chat.jsonl")
+    content = one.journal.content()
+    start, prefill, _ = one.written()
 
-    def feed() -> list[str]:
-        found = [again.take(token) for token in pieces(*after)]
-        return [token.text for token in found if token is not None]
+    def feed() -> None:
+        with one.again():
+            one.begin_answer(start, prefill, {})
+            for token in pieces(*after):
+                one.token(token, None)
+            one.end_answer()
 
     if new is None:
-        with pytest.raises(OtherTokens):
+        with pytest.raises(Differs):
             feed()
+        assert one.journal.content() == content
+        assert one.cut_off
     else:
-        assert feed() == new
+        feed()
+        assert words_in(tmp_path / "chat.jsonl") == [*before, *new]
+        assert one.conversation.messages[-1].content == "".join([*before, *new])
+    one.close()
+    again = Story.open(tmp_path / "chat.jsonl")
+    again.close()
+    assert (again.tree, again.conversation) == (one.tree, one.conversation)

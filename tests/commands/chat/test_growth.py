@@ -135,6 +135,6 @@ def test_answers_that_share_the_tokens_of_one_have_a_bound() -> None:
         for _ in range(size):
             yield from step({"event": "reached", "node": size}, line="answer 0")
 
-    Story(tree(shared(10)), _most=1000)
+    Story(tree(shared(10)), most=1000)
     with pytest.raises(InputError, match="its answers have more than 67,108,864 characters together"):
-        Story(tree(shared(40)), _most=1000)
+        Story(tree(shared(40)), most=1000)

@@ -158,9 +158,9 @@ def perform(one: Story, action: tuple[object, ...]) -> None:
     elif name == "edit" and conversation.turns_to(conversation.at):
         answer(one, edited(1, str(rest[0])), rest[0], rest[1])
     elif name == "branch" and rest[0] <= len(conversation.branches):
-        one.step("branch", str(rest[0]), node=conversation.branch(rest[0]).node)
+        one.do("branch", str(rest[0]), node=conversation.branch(rest[0]).node)
     elif name == "set":
-        one.step("set", str(rest[0]))
+        one.do("set", str(rest[0]))
     elif name == "undo" and one.tree.steps:
         one.undo()
     elif name == "redo" and one.tree.undone:

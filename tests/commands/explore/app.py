@@ -12,6 +12,7 @@ from textual.pilot import Pilot
 
 from genctl.commands.explore.screen_app import ExploreApp
 from genctl.commands.explore.screen_source import TreeSource
+from genctl.tree.beside import Second
 from genctl.tree.explorer import Explorer
 from tests.tree.trees import explorer
 
@@ -91,7 +92,10 @@ def play(part: Play, made: Explorer | None = None, size: tuple[int, int] = (140,
     """Show a tree, do `part`, and close."""
     coloured = options.pop("coloured", True)
     first = options.pop("first_command", "")
-    source = TreeSource(made or explorer(max_new_tokens=6, do_sample=False), **options)
+    made = made or explorer(max_new_tokens=6, do_sample=False)
+    session, knobs = options.pop("other_model", None), options.pop("other_settings", None)
+    second = Second(made.space, session=session, knobs=knobs) if session or knobs else None
+    source = TreeSource(made, second, **options)
     if first == "resume":
         source.resume()
     app = ExploreApp(source, coloured=coloured)

@@ -6,7 +6,7 @@ import pytest
 
 from genctl.commands.explore.screen_keys import COLUMNS, MOUSE
 from genctl.commands.explore.tree_pane import parts, text_of
-from genctl.tree.language import WORDS
+from genctl.tree.language import COMMANDS
 from tests.commands.explore.app import Shown, play
 from tests.tree.trees import explorer
 
@@ -82,7 +82,7 @@ def test_help_of_the_line_has_keys_mouse_columns_and_commands(word: str) -> None
         await shown.answer(word)
         for first, _ in (*MOUSE, *COLUMNS):
             assert first in shown.text
-        for command in WORDS.values():
+        for command in COMMANDS.values():
             assert command.usage in shown.text
 
     play(part, size=(120, 110))

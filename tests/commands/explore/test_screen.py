@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from genctl.commands.explore.formats import lines_of
 from genctl.commands.explore.screen_keys import KEYS, markdown_table
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.tree.explorer import Explorer
@@ -279,13 +280,35 @@ def test_d_shows_two_branches_side_by_side(size: tuple[int, int]) -> None:
     play(part, size=size)
 
 
-def test_l_looks_through_the_layers() -> None:
+@pytest.mark.parametrize("line", ["layers", "show 5", "find the", "why", "repeat"])
+@pytest.mark.parametrize("size", [(80, 24), (140, 40)], ids=lambda size: str(size[0]))
+def test_a_dialog_shows_what_a_script_writes(line: str, size: tuple[int, int]) -> None:
+    made = explorer(max_new_tokens=6, do_sample=False)
+    for each in ("generate", "left 5", "set repetition_penalty=1.3"):
+        made.all(each)
+    written = [text for result in made.all(line) for text in lines_of(result)]
+    assert len(written) >= (1 if line == "repeat" else 2)
+
     async def part(shown: Shown) -> None:
-        await shown.press("space", "home", "right", "l")
-        layers = shown.app.layers
-        assert [layer.layer for layer in layers] == list(range(1, len(layers) + 1))
-        assert "after each layer" in shown.text
-        assert layers[-1].rank is not None
+        await shown.press("colon")
+        await shown.answer(line)
+        assert f"{line}: " in shown.text
+        for text in written[:12]:  # the rest is scrolled
+            assert "".join(text.split())[:20] in "".join(shown.text.split()).replace("│", "")
+        if line == "layers":
+            assert shown.text.count("(written: rank ") == len(written), "each line keeps what it says of the token"
+        await shown.press("escape")
+        assert len(shown.app.screen_stack) == 1
+
+    play(part, made, size=size)
+
+
+def test_the_heads_stand_above_their_columns_after_a_beam_search() -> None:
+    async def part(shown: Shown) -> None:
+        await shown.press("space", "home")
+        before = next(line for line in shown.lines if "rank token" in line)
+        await shown.press("b")
+        assert next(line for line in shown.lines if "rank token" in line) == before
 
     play(part)
 

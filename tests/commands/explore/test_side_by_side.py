@@ -14,6 +14,7 @@ from genctl.commands.explore.screen_source import TreeSource
 from genctl.engines.local.session import Session
 from genctl.errors import UsageError
 from genctl.params import Runtime
+from genctl.tree.beside import Second
 from tests.commands.explore.app import Shown, play
 from tests.tree.trees import explorer, stories
 
@@ -35,7 +36,7 @@ def test_other_settings_are_shown_beside_and_where_they_part_is_marked() -> None
         assert len(parting) < len(tree.branch())
         marked = [piece.node for piece in app.place.pieces if piece.differs]
         assert [tree.nodes[node].parent for node in marked] == parting
-        app.place.move(tree.depths[parting[0]] + 1)
+        app.place.go(app.place.piece(tree.depths[parting[0]] + 1))
         app._moved()
         await shown.settled()
         rows = [line for line in shown.lines if "≠" in line]
@@ -64,7 +65,7 @@ def test_another_model_with_the_same_tokens_is_read_on_the_same_tree() -> None:
 def test_a_model_with_other_tokens_cannot_share_a_tree() -> None:
     other = Session.load(Runtime(model="builtin:numbers"))
     with pytest.raises(UsageError, match="do not have the same tokens"):
-        TreeSource(explorer(session=stories()), other_model=other, names=("A", "B"))
+        Second(explorer(session=stories()).space, session=other)
 
 
 def test_keys_are_answered_while_the_model_runs_and_space_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
