@@ -14,33 +14,28 @@ TYPE_CHECKING = False  # `__main__` imports this file before anything else
 if TYPE_CHECKING:
     from typing import Any
 
-SAFE = "PYTHONSAFEPATH"  # from Python 3.11
+SAFE = "PYTHONSAFEPATH"
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _HERE = os.path.realpath(__file__).rpartition(os.sep)[0]  # no pathlib: nothing that takes time is imported yet
-_SAFE_310 = f"{_HERE}{os.sep}safe_path"
 
 
 def protect() -> None:
     """Give all later children a safe path. For programs: it changes this process's environment to its end."""
     os.environ[SAFE] = "1"
-    if sys.version_info < (3, 11) and _SAFE_310 not in sys.path:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (_SAFE_310, os.environ.get("PYTHONPATH"))))
-        sys.path.insert(0, _SAFE_310)  # torch hands its own path to its children
 
 
 class Protected:
     """A context in which children get a safe path, for libraries: the environment is the caller's own afterwards."""
 
     def __enter__(self) -> None:
-        self._before = {name: os.environ.get(name) for name in (SAFE, "PYTHONPATH")}
+        self._before = os.environ.get(SAFE)
         protect()
 
     def __exit__(self, *_: Any) -> None:
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        if self._before is None:
+            os.environ.pop(SAFE, None)
+        else:
+            os.environ[SAFE] = self._before
 
 
 def forget_working_directory() -> None:

@@ -9,14 +9,9 @@ Every night: `scripts/test --everything`, which a release runs too. It adds what
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent
 
