@@ -26,6 +26,7 @@ _MASK = (1 << 32) - 1
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _STEPS = 0x9E3779B9, 0xBB67AE85
 _AT_ONCE = 1 << 24  # words that are computed at once on a device
+_IN_CACHE = 1 << 11  # blocks that are computed at once on the host
 
 
 def counter(logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None = None) -> Tensor:
@@ -44,7 +45,7 @@ def counter(logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandi
         if not len(tokens):  # nothing can be drawn: the loop refuses such a row
             drawn.append(0)
             continue
-        gumbel = -np.log(-np.log(uniform(_words_of(np.asarray(tokens, np.int64), *place))))
+        gumbel = -np.log(-np.log(uniform(_words_of(np.asarray(tokens, np.int64), len(row), *place))))
         drawn.append(int(tokens[(row[tokens] + gumbel).argmax()]))
     return torch.tensor(drawn, dtype=torch.long)
 
@@ -64,9 +65,17 @@ def _on_device(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor
     return torch.cat(parts)
 
 
-def _words_of(tokens: Words, seed: int, index: int, position: int) -> Words:
-    """The random word of each token, of one place. Each block has the words of four tokens."""
-    return np.choose(tokens & 3, philox((tokens >> 2, index, position, 0), (seed & _MASK, seed >> 32)))
+def _words_of(tokens: Words, size: int, seed: int, index: int, position: int) -> Words:
+    """The random word of each token, of `size` that there are, of one place. A block has the words of four tokens."""
+    key = seed & _MASK, seed >> 32
+    if 4 * len(tokens) < size:
+        return np.choose(tokens & 3, philox((tokens >> 2, index, position, 0), key))
+    words = np.empty((-(-size // 4), 4), np.int64)
+    for first in range(0, len(words), _IN_CACHE):
+        part = words[first : first + _IN_CACHE]
+        blocks = np.arange(first, first + len(part))
+        part.T[:] = philox((blocks, index, position, 0), key)
+    return words.reshape(-1)[tokens]
 
 
 def philox(block: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
