@@ -63,7 +63,7 @@ def to(tree: Tree, at: At, node: int) -> At:
 
 
 def next_uncertain(tree: Tree, at: At, entropy: float) -> At:
-    """The next token of the branch that was chosen with so much entropy, in nats."""
+    """The next token of the branch where the entropy was at least `entropy` nats."""
     ahead = range(tree.depths[at.cursor] + 2, tree.depths[at.tip] + 1)
     return _uncertain(tree, at, (tree.above(at.tip, depth) for depth in ahead), entropy, "after")
 

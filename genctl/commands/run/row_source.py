@@ -57,7 +57,7 @@ class Grouping:
         return 1 if self.invariant_by else self.span
 
     def changed(self, output: str | None) -> str:
-        """A note for a run that goes on with another number of threads; "" if nothing changes."""
+        """A note if this run uses another number of threads than the run that began the output, else ""."""
         if self.invariant_by or None in (self.threads, self.begun_with) or self.threads == self.begun_with:
             return ""
         return (
