@@ -62,6 +62,9 @@ class Alternatives(RowsPane):
     class Taken(Message):
         """A row was clicked twice."""
 
+    class Fitted(Message):
+        """The rows have another width: their heads must follow."""
+
     def __init__(self, *, id: str | None = None, coloured: bool = True) -> None:
         super().__init__(id=id)
         self.coloured = coloured
@@ -138,6 +141,7 @@ class Alternatives(RowsPane):
     def on_resize(self) -> None:
         """Keep the selection in view."""
         self._measure()
+        self.post_message(self.Fitted())
 
     # -- drawing -------------------------------------------------------------------------------------------------------
 

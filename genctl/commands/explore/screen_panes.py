@@ -13,6 +13,7 @@ from math import inf
 
 from rich.console import Console
 from rich.text import Text
+from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Container, Vertical
 from textual.css.query import QueryError
@@ -164,8 +165,13 @@ class TreeApp(App[int]):
             there=there,
             keep=keep,
         )
-        self.query_one("#heading", Static).update(self.choices.heading())
+        self.show_heads()
         self.show_detail()
+
+    @on(Alternatives.Fitted)
+    def show_heads(self) -> None:
+        """Show the heads of the columns that fit."""
+        self.query_one("#heading", Static).update(self.choices.heading())
 
     def show_detail(self) -> None:
         """Show what the processors did to the selected token, and the status line."""
@@ -347,8 +353,6 @@ class TreeApp(App[int]):
         searching = self.search is not None
         if self.beams.display != searching:
             self.beams.display, self.choices.display = searching, not searching
-            # the heads fit the width that the rows have then
-            self.call_after_refresh(self.show_choices, keep=True)
         if self.search is not None:
             self.beams.show(self.search)
 
