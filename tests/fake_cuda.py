@@ -171,6 +171,13 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Me
         def __new__(cls, device: Any = None) -> Any:
             return super().__new__(cls)
 
+    class Event:
+        """A place in the queue of a GPU that is done with everything at once."""
+
+        def record(self, stream: Any) -> None: ...
+
+        def synchronize(self) -> None: ...
+
     monkeypatch.setattr(torch, "Generator", Generator)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -183,6 +190,8 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, total: int = 2**34) -> Iterator[Me
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *args: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda *args: None)  # without one no step is captured
     with _Mode():
         yield own

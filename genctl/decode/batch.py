@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import shortages
+from genctl.decode.memory import OutOfMemory, shortages
 from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device
@@ -20,6 +20,7 @@ from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.decode.cache_observer import CacheObserver
+    from genctl.decode.choose import LanesChosen
 
 
 class Batch:
@@ -30,11 +31,12 @@ class Batch:
         self.watcher = watcher
         self.states: list[LaneState] = []
         self.kv = BatchCache(model)
+        self.ahead: ModelScores | OutOfMemory | GenctlError | None = None  # what came of the next pass, if it was run
 
     def clear(self) -> list[LaneState]:
         """Empty the batch. Returns the lanes that have not ended: they continue in other batches."""
         unfinished = [state for state in self.states if state.alive]
-        self.states, self.kv = [], BatchCache(self.model)
+        self.states, self.kv, self.ahead = [], BatchCache(self.model), None
         return unfinished
 
     def welcomes(self, state: LaneState) -> bool:
@@ -92,24 +94,63 @@ class Batch:
                 nothing = state.prefix.logits[:, :0]  # the scores at its end are not needed
                 yield Prefix(tokens, self.kv.cache.unshared(), nothing, source=state.prefix.source)
 
+    def run_ahead(self, chosen: Sequence[LanesChosen]) -> None:
+        """Run the next pass before the host knows the tokens that were chosen, where that is of use and possible.
+
+        Rows stay in their places until the host knows more: a row that turns out to have ended has one step in vain.
+        """
+        tokens = self._tokens_ahead(chosen)
+        if tokens is None:
+            return
+        try:
+            self.ahead = self._scores(tokens)
+        except OutOfMemory as error:
+            self.ahead = error.without_frames()
+        except GenctlError as error:  # told after the tokens of this step, as if the pass had been run after them
+            self.ahead = error
+
+    def _tokens_ahead(self, chosen: Sequence[LanesChosen]) -> Tensor | None:
+        """The token of each row that the host does not know yet, int64 [N]; None if the next pass has to wait."""
+        kv, states = self.kv, self.states
+        if kv.cache is None or self.watcher is not None or not self.model.runs_ahead:
+            return None
+        if kv.held != [(state, state.row_count) for state in states] or self.model.wants_history(kv.columns):
+            return None
+        # a row at its last token ends for certain, perhaps because the context is full
+        if any(state.live.written + 1 >= state.lane.max_new_tokens for state in states):
+            return None
+        parts = [each.next_tokens for each in chosen]
+        known = [part for part in parts if part is not None]
+        return torch.cat(known) if len(known) == len(parts) else None
+
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
         self.states = self.kv.remaining(self.states)
         if not self.states:
-            self.kv = BatchCache(self.model)  # frees the cache, whoever still holds the batch
+            self.clear()  # frees the cache, whoever still holds the batch
             return
         with shortages():
+            if isinstance(self.ahead, ModelScores):
+                rows = self.kv.places_of(self.states)
+                if rows != [*range(len(self.ahead.logits))]:
+                    index = to_device(rows, self.model.device)
+                    self.ahead = self.ahead.map(lambda tensor: tensor[index])
             self.kv.arrange(self.states)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
     def feed(self) -> Iterator[events.Event]:
-        """One forward pass for all lanes; CacheRead if there is a watcher. Raises OutOfMemory and ModelError."""
+        """One forward pass for all lanes, unless it was run ahead; CacheRead if there is a watcher.
+
+        Raises OutOfMemory and ModelError.
+        """
         if not self.states:
             return
-        with shortages():
-            output = self._pass()
-            scores = ModelScores(output.logits, output.layers)
+        scores, self.ahead = self.ahead, None
+        if scores is None:
+            scores = self._scores()
+        elif isinstance(scores, Exception):
+            raise scores
         if self.watcher is not None:
             lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
@@ -121,14 +162,20 @@ class Batch:
             else:  # everything was read again: only the scores after the newest tokens are new
                 state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.row_count))
 
-    def _pass(self) -> Output:
+    def _scores(self, tokens: Tensor | None = None) -> ModelScores:
+        """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
+        with shortages():
+            output = self._pass(tokens)
+            return ModelScores(output.logits, output.layers)
+
+    def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
         if self.kv.cache is None:
             feed = self._everything()
             keep = 1 + max(state.drafted for state in self.states)
             start = 0
         else:
-            feed = self._unfed()
+            feed = self._unfed() if tokens is None else tokens[:, None]
             keep, start = feed.shape[1], self.kv.columns
         if feed.shape[1] == 1:
             columns = torch.full((1, 1), start, device=device)

@@ -57,6 +57,13 @@ class BatchCache:
         if self.model.is_encoder_decoder:
             self._arrange_sources(states)
 
+    def places_of(self, states: Sequence[LaneState]) -> list[int]:
+        """The row of the last pass that each row of the next one continues, for lanes that were in it."""
+        places, at = {}, 0
+        for state, count in self.held:
+            places[state], at = at, at + count
+        return [places[state] + parent for state in states if state in places for parent in state.reordered]
+
     def padding(self, states: Sequence[LaneState]) -> Tensor:
         """Columns of padding before the tokens of each row, int64 [N]; the same tensor while they stay the same."""
         pads = [self.pads[state] for state in states for _ in range(state.row_count)]
@@ -65,12 +72,10 @@ class BatchCache:
         return self._padding[1]
 
     def _arrange(self, states: list[LaneState]) -> None:
-        places, at = {}, 0
-        for state, count in self.held:
-            places[state], at = at, at + count
-        before = [state for state in states if state in places]
+        held = {state for state, _ in self.held}
+        before = [state for state in states if state in held]
         joining = states[len(before) :]
-        rows = [places[state] + parent for state in before for parent in state.reordered]
+        rows = self.places_of(before)
         room = max(state.lane.max_new_tokens - state.live.written for state in states)
         prefix = states[0].prefix.cache
         if prefix is not None and not prefix.is_fixed:
@@ -79,7 +84,7 @@ class BatchCache:
         if before:
             assert self.cache is not None
             spare = min(self.pads[state] for state in before)
-            self.reordered = [] if rows == list(range(at)) else rows
+            self.reordered = [] if rows == [*range(sum(count for _, count in self.held))] else rows
             if spare or self.reordered:
                 index = to_device(rows, self.model.device)
                 if spare or joining or [(state, state.row_count) for state in before] != self.held:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,6 +39,12 @@ class Chosen:
     questions: list[Tensor]
     stages: Stages
     judged: bool  # whether the first tensor is the best score of each scored row
+
+    @property
+    def next_tokens(self) -> Tensor | None:
+        """The token that each row is fed next, int64 [C], while every row goes on; None if the choice says more."""
+        together = len(self.states) > 1 or self.states[0].mode.independent is not None
+        return self.choice.tokens if together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Commit the choice. `answers` are the numbers of the tensors."""
@@ -80,6 +86,7 @@ class Done:
     state: LaneState
     error: GenctlError | None = None
     questions: list[Tensor] = field(default_factory=list)
+    next_tokens = None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Finished, or Failed."""
@@ -92,6 +99,7 @@ class OutOfRoom:
 
     error: OutOfMemory
     questions: list[Tensor] = field(default_factory=list)
+    next_tokens = None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
         """Raises OutOfMemory."""
@@ -99,9 +107,12 @@ class OutOfRoom:
         raise self.error
 
 
-def choose(states: Sequence[LaneState]) -> list[Chosen | Done | OutOfRoom]:
+LanesChosen: TypeAlias = "Chosen | Done | OutOfRoom"
+
+
+def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
     """The choices of all lanes that have scores."""
-    choices: list[Chosen | Done | OutOfRoom] = []
+    choices: list[LanesChosen] = []
     for group in _groups([state for state in states if state.scores is not None]):
         try:
             choices += _together(group) if len(group) > 1 else [_alone(group[0])]
@@ -126,7 +137,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
         yield group
 
 
-def _together(states: list[LaneState]) -> list[Chosen | Done | OutOfRoom]:
+def _together(states: list[LaneState]) -> list[LanesChosen]:
     """One choice for lanes whose rows are independent."""
     first, last = states[0], states[-1]
     lane, strategy, model = first.lane, first.mode.independent, first.scores

@@ -20,7 +20,7 @@ from genctl.decode.memory import OutOfMemory
 from genctl.decode.prefix_cache import PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
-from genctl.decode.transfer import fetch
+from genctl.decode.transfer import Asked
 from genctl.decode.types import Prefix
 from genctl.errors import ContractError, GenctlError
 
@@ -76,11 +76,13 @@ def decode(
 def step(batch: Batch, interrupted: str, texts: KeptTexts | None = None) -> Iterator[events.Event]:
     """One token for every row of a batch, or several where a draft is accepted."""
     chosen = choose(batch.states)  # processors, then searches
-    facts = fetch([each.questions for each in chosen])  # the one wait for the device
+    asked = Asked([each.questions for each in chosen])
+    batch.run_ahead(chosen)  # on a GPU: the next pass, while the host learns and tells what was chosen
+    facts = asked.wait()  # the one wait for the device
     for each, answers in zip(chosen, facts, strict=True):
         yield from each.commit(answers, interrupted)  # Stepped; Finished when no row lives
     if texts is not None and texts.grows:
         for prefix in batch.read_by_ended():
             texts.keep(prefix)
     batch.arrange()  # remove ended rows, reorder rows, remove rejected drafts
-    yield from batch.feed()  # one forward pass for all lanes; CacheRead with `watch`
+    yield from batch.feed()  # one forward pass for all lanes, if it has not been run; CacheRead with `watch`

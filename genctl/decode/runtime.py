@@ -231,6 +231,11 @@ class ModelRuntime(ABC):
             )
         return prefixes
 
+    @cached_property
+    def runs_ahead(self) -> bool:
+        """Whether a pass may begin before the host knows what it is fed: where a device works beside the host."""
+        return self.device.type == "cuda"
+
     @property
     def copies_late(self) -> bool:
         """Whether a row of a pass is copied when it is needed: on a GPU, which waits for the launch of each copy."""

@@ -1,12 +1,12 @@
 """Transfers between the host and the device.
 
 Reading a number from a GPU waits for all queued work, and then the GPU waits for the host. So the numbers of a step
-are collected first and fetched once.
+are collected first and fetched once, and where the next pass does not depend on them, it is launched meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,23 +22,51 @@ def to_device(numbers: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
-def fetch(groups: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
-    """The numbers of tensors as (nested) lists, group by group. Integers stay integers, all others pass as float32.
+class Asked:
+    """Numbers on their way to the host, asked for when this is made: what is launched later does not hold them up.
 
-    From another device each of the two kinds is copied as one tensor.
+    Integers stay integers, all others pass as float32. From another device each of the two kinds is copied as one
+    tensor.
     """
-    if on_host(*[tensor for group in groups for tensor in group]):
-        return [[tensor.tolist() for tensor in group] for group in groups]
-    integers = _moved((tensor for group in groups for tensor in group if not tensor.is_floating_point()), torch.long)
-    floats = _moved((tensor for group in groups for tensor in group if tensor.is_floating_point()), torch.float32)
-    return [[next(floats if tensor.is_floating_point() else integers) for tensor in group] for group in groups]
+
+    def __init__(self, groups: Sequence[Sequence[Tensor]]) -> None:
+        self.groups = groups
+        tensors = [tensor for group in groups for tensor in group]
+        self._moves = None if on_host(*tensors) else (_Move(tensors, torch.long), _Move(tensors, torch.float32))
+
+    def wait(self) -> list[list[Any]]:
+        """The numbers as (nested) lists, group by group."""
+        if self._moves is None:
+            return [[tensor.tolist() for tensor in group] for group in self.groups]
+        integers, floats = (move.numbers() for move in self._moves)
+        return [[next(floats if tensor.is_floating_point() else integers) for tensor in group] for group in self.groups]
 
 
-def _moved(tensors: Iterable[Tensor], dtype: torch.dtype) -> Any:
-    """An iterator over the tensors' numbers as lists, moved as one tensor of this dtype."""
-    moved = list(tensors)
-    if not moved:
-        return iter(())
-    flat = torch.cat([tensor.flatten().to(dtype) for tensor in moved]).cpu()
-    parts = flat.split_with_sizes([tensor.numel() for tensor in moved])
-    return (part.view(tensor.shape).tolist() for part, tensor in zip(parts, moved, strict=True))
+def fetch(groups: Sequence[Sequence[Tensor]]) -> list[list[Any]]:
+    """The numbers of tensors, at once."""
+    return Asked(groups).wait()
+
+
+class _Move:
+    """One copy of all integers or of all floats among tensors."""
+
+    def __init__(self, tensors: Iterable[Tensor], dtype: torch.dtype) -> None:
+        self.tensors = [tensor for tensor in tensors if tensor.is_floating_point() == dtype.is_floating_point]
+        self.copied: torch.cuda.Event | None = None
+        if not self.tensors:
+            return
+        flat = torch.cat([tensor.flatten().to(dtype) for tensor in self.tensors])
+        is_cuda = flat.device.type == "cuda"
+        self.flat = flat.to("cpu", non_blocking=is_cuda)
+        if is_cuda:
+            self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch is
+            self.copied.record(torch.cuda.current_stream(flat.device))
+
+    def numbers(self) -> Iterator[Any]:
+        """Each tensor's numbers."""
+        if not self.tensors:
+            return iter(())
+        if self.copied is not None:
+            self.copied.synchronize()
+        parts = self.flat.split_with_sizes([tensor.numel() for tensor in self.tensors])
+        return (part.view(tensor.shape).tolist() for part, tensor in zip(parts, self.tensors, strict=True))

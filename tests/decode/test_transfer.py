@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from genctl import events
-from genctl.decode import choose as choosing
-from genctl.decode import loop, transfer
+from genctl.decode import transfer
 from genctl.decode.loop import decode
 from genctl.decode.processors import filters
 from genctl.decode.processors.build import ProcessorContext, build
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.factory import choose
@@ -50,6 +50,7 @@ def case() -> Case:
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (transfer, filters):
         monkeypatch.setattr(module, "on_host", lambda *tensors: False)
+    monkeypatch.setattr(ModelRuntime, "runs_ahead", True)
 
 
 def lane(case: Case, way: str, name: str = "0", new: int = NEW, **fields: Any) -> Lane:
@@ -88,18 +89,17 @@ def counted(
 
         return call
 
-    fetch = transfer.fetch
+    wait = transfer.Asked.wait
 
-    def fetched(groups: Any) -> Any:
-        if any(groups):
+    def waited(asked: transfer.Asked) -> Any:
+        if any(asked.groups):
             waits.append("fetch")
-        return excused(fetch)(groups)
+        return excused(wait)(asked)
 
     with monkeypatch.context() as patch:
         for name in READS:
             patch.setattr(torch.Tensor, name, noted(name))
-        for module in (loop, choosing):
-            patch.setattr(module, "fetch", fetched)
+        patch.setattr(transfer.Asked, "wait", waited)
         for name in excuse:
             patch.setattr(TransformersRuntime, name, excused(getattr(TransformersRuntime, name)))
         yield waits
