@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 
 from genctl.events import (
@@ -134,6 +135,10 @@ class Path:
 ROOT = Path()
 
 
+def _grown(step: int, path: Path, row: Row | Ended) -> Path:
+    return Path(path, row, step)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Endings:
     """The rows of a lane that ended, newest first, linked so that adding one never copies the others."""
@@ -169,7 +174,7 @@ class LaneHistory:
     def after(self, event: Event) -> LaneHistory:
         """The history after one more event of this lane. Raises InputError if the event cannot follow."""
         if isinstance(event, Stepped):
-            return self._stepped(event)
+            return self.after_all((event,))
         if isinstance(event, Began):
             return LaneHistory(self.lane, event)
         if isinstance(event, Prefilled):
@@ -181,19 +186,22 @@ class LaneHistory:
         if isinstance(event, CacheRead):
             return replace(self, cache=event)
         if isinstance(event, Ended):
-            alone = self._stepped(Stepped(self.lane, self.steps, (), (event,)))
+            alone = self.after_all((Stepped(self.lane, self.steps, (), (event,)),))
             return replace(self, endings=alone.endings, written=alone.written)
         assert isinstance(event, Loading)
         return self
 
-    def _stepped(self, event: Stepped) -> LaneHistory:
-        def grown(path: Path, row: Row | Ended) -> Path:
-            return Path(path, row, event.step)
-
-        rows, ended = advance(self.rows, event, grown)
-        endings = self.endings
-        for path in ended:
-            endings = Endings(path, endings.count + 1 if endings else 1, endings)
+    def after_all(self, steps: Sequence[Stepped]) -> LaneHistory:
+        """The history after several steps. Raises InputError if one cannot follow."""
+        rows, endings = list(self.rows), self.endings
+        written = drafted = accepted = 0
+        for event in steps:
+            rows, ended = advance(rows, event, partial(_grown, event.step))
+            for path in ended:
+                endings = Endings(path, endings.count + 1 if endings else 1, endings)
+            written += sum([len(row.written) for row in event.children])
+            drafted += event.drafted
+            accepted += event.accepted
         # spelled out: `dataclasses.replace` takes several times as long, for every step
         return LaneHistory(
             self.lane,
@@ -204,10 +212,10 @@ class LaneHistory:
             self.finished,
             self.failed,
             self.cache,
-            self.steps + 1,
-            self.written + sum([len(row.written) for row in event.children]),
-            self.drafted + event.drafted,
-            self.accepted + event.accepted,
+            self.steps + len(steps),
+            self.written + written,
+            self.drafted + drafted,
+            self.accepted + accepted,
         )
 
     @property

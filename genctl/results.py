@@ -137,17 +137,26 @@ class Collector:
 
     def __init__(self) -> None:
         self._lanes: dict[str, LaneHistory] = {}
+        self._steps: dict[str, list[events.Stepped]] = {}  # of each lane, those that its history lacks
 
     def feed(self, event: events.Event) -> Result | None:
         """Take one event. Returns the result of the lane that it completes, if any."""
+        if isinstance(event, events.Stepped):
+            self._steps.setdefault(event.lane, []).append(event)
+            return None
         if isinstance(event, (events.Loading, events.CacheRead)):
             return None
-        lane = self._lanes.get(event.lane) or LaneHistory(event.lane)
-        lane = self._lanes[event.lane] = lane.after(event)
+        lane = self._lanes[event.lane] = self._lane(event.lane).after(event)
         if isinstance(event, (events.Finished, events.Failed)):
             del self._lanes[event.lane]
             return _finished(lane, event) if isinstance(event, events.Finished) else _result(lane, [], error=event)
         return None
+
+    def _lane(self, name: str) -> LaneHistory:
+        """The whole history of a lane."""
+        lane = self._lanes.get(name) or LaneHistory(name)
+        steps = self._steps.pop(name, ())
+        return lane.after_all(steps) if steps else lane
 
     def unfinished(self, *, texts: bool = True) -> list[Result]:
         """What the lanes that are not done have so far; live rows end as interrupted, as in the loop.
@@ -155,7 +164,8 @@ class Collector:
         For a run whose model does not return. Without a tokenizer there are no `texts`.
         """
         results = []
-        for lane in self._lanes.values():
+        for name in dict.fromkeys([*self._lanes, *self._steps]):
+            lane = self._lanes[name] = self._lane(name)
             sequences = [_sequence(path.hypothesis, path) for path in lane.ended]
             sequences += [_sequence(_cut(lane, path, texts), path) for path in lane.rows if lane.steps]
             sequences.sort(key=lambda sequence: (sequence.hypothesis.slot or 0, -sequence.hypothesis.score))

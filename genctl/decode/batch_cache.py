@@ -34,6 +34,8 @@ class BatchCache:
     def remaining(self, states: Sequence[LaneState]) -> list[LaneState]:
         """The lanes that have not ended. The last ones take the places of ended ones, so that few rows move."""
         held = [state for state, _ in self.held]
+        if held == states and all([state.alive for state in states]):
+            return held
         joining = [state for state in states if state.alive and state not in held]
         if any(rows != 1 or state.row_count != 1 for state, rows in self.held if state.alive):
             return [state for state in held if state.alive] + joining
@@ -179,6 +181,8 @@ class BatchCache:
 
 def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
     """Whether a lane's rows stay where they were in the last pass."""
+    if state.mode.one_row:
+        return state is held[0]
     return state is held[0] and state.draft is None and not state.fed_draft and state.parents == [*range(held[1])]
 
 

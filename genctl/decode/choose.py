@@ -150,7 +150,7 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
         with shortages():
             # processors that lanes share do not read the text
             scored = score(lane.processors, first.live.row_tokens, None, model, strategy.traits.space)
-            tokens = strategy.tokens(scored.logits[:, 0], [_rows_of(state) for state in states], scored.left)
+            tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]
             return [_chosen(states, counts, Choice(rows, tokens), model, scored)]

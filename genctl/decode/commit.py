@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from genctl import events
@@ -114,23 +114,46 @@ def commit(
                 places.take(candidate)
         elif stop is not None and counts:  # an end counts only if the beam would have kept the candidate
             count = len(shown)
-            logprob = live.logprobs[row] + sum(logprobs[:count])
-            result = FinishedRow(
-                (*newest(live.row_tokens.nodes[row], live.written), *tokens[:count]),
-                logprob,
-                logprob if totals is None else totals[place],
-                stop.reason,
-                index,
-                stop.what,
-                0 if pruning is None or pruning.groups is None else pruning.groups[candidate],
-                0 if pruning is None or pruning.tiers is None else pruning.tiers[candidate],
-                stop.kind,
-                whole,
-            )
-            words = facts.words(place, lane, shown)
+            result = _result(live, row, tokens[:count], logprobs[:count], index, stop, whole)
+            if totals is not None:
+                result = replace(result, total=totals[place])
+            if pruning is not None:
+                groups, tiers = pruning.groups, pruning.tiers
+                group, tier = (0 if each is None else each[candidate] for each in (groups, tiers))
+                result = replace(result, group=group, tier=tier)
             done.finished.append(result)
+            words = facts.words(place, lane, shown)
             done.ended.append(events.Ended(lane.name, row, words, hypothesis(lane, result)))
     return done
+
+
+def commit_one(
+    lane: Lane, live: Rows, facts: Facts, place: int, elapsed: Callable[[], float], interrupted: str
+) -> events.Row | tuple[FinishedRow, events.Ended]:
+    """`commit` for a lane with one row, independent of others, which goes on with the token at `place` in `facts`.
+
+    Its text and its tokens grow in place: no other row shares them.
+    """
+    tokens, logprobs = facts.tokens[place], facts.logprobs[place]
+    text = live.texts[0] if live.texts else None
+    shown, stop, whole = written_to(lane, live, 0, tokens, logprobs, text, elapsed, interrupted)
+    words, index = facts.words(place, lane, shown), live.indices[0] or 0
+    if stop is not None:
+        result = _result(live, 0, tokens, logprobs, index, stop, whole)
+        return result, events.Ended(lane.name, 0, words, hypothesis(lane, result))
+    logprob = live.logprobs[0] + logprobs[0]
+    row = events.Row(lane.name, 0, words, logprob, logprob, index)
+    live.write(row, tokens[0])
+    return row
+
+
+def _result(
+    live: Rows, row: int, tokens: list[int], logprobs: list[float], index: int | None, stop: Stop, text: str
+) -> FinishedRow:
+    """A row that ends after new tokens, as a result."""
+    logprob = live.logprobs[row] + sum(logprobs)
+    written = (*newest(live.row_tokens.nodes[row], live.written), *tokens)
+    return FinishedRow(written, logprob, logprob, stop.reason, index, stop.what, kind=stop.kind, text=text)
 
 
 def hypothesis(lane: Lane, row: FinishedRow) -> events.Hypothesis:

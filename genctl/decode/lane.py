@@ -12,7 +12,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.cache.cache import Cache
-from genctl.decode.commit import Facts, commit, hypothesis, retain
+from genctl.decode.commit import Facts, commit, commit_one, hypothesis, retain
 from genctl.decode.row_tokens import RowTokens
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
@@ -44,7 +44,7 @@ class LaneState:
         self.first_token_s = 0.0
         self.alive, self.step = True, 0
         tokens = RowTokens.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
-        self.live = Rows(tokens, [0.0], [0.0], [None], tokens.length, [] if lane.text is None else [lane.text])
+        self.live = Rows(tokens, [0.0], [0.0], [None], tokens.length, [] if lane.text is None else [lane.text.fork()])
         self.rng = torch.Generator(device=prefix.logits.device)
         self.rng.manual_seed(lane.seed)
         self.mode = choice_mode(lane)
@@ -164,8 +164,22 @@ class LaneState:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterator[events.Event]:
+    def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterable[events.Event]:
         """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`."""
+        if not self.mode.one_row:
+            return self._commit(choice, facts, places, interrupted)
+        lane, step, self.scores = self.lane, self.step, None
+        done = commit_one(lane, self.live, facts, places.start, self._elapsed, interrupted)
+        if step == 0:
+            self.first_token_s = self._elapsed()
+        self.step += 1
+        if isinstance(done, events.Row):
+            return (events.Stepped(lane.name, step, (done,)),)
+        result, ended = done
+        self.survivors, self.ended = [], [result]
+        return events.Stepped(lane.name, step, (), (ended,)), self.finish()
+
+    def _commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterator[events.Event]:
         lane, before, branches, drafted = self.lane, self.live, self.branches, self.drafted
         if facts.totals and not max(facts.totals) > -torch.inf:
             if not self.ended:
@@ -223,6 +237,7 @@ class ChoiceMode(NamedTuple):
 
     independent: Independent | None  # its strategy, if that needs no search
     tolerant: bool  # accepts NaN logits
+    one_row: bool  # whether that is the strategy of a single row
     key: Any  # equal for lanes that may choose together; None if the lane chooses alone
 
 
@@ -232,11 +247,11 @@ def choice_mode(lane: Lane) -> ChoiceMode:
     named = _named(lane)
     tolerant = any(processor.name == "remove_invalid_values" for processor in named)
     keys = tuple(processor.key for processor in named)
-    if lane.trace or independent is None or len(keys) < len(lane.processors) or None in keys:
-        return ChoiceMode(independent, tolerant, None)
-    return ChoiceMode(
-        independent, tolerant, _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
-    )
+    one_row = independent is not None and independent.max_rows == 1
+    key = None
+    if not lane.trace and independent is not None and len(keys) == len(lane.processors) and None not in keys:
+        key = _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
+    return ChoiceMode(independent, tolerant, one_row, key)
 
 
 @lru_cache(maxsize=64)

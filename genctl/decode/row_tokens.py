@@ -43,6 +43,11 @@ class RowTokens:
             self.filled = self.length
         return self.buffer.narrow(1, 0, self.length)
 
+    def append(self, token: int) -> None:
+        """Add a token to the only row."""
+        self.nodes[0] = token, self.nodes[0]
+        self.length += 1
+
     def continued(self, parents: list[int], written: Sequence[Sequence[int]]) -> RowTokens:
         """The rows `parents`, each followed by its `written` tokens, equally many for all."""
         nodes = []

@@ -7,7 +7,7 @@ long, so no tensor of these types is padded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -79,6 +79,11 @@ class Rows:
         tokens = self.row_tokens.continued([row.parent for row in rows], written)
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
         return Rows(tokens, logprobs, totals, [row.slot for row in rows], self.prompt_len, texts)
+
+    def write(self, row: events.Row, token: int) -> None:
+        """Let the only row live on as `row`, with one more token."""
+        self.row_tokens.append(token)
+        self.logprobs[0], self.totals[0], self.indices[0] = row.logprob, row.total, row.slot
 
     @property
     def tokens(self) -> Tensor:
@@ -255,7 +260,7 @@ class RowsOfLane(NamedTuple):
 class Independent(Strategy, Protocol):
     """A strategy without memory: lanes with equal knobs may choose together."""
 
-    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
+    def tokens(self, logits: Tensor, lanes: Iterable[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -26,6 +27,7 @@ class DecodingVocabulary:
         self.skipped = self.special if skip else frozenset()
         self._writes: dict[int, bool] = {}
         self._bytes: dict[int, bytes] = {}
+        self._characters: dict[int, str | None] = {}
         self._pieces: dict[int, str] = {}
         self._alone: dict[int, str] = {}
         self._anchor: int | None = None
@@ -80,6 +82,14 @@ class DecodingVocabulary:
         if content is None:
             content = self._bytes[id] = bytes_of(self.token(id) or "")
         return content
+
+    def characters(self, id: int) -> str | None:
+        """What a token of a byte-level vocabulary adds between characters; None if it leaves one incomplete."""
+        if id not in self._characters:
+            content = self.bytes_of(id) if self.writes(id) else b""
+            text, read = codecs.utf_8_decode(content, "replace", False)
+            self._characters[id] = text if read == len(content) else None
+        return self._characters[id]
 
     def is_byte(self, id: int) -> bool:
         """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""

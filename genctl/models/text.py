@@ -173,6 +173,8 @@ class Detokenizer:
 
     def _raw(self, id: int) -> str:
         vocabulary = self.vocabulary
+        if vocabulary.way == "bytes" and not self._bytes and (whole := vocabulary.characters(id)) is not None:
+            return whole
         if not vocabulary.writes(id):
             return ""
         if vocabulary.way == "bytes":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -53,20 +53,23 @@ class Sample:
             indices = [indices[survivor] for survivor in scores.survivors]
             rows = torch.arange(len(indices), device=logits.device)
 
-    def tokens(self, logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
+    def tokens(self, logits: Tensor, lanes: Iterable[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
         """One token for each row: logits f32 [R, V] of all lanes, one after another -> int64 [R]."""
         if not self.do_sample:
             return best(logits)
+        lanes = [*lanes]
         if self.sampler == "counter":
             from genctl.strategies.counter import counter
 
             return counter(logits, lanes, left)
-        from genctl.strategies.sampling import inverse_cdf, multinomial
+        from genctl.strategies.sampling import draw_on_device, inverse_cdf, multinomial
 
         draw = multinomial if self.sampler == "multinomial" else inverse_cdf
         drawn, at = [], 0
         before = [lane.rng.get_state() for lane in lanes]
         try:
+            if not transfer.on_host(logits):
+                return draw_on_device(self.sampler, logits, lanes)
             for lane in lanes:
                 part = slice(at, at := at + len(lane.indices))
                 drawn.append(draw(logits[part], lane.indices, lane.sequences, lane.rng, left and left[part]))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from genctl.decode import transfer
+from genctl.decode.types import RowsOfLane
 
 if TYPE_CHECKING:
     from genctl.decode.processors.rows import RowCandidates
@@ -40,11 +41,8 @@ def multinomial(
     Noise is drawn for all `count` rows, so that a row's tokens do not depend on which other rows are still live. `left`
     are the same rows without their -inf entries, if known.
     """
-    if not transfer.on_host(logits) or logits.dtype != torch.float32 or not bits_are_known():
-        noise = torch.empty(count, logits.shape[1], device=logits.device).exponential_(1, generator=rng)
-        if len(indices) < count:
-            noise = noise[transfer.to_device(indices, noise.device)]
-        return (logits.softmax(-1) / noise).argmax(-1)
+    if logits.dtype != torch.float32 or not bits_are_known():
+        return (logits.softmax(-1) / _exponential(logits, RowsOfLane(rng, indices, count, 0))).argmax(-1)
     bits = torch.empty(count, logits.shape[1], dtype=torch.long).random_(generator=rng).numpy()
     scores = logits.detach().numpy()
     rows: Sequence[RowCandidates | None] = [None] * len(scores) if left is None else left
@@ -63,13 +61,9 @@ def inverse_cdf(
 
     A number is drawn for each of `count` rows; the rows of `logits` are `indices` of these. `left`: see `multinomial`.
     """
-    uniform = torch.rand(count, dtype=torch.float64, device=logits.device, generator=rng)
-    if len(indices) < count:
-        uniform = uniform[transfer.to_device(indices, uniform.device)]
-    if not transfer.on_host(logits):
-        return inverse_cdf_on_device(logits, uniform)
+    uniform = torch.rand(count, dtype=torch.float64, generator=rng).tolist()
     drawn = []
-    for number, (row, part) in enumerate(zip(logits.detach().numpy(), uniform.tolist(), strict=True)):
+    for number, (row, index) in enumerate(zip(logits.detach().numpy(), indices, strict=True)):
         known = None if left is None else left[number].ids
         places = np.flatnonzero(row > -np.inf) if known is None else known
         if not len(places):  # nothing can be drawn: the loop refuses such a row
@@ -81,9 +75,35 @@ def inverse_cdf(
             sums = torch.from_numpy(below).exp_().cumsum(0, dtype=torch.float64).numpy()
         else:
             sums = np.cumsum(np.exp(below, dtype=np.float64))
-        edge = min(part * sums[-1], np.nextafter(sums[-1], 0.0))
+        edge = min(uniform[index] * sums[-1], np.nextafter(sums[-1], 0.0))
         drawn.append(int(places[np.searchsorted(sums, edge, "right")]))
     return torch.tensor(drawn, dtype=torch.long)
+
+
+def draw_on_device(sampler: Sampler, logits: Tensor, lanes: Sequence[RowsOfLane]) -> Tensor:
+    """`multinomial` or `inverse_cdf` on another device: logits f32 [R, V] of all lanes -> int64 [R].
+
+    Each lane draws its own numbers, and all else is computed for all lanes at once.
+    """
+    if sampler == "multinomial":
+        noise = [_exponential(logits, lane) for lane in lanes]
+        return (logits.softmax(-1) / (noise[0] if len(noise) == 1 else torch.cat(noise))).argmax(-1)
+    numbers = [
+        _own(torch.rand(lane.sequences, dtype=torch.float64, device=logits.device, generator=lane.rng), lane)
+        for lane in lanes
+    ]
+    return inverse_cdf_on_device(logits, torch.cat(numbers))
+
+
+def _exponential(logits: Tensor, lane: RowsOfLane) -> Tensor:
+    """q ~ Exp(1) for every token of a lane's rows, f32 [rows, V]."""
+    noise = torch.empty(lane.sequences, logits.shape[1], device=logits.device)
+    return _own(noise.exponential_(1, generator=lane.rng), lane)
+
+
+def _own(drawn: Tensor, lane: RowsOfLane) -> Tensor:
+    """Of what was drawn for all sequences of a lane, that of the rows which are still live."""
+    return drawn[transfer.to_device(lane.indices, drawn.device)] if len(lane.indices) < lane.sequences else drawn
 
 
 def inverse_cdf_on_device(logits: Tensor, uniform: Tensor) -> Tensor:
