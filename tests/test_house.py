@@ -398,7 +398,7 @@ def missing_parts(row: listed_knobs.ProcessorRow) -> list[str]:
 
 def test_every_processor_has_its_knobs_and_its_function() -> None:
     assert [sentence for row in listed_knobs.PROCESSORS.values() for sentence in missing_parts(row)] == []
-    row = listed_knobs.ProcessorRow("x", "a paper", "samplers.x", ("x_factor",), of_scores=True)
+    row = listed_knobs.ProcessorRow("x", "a paper", "samplers.x", ("x_factor",), reads="scores")
     assert missing_parts(row) == [
         "listed_knobs.PROCESSORS x: add the knob x_factor to params.Generation: without it there is no flag",
         "listed_knobs.PROCESSORS x: write x(context, value) in decode/processors/samplers.py",

@@ -12,6 +12,8 @@ from genctl.params import Generation, knobs
 WINDOW = "penalty_last_n"  # a knob that several processors share
 
 Measure: TypeAlias = Literal["probability", "mass", "rank", "factor"]
+# Scores alone; the tokens of each row as well, whatever stands before them; or where the prompt ends and other things.
+Reads: TypeAlias = Literal["scores", "row", "lane"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class ProcessorRow:
     source: str  # the transformers class, or the paper or tool it was taken from
     maker: str  # FILE.FUNCTION in `decode/processors`, called with a ProcessorContext and the value of the first knob
     knobs: tuple[str, ...]  # the first one turns it on; the others have no effect without it
-    of_scores: bool  # it depends on scores alone: lanes with equal knobs may share one call
+    reads: Reads  # what it depends on: unless "lane", lanes with equal knobs may share one call
     measure: Measure = "probability"  # what the value of its first knob bounds, or that it is a factor
 
     @property
@@ -37,12 +39,12 @@ def _row(
     maker: str,
     knobs: tuple[str, ...] = (),
     *,
-    of_scores: bool = False,
+    reads: Reads = "lane",
     measure: Measure = "probability",
 ) -> ProcessorRow:
     """A row. A maker without a function has the name of the row, and so has the only knob, if not given."""
     maker = maker if "." in maker else f"{maker}.{name}"
-    return ProcessorRow(name, source, maker, knobs or (name,), of_scores, measure)
+    return ProcessorRow(name, source, maker, knobs or (name,), reads, measure)
 
 
 def _windowed(*names: str) -> tuple[str, ...]:
@@ -57,14 +59,15 @@ def _windowed(*names: str) -> tuple[str, ...]:
 # since it must see the distribution that is sampled.
 _ROWS = (
     _row("guidance_scale", "as UnbatchedClassifierFreeGuidanceLogitsProcessor, arXiv:2306.17806", "samplers"),
-    _row("sequence_bias", "SequenceBiasLogitsProcessor", "penalties"),
-    _row("logit_bias", "OpenAI API, llama.cpp", "penalties"),
+    _row("sequence_bias", "SequenceBiasLogitsProcessor", "penalties", reads="row"),
+    _row("logit_bias", "OpenAI API, llama.cpp", "penalties", reads="row"),
     _row("encoder_repetition_penalty", "EncoderRepetitionPenaltyLogitsProcessor", "penalties", measure="factor"),
     _row(
         "repetition_penalty",
         "RepetitionPenaltyLogitsProcessor",
         "penalties",
         knobs=_windowed("repetition_penalty"),
+        reads="row",
         measure="factor",
     ),
     _row("presence_penalty", "OpenAI API, vLLM", "penalties.presence", _windowed("presence_penalty")),
@@ -75,51 +78,51 @@ _ROWS = (
         "penalties.dry_of_knobs",
         _windowed("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers"),
     ),
-    _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "penalties"),
+    _row("no_repeat_ngram_size", "NoRepeatNGramLogitsProcessor", "penalties", reads="row"),
     _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor", "penalties"),
-    _row("bad_words_ids", "NoBadWordsLogitsProcessor", "forcing"),
-    _row("bad_words", "NoBadWordsLogitsProcessor, on text", "forcing"),
+    _row("bad_words_ids", "NoBadWordsLogitsProcessor", "forcing", reads="row"),
+    _row("bad_words", "NoBadWordsLogitsProcessor, on text", "forcing", reads="row"),
     _row("min_length", "MinLengthLogitsProcessor", "forcing"),
     _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor", "forcing"),
     _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor", "forcing"),
     _row("forced_eos_token_id", "ForcedEOSTokenLogitsProcessor", "forcing"),
-    _row("remove_invalid_values", "InfNanRemoveLogitsProcessor", "samplers", of_scores=True),
+    _row("remove_invalid_values", "InfNanRemoveLogitsProcessor", "samplers", reads="scores"),
     _row("exponential_decay_length_penalty", "ExponentialDecayLengthPenalty", "penalties"),
-    _row("suppress_tokens", "SuppressTokensLogitsProcessor", "forcing", of_scores=True),
+    _row("suppress_tokens", "SuppressTokensLogitsProcessor", "forcing", reads="scores"),
     _row("begin_suppress_tokens", "SuppressTokensAtBeginLogitsProcessor", "forcing"),
     _row("json_schema", "llguidance", "grammar.json_schema"),
     _row("regex", "llguidance", "grammar.regex"),
     _row("grammar", "llguidance", "grammar.lark"),
     _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
-    _row("top_n_sigma", "arXiv:2411.07641", "filters", of_scores=True),
-    _row("temperature", "TemperatureLogitsWarper", "samplers", of_scores=True),
+    _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
+    _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(
         "dynatemp",
         "llama.cpp temp_ext",
         "samplers.dynatemp",
         ("dynatemp_range", "dynatemp_exponent", "temperature"),
-        of_scores=True,
+        reads="scores",
     ),
     _row(
         "quadratic",
         "oobabooga/text-generation-webui#5403, #5551",
         "samplers.quadratic",
         ("smoothing_factor", "smoothing_curve"),
-        of_scores=True,
+        reads="scores",
     ),
-    _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", of_scores=True),
-    _row("top_k", "TopKLogitsWarper", "filters", of_scores=True, measure="rank"),
-    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", of_scores=True, measure="mass"),
-    _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", of_scores=True),
-    _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", "filters", of_scores=True),
-    _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", of_scores=True),
-    _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", of_scores=True),
+    _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", reads="scores"),
+    _row("top_k", "TopKLogitsWarper", "filters", reads="scores", measure="rank"),
+    _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores", measure="mass"),
+    _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", reads="scores"),
+    _row("typical_p", "TypicalLogitsWarper, arXiv:2202.00666", "filters", reads="scores"),
+    _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
+    _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
     _row(
         "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
     ),
     _row("watermarking_config", "WatermarkLogitsProcessor, SynthIDTextWatermarkLogitsProcessor", "watermark"),
-    _row("renormalize_logits", "LogitNormalization", "samplers", of_scores=True),
+    _row("renormalize_logits", "LogitNormalization", "samplers", reads="scores"),
 )
 PROCESSORS: dict[str, ProcessorRow] = {row.name: row for row in _ROWS}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.commit import Facts
-from genctl.decode.lane import LaneState
+from genctl.decode.lane import LaneState, padded
 from genctl.decode.memory import OutOfMemory, shortages
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score
 from genctl.decode.transfer import fetch
@@ -148,8 +148,8 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
         model = model.map(lambda tensor: tensor[place])
     try:
         with shortages():
-            # processors that lanes share do not read the text
-            scored = score(lane.processors, first.live.row_tokens, None, model, strategy.traits.space)
+            text = padded(states, model.logits.shape[-1]) if first.mode.reads_rows else first.live.row_tokens
+            scored = score(lane.processors, text, None, model, strategy.traits.space)
             tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
             rows = counted(tokens.shape[0], tokens.device)
             counts = [len(state.survivors) for state in states]

@@ -13,7 +13,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.cache.cache import Cache
 from genctl.decode.commit import Facts, commit, commit_one, hypothesis, retain
-from genctl.decode.row_tokens import RowTokens
+from genctl.decode.row_tokens import PaddedTokens, RowTokens, newest
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
 from genctl.decode.transfer import to_device
@@ -62,6 +62,7 @@ class LaneState:
         self.accepted = 0  # of these, tokens that stay
         self.front: ModelScores | None = None  # F = 1, already known after the last accepted draft token
         self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
+        self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
         self.own: Cache | None = None  # the cache of its rows from `reread`
         self.is_forgotten = False  # whether the prefix has lost its cache
 
@@ -232,12 +233,48 @@ class LaneState:
             self.search.close()
 
 
+class PaddedLanes:
+    """The tokens of lanes that choose together, one more for each row at each step."""
+
+    def __init__(self, states: Sequence[LaneState], pad: int) -> None:
+        self.states = [*states]
+        self.lengths = _lengths(states)
+        rows = [
+            (*state.lane.tokens, *newest(node, state.live.written))
+            for state in states
+            for node in state.live.row_tokens.nodes
+        ]
+        self.tokens = PaddedTokens(rows, pad, states[0].prefix.logits.device)
+
+    def follow(self, states: Sequence[LaneState]) -> bool:
+        """Add what the rows have written since. False if these are others."""
+        if self.states != states or _lengths(states) != [[length + 1 for length in rows] for rows in self.lengths]:
+            return False
+        self.lengths = _lengths(states)
+        self.tokens.append([node[0] for state in states for node in state.live.row_tokens.nodes if node is not None])
+        return True
+
+
+def _lengths(states: Sequence[LaneState]) -> list[list[int]]:
+    """The length of each row of each lane."""
+    return [[state.length] * len(state.live.row_tokens.nodes) for state in states]
+
+
+def padded(states: Sequence[LaneState], pad: int) -> PaddedTokens:
+    """The tokens of all rows of lanes that choose together, padded with an id that no score has."""
+    known = states[0].padded
+    if known is None or not known.follow(states):
+        known = states[0].padded = PaddedLanes(states, pad)
+    return known.tokens
+
+
 class ChoiceMode(NamedTuple):
     """How a lane chooses, the same at every step. Lanes with equal knobs whose rows are independent choose together."""
 
     independent: Independent | None  # its strategy, if that needs no search
     tolerant: bool  # accepts NaN logits
     one_row: bool  # whether that is the strategy of a single row
+    reads_rows: bool  # whether its processors read what was written
     key: Any  # equal for lanes that may choose together; None if the lane chooses alone
 
 
@@ -251,7 +288,8 @@ def choice_mode(lane: Lane) -> ChoiceMode:
     key = None
     if not lane.trace and independent is not None and len(keys) == len(lane.processors) and None not in keys:
         key = _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
-    return ChoiceMode(independent, tolerant, one_row, key)
+    reads_rows = any(processor.reads != "scores" for processor in named)
+    return ChoiceMode(independent, tolerant, one_row, reads_rows, key)
 
 
 @lru_cache(maxsize=64)

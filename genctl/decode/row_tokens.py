@@ -62,6 +62,26 @@ class RowTokens:
         return RowTokens(buffer, self.filled, length, nodes)
 
 
+class PaddedTokens:
+    """The tokens of rows of different lengths, int64 [R, T], padded on the left."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], pad: int, device: torch.device) -> None:
+        self.length = max(map(len, rows))
+        flat = [token for row in rows for token in (*[pad] * (self.length - len(row)), *row)]
+        self.buffer = to_device(flat, device).view(len(rows), self.length)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Add a token to each row."""
+        if self.length == self.buffer.shape[1]:
+            self.buffer = torch.cat([self.buffer, torch.empty_like(self.buffer)], 1)
+        self.buffer[:, self.length] = to_device(tokens, self.buffer.device)
+        self.length += 1
+
+    def tensor(self) -> Tensor:
+        """int64 [R, T], a view that later tokens do not change."""
+        return self.buffer.narrow(1, 0, self.length)
+
+
 def newest(node: Node, count: int) -> list[int]:
     """The last `count` tokens of a row, or as many as are new, oldest first."""
     tokens: list[int] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.row_tokens import RowTokens
+from genctl.decode.row_tokens import PaddedTokens, RowTokens
 from genctl.decode.transfer import on_host
 from genctl.decode.types import Space
 from genctl.errors import ModelError
@@ -103,7 +103,7 @@ class ProcessedScores(NamedTuple):
 
 def score(
     processors: Sequence[Processor],
-    text: RowTokens,
+    text: RowTokens | PaddedTokens,
     draft: Tensor | None,
     model: ModelScores,
     space: Space,

@@ -22,9 +22,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "filters": {"do_sample": True, "top_k": 20, "top_p": 0.9, "temperature": 0.8},
     "min_p": {"do_sample": True, "top_k": 0, "min_p": 0.02, "sampler": "inverse-cdf"},
     "several": {"do_sample": True, "top_k": 30, "num_return_sequences": 3},
-    "penalty": {"do_sample": True, "repetition_penalty": 1.3},  # looks at the text: its lanes choose alone
+    "penalty": {"do_sample": True, "repetition_penalty": 1.3},
+    "last": {"repetition_penalty": 1.5, "penalty_last_n": 3},
+    "grams": {"no_repeat_ngram_size": 4, "num_return_sequences": 2, "do_sample": True, "top_k": 4},
+    "words": {"sequence_bias": [([40, 41], 5.0), ([7], -2.0)], "bad_words_ids": [[9], [227, 102], [5, 6, 7]]},
+    "prompt": {"do_sample": True, "presence_penalty": 0.5},  # asks where the prompt ends: its lanes choose alone
 }
-TOGETHER = set(WAYS) - {"penalty"}
+TOGETHER = set(WAYS) - {"prompt"}
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +59,9 @@ def lanes(case: Case, way: str) -> list[Lane]:
 
 def results(case: Case, given: list[Lane], width: int) -> dict[str, Any]:
     found = [event for event in case.stream(given, width) if isinstance(event, events.Finished)]
-    return {event.lane: [(one.tokens, one.slot, one.reason) for one in event.hypotheses] for event in found}
+    return {
+        event.lane: [(one.tokens, one.slot, one.reason, one.logprob) for one in event.hypotheses] for event in found
+    }
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -117,7 +123,9 @@ def test_one_lane_that_fails_takes_no_other_of_its_choice_with_it(case: Case, mo
         ("3", "lane 3 is broken")
     ]
     done = [event for event in told if isinstance(event, events.Finished)]
-    found = {event.lane: [(one.tokens, one.slot, one.reason) for one in event.hypotheses] for event in done}
+    found = {
+        event.lane: [(one.tokens, one.slot, one.reason, one.logprob) for one in event.hypotheses] for event in done
+    }
     del wanted["3"]
     assert found == wanted
 

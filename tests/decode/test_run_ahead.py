@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from genctl import events
-from genctl.decode import transfer
+from genctl.decode import score, transfer
 from genctl.decode.loop import decode
+from genctl.decode.processors import filters
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.stopping import Stop, Written
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
+from genctl.native import graphs
+from genctl.native.runtime import NativeRuntime
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.factory import choose
 from genctl.strategies.sample import Sample
+from tests import runtimes
 from tests.decode.driver import Case
+from tests.tiny import tiny
 
 WAYS: tuple[dict[str, Any], ...] = (
     {},
@@ -180,3 +187,63 @@ def test_an_interrupted_run_has_told_every_token(monkeypatch: pytest.MonkeyPatch
         runs.append(tokens)
     assert runs[0] == runs[1]
     assert {reason for row in runs[0] for _, reason in row} == {"interrupted"}
+
+
+class Launches(TorchDispatchMode):
+    """Counts what a device would be given to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view:
+            self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "most"),
+    [
+        ({}, 24),
+        ({"do_sample": True, "sampler": "counter", "top_k": 0, "top_p": 0.9}, 220),
+        ({"do_sample": True, "top_k": 20, "temperature": 0.7, "sampler": "inverse-cdf"}, 60),
+        ({"bad_words_ids": [[7]], "repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, 60),
+    ],
+    ids=["greedy", "counter, top-p", "top-k", "penalties"],
+)
+def test_what_a_step_launches_does_not_grow_with_its_rows(
+    knobs: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (transfer, filters, score):
+        monkeypatch.setattr(module, "on_host", lambda *tensors: False)
+    monkeypatch.setattr(ModelRuntime, "runs_ahead", True)
+    forward = NativeRuntime(runtimes.native(tiny("llama")).model, graphs=True)
+    aside = Launches()
+    compute = graphs._FixedStep.compute  # what is in the graph
+
+    def outside(self: Any, *given: Any) -> Any:
+        count = len(aside.names)
+        try:
+            return compute(self, *given)
+        finally:
+            del aside.names[count:]
+
+    monkeypatch.setattr(graphs._FixedStep, "compute", outside)
+    generation, counts = Generation(**knobs), []
+    for rows in (2, 40):
+        given = []
+        for number in range(rows):
+            prompt = tuple(5 + (number + place) % 90 for place in range(4 + number % 2))
+            material = ProcessorContext(generation, len(prompt), len(prompt) + 12, forward.vocab_size)
+            given.append(Lane(str(number), prompt, choose(generation), 12, processors=build(material), seed=number))
+        steps: list[int] = []
+        with aside:
+            for event in decode(forward, given, width=rows):
+                if isinstance(event, events.Stepped) and event.lane == "0":
+                    steps.append(len(aside.names))
+        between = [after - before for before, after in pairwise(steps)]
+        counts.append(between[4:9])  # the first have the prompts, the last runs no pass
+    draws = 40 - 2 if knobs.get("sampler") == "inverse-cdf" else 0  # each row draws its own number
+    assert {count + draws for count in counts[0]} == {*counts[1]}
+    assert max(counts[1]) <= most + draws

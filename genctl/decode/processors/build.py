@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, check_finite, is_set, processors_of
+from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, Reads, check_finite, is_set, processors_of
 from genctl.decode.processors import Processor
 from genctl.errors import GenctlError, ModelError, UsageError, one_line, raised
 from genctl.params import Generation
@@ -66,7 +66,8 @@ class NamedProcessor:
     function: Processor
     settings: dict[str, Any] = field(default_factory=dict)
     foreign: bool = False  # a user's own: its failures are reported as such
-    key: Hashable = None  # equal keys: the same function of scores alone; None: it may depend on the text
+    key: Hashable = None  # equal keys: the same function of scores and `reads`; None: it may depend on more
+    reads: Reads = "lane"
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V].
@@ -209,8 +210,8 @@ def _make(row: ProcessorRow, context: ProcessorContext) -> NamedProcessor | None
     if function is None:
         return None
     settings = {name: getattr(context.generation, name) for name in row.knobs}
-    key = (row.name, repr(settings)) if row.of_scores else None
-    return NamedProcessor(row.name, function, settings, key=key)
+    key = (row.name, repr(settings)) if row.reads != "lane" else None
+    return NamedProcessor(row.name, function, settings, key=key, reads=row.reads)
 
 
 def _explicit(items: tuple[dict[str, Any], ...], context: ProcessorContext) -> Iterator[NamedProcessor | None]:
