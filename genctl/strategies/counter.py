@@ -7,7 +7,9 @@ batch, on the device, or on how often a position is computed. The random bits ar
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -27,6 +29,7 @@ _FACTORS = 0xD2511F53, 0xCD9E8D57
 _STEPS = 0x9E3779B9, 0xBB67AE85
 _AT_ONCE = 1 << 24  # words that are computed at once on a device
 _IN_CACHE = 1 << 11  # blocks that are computed at once on the host
+_OF_PROGRAM = 1024  # tokens of a program of the kernel
 
 
 def counter(logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandidates] | None = None) -> Tensor:
@@ -51,6 +54,8 @@ def counter(logits: Tensor, lanes: Sequence[RowsOfLane], left: Sequence[RowCandi
 
 
 def _on_device(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
+    if logits.device.type == "cuda" and _has_kernel():
+        return _by_kernel(logits, places)
     size, device = logits.shape[1], logits.device
     blocks = torch.arange(-(-size // 4), device=device)[None]
     numbers = [word for seed, *place in places for word in (seed & _MASK, seed >> 32, *place)]
@@ -63,6 +68,32 @@ def _on_device(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor
         words = torch.stack(philox((blocks, index, position, 0), (low, high)), -1).flatten(1)[:, :size]
         parts.append((some - (-uniform(words).log()).log()).argmax(-1))
     return torch.cat(parts)
+
+
+def _by_kernel(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
+    from genctl.kernels.cuda_draw import draw
+
+    (rows, size), device = logits.shape, logits.device
+    numbers = [word for seed, *place in places for word in (seed - (seed >> 63 << 64), *place)]  # as signed words
+    parts = -(-size // _OF_PROGRAM)
+    best = torch.empty(rows, parts, dtype=torch.float64, device=device)
+    tokens = torch.empty(rows, parts, dtype=torch.long, device=device)
+    draw[rows, parts](
+        logits.float().contiguous(), transfer.to_device(numbers, device), best, tokens, size, N=_OF_PROGRAM
+    )
+    return tokens.gather(1, best.argmax(-1, keepdim=True))[:, 0]
+
+
+@lru_cache(maxsize=1)
+def _has_kernel() -> bool:
+    """Whether Triton is there and finds what it needs; without it torch's operations draw the same."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        _by_kernel(torch.zeros(1, 8, device="cuda"), [(0, 0, 0)])
+    except Exception:  # whatever a compiler, a driver or the file system says
+        return False
+    return True
 
 
 def _words_of(tokens: Words, size: int, seed: int, index: int, position: int) -> Words:

@@ -21,12 +21,13 @@ from genctl import events
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
-from genctl.decode.types import Lane
+from genctl.decode.types import Lane, RowsOfLane
 from genctl.native import kernel_steps
 from genctl.native.decoder import Decoder
 from genctl.native.kernel_steps import KernelStep, kernel_step, usable
 from genctl.native.linear import Products
 from genctl.native.runtime import NativeRuntime
+from genctl.strategies import counter
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import PromptLookup
 from genctl.strategies.sample import Sample
@@ -311,6 +312,16 @@ def test_a_note_tells_of_seconds_that_compiling_took(monkeypatch: pytest.MonkeyP
     assert NativeRuntime(graphed("llama").model, graphs=True).remark == note
 
 
+@pytest.mark.parametrize("size", [5, 2048, 2501])
+def test_draws_are_those_of_the_host(size: int) -> None:
+    logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(size), device="cpu")
+    logits[2, : size // 2] = -torch.inf
+    seeds = (0, 2**63 + 5, 2**64 - 1, 7, 7, 2**32)
+    lanes = [RowsOfLane(torch.Generator().manual_seed(seed), [row % 3], 3, row) for row, seed in enumerate(seeds)]
+    places = [(each.seed, *each.indices, each.position) for each in lanes]
+    assert counter._by_kernel(logits.to(DEVICE), places).tolist() == counter.counter(logits, lanes).tolist()
+
+
 def test_only_cards_that_were_tried_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     card = torch.device("cuda")
     found = SimpleNamespace(capability=(9, 0))
@@ -360,6 +371,12 @@ for name in sys.argv[2:]:
         binary = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=build)
         assert binary.asm["cubin"] and binary.metadata.shared <= kernel_steps.SHARED, binary.metadata
         print(chip, name, launch.kernel.__name__)
+
+from genctl.kernels.cuda_draw import draw
+kinds = dict(zip(draw.arg_names, ("*fp32", "*i64", "*fp64", "*i64", "i32", "constexpr")))
+source = ASTSource(fn=draw, signature=kinds, constexprs={"N": 1024})
+assert triton.compile(source, target=GPUTarget("cuda", chip, 32)).asm["cubin"]
+print(chip, "any", "draw")
 """
 
 
@@ -370,4 +387,11 @@ def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
     command = [sys.executable, "-c", COMPILE, str(chip), "glm4", *(["qwen3", "gemma2"] if chip == 90 else [])]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert {line.split()[-1] for line in ran.stdout.splitlines()} == {"enter", "heads", "attend", "product", "gated"}
+    assert {line.split()[-1] for line in ran.stdout.splitlines()} == {
+        "enter",
+        "heads",
+        "attend",
+        "product",
+        "gated",
+        "draw",
+    }
