@@ -110,7 +110,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines.ranks": {"config", "engines", "engines.local", "models", *_EARLIER},
     "config": {"params"},
-    "strategies": {"compat", "config.search_conflicts", "decode", "kernels.ops", "params", "sequences"},
+    "strategies": {"compat", "config.search_conflicts", "decode", "kernels", "params", "sequences"},
     "models": {
         "children",
         "compat",
