@@ -355,10 +355,18 @@ class Generation:
     num_assistant_tokens_schedule: Literal["price", "constant", "heuristic", "heuristic_transient"] | None = knob(
         None,
         "price: as many drafts as pay by their price and those accepted so far, num_assistant_tokens or "
-        "prompt_lookup_num_tokens at most; constant: always that number; heuristic: 2 more after a draft that is fully "
-        "accepted, else 1 fewer (heuristic_transient is the same here). Default: price; with sampling or "
-        "num_assistant_tokens: constant",
+        "prompt_lookup_num_tokens at most; constant: always that number. Default: price; with num_assistant_tokens or "
+        "draft_sampling = rejection: constant. The others are transformers', and are price here",
         SEARCH,
+        refines=DRAFTING,
+    )
+    draft_sampling: Literal["coupled", "rejection"] = knob(
+        "coupled",
+        "coupled: a sample is the text that is written without drafts; rejection: transformers' draws, which accept "
+        "more drafts and depend on them (arXiv:2211.17192)",
+        SEARCH,
+        sampling=True,
+        flag=False,
         refines=DRAFTING,
     )
     assistant_confidence_threshold: Share = knob(

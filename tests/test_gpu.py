@@ -42,6 +42,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "top tokens": (*RUN, "--format", "text", "--top-logprobs", "3"),
     "transformers": (*RUN, "--runtime", "transformers"),
     "draws by their place": (*RUN, "The dog", "--do-sample", "--seed", "1", "--top-k", "0", "--sampler", "counter"),
+    "drawn drafts": (*RUN, "--prompt-lookup-num-tokens", "3", "--do-sample", "--seed", "1", "--sampler", "counter"),
     "few draws by their place": (
         *RUN,
         "--do-sample",

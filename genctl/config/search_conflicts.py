@@ -102,7 +102,10 @@ def mode_of(generation: Generation) -> str | None:
     if returned > 1 and not generation.do_sample:
         raise UsageError(f"num_return_sequences = {returned} would return identical sequences: do_sample is false")
     if generation.do_sample and generation.sampler != "multinomial":
-        raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
+        if way not in DRAFTING:
+            raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
+        if generation.draft_sampling == "rejection":
+            raise UsageError(f'draft_sampling = "rejection" has its own draws, not those of "{generation.sampler}"')
     return way
 
 

@@ -1,4 +1,4 @@
-"""How many tokens to draft: a fixed number, transformers' heuristic, or the number that pays.
+"""How many tokens to draft: a fixed number, or the number that pays.
 
 Drafts pay if the tokens that are accepted outweigh the longer pass that checks them and the passes that draft them
 (Leviathan et al. 2023, arXiv:2211.17192, section 3.3). The first token of a draft and those after it are judged apart:
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, TypeAlias
 
-Schedule: TypeAlias = Literal["price", "constant", "heuristic", "heuristic_transient"]
+Schedule: TypeAlias = Literal["price", "constant"]
 
 MEMORY = 0.9  # weight of an older trial against the next
 GAIN = 1.02  # tokens for the time of one token that a draft must promise: less is lost beside the passes
@@ -44,19 +44,6 @@ class Constant:
 
     def observe(self, drafted: int, accepted: int) -> None:
         pass
-
-
-@dataclass
-class Heuristic:
-    """Two more after a draft that was accepted in full, one less after any other."""
-
-    count: int
-
-    def next(self) -> int:
-        return self.count
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.count = self.count + 2 if accepted == drafted else max(1, self.count - 1)
 
 
 @dataclass

@@ -6,9 +6,9 @@ proposal, so a bad drafter only costs time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,13 +19,16 @@ from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
 
+# (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
+Draw: TypeAlias = Callable[[Tensor, int], int]
+
 
 @dataclass(frozen=True)
 class Draft:
     """Proposed tokens."""
 
     tokens: list[int]  # D
-    distributions: Tensor | None = None  # f32 [D, V] that each token was sampled from; None if greedy
+    distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
 
 
 class DraftWriter(Protocol):
@@ -42,8 +45,11 @@ class Drafter(Protocol):
     @property
     def kind(self) -> str: ...
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
-        """The writer for one lane. It stops early after a token with a probability below `confidence`."""
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
+        """The writer for one lane, which takes the most probable tokens without `draw`.
+
+        It stops early after a token with a probability below `confidence`.
+        """
         ...
 
 
@@ -59,7 +65,7 @@ class ModelDrafter:
 
     kind: ClassVar[str] = "assisted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder != context.model.is_encoder_decoder:
             model_shape, drafter_shape = (_shape(model) for model in (context.model, self.forward))
             raise ModelError(f"{model_shape} needs an assistant of its own kind, and the assistant is {drafter_shape}")
@@ -68,16 +74,16 @@ class ModelDrafter:
             source = self.forward.encode(source.ids[0].tolist())
         cached = context.prefix.cache is not None
         follower = ReadAlong(self.forward, use_cache=cached, cuts=True, source=source)
-        return ModelDraftWriter(follower, context, do_sample, confidence)
+        return ModelDraftWriter(follower, context, draw, confidence)
 
 
 class ModelDraftWriter:
     """Drafts by a model that reads the row."""
 
-    def __init__(self, follower: ReadAlong, context: Context, do_sample: bool, confidence: float) -> None:
+    def __init__(self, follower: ReadAlong, context: Context, draw: Draw | None, confidence: float) -> None:
         self.follower = follower
         self.context = context
-        self.do_sample = do_sample
+        self.draw = draw
         self.confidence = confidence
         self.length = follower.length  # of the row at the last call
         self.drafted: list[int] = []  # tokens of the last draft
@@ -89,10 +95,12 @@ class ModelDraftWriter:
         logits = follower([text])[0]
         tokens: list[int] = []
         distributions: list[Tensor] = []
+        before = len(text) - self.context.prefix.tokens.shape[1]
         while True:
-            distribution = self._distribution(text, tokens, logits)
-            if self.do_sample:
-                token = int(torch.multinomial(distribution, 1, generator=self.context.rng))
+            scores = self._scores(text, tokens, logits)
+            distribution = scores[0].softmax(-1)
+            if self.draw is not None:
+                token = self.draw(scores, before + len(tokens))
                 distributions.append(distribution)
             else:
                 token = int(distribution.argmax())
@@ -104,8 +112,8 @@ class ModelDraftWriter:
         self.length, self.drafted = len(text), tokens
         return Draft(tokens, torch.stack(distributions) if distributions else None)
 
-    def _distribution(self, text: Sequence[int], tokens: list[int], logits: Tensor) -> Tensor:
-        """f32 [V] over the target's vocabulary: tokens that the assistant lacks have probability 0."""
+    def _scores(self, text: Sequence[int], tokens: list[int], logits: Tensor) -> Tensor:
+        """f32 [1, V] over the target's vocabulary, after the processors; -inf for tokens that the assistant lacks."""
         wanted = self.context.prefix.logits
         size = wanted.shape[-1]
         logits = logits[:size].to(wanted.device)
@@ -116,7 +124,7 @@ class ModelDraftWriter:
             history = torch.tensor([[*text, *tokens]], device=wanted.device)
             for process in self.context.processors:
                 scores = process(history, scores)
-        return scores[0].softmax(-1)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ class PromptLookup:
 
     kind: ClassVar[str] = "prompt-lookup"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         source = context.prefix.source
         return LookupDraftWriter(
             self.max_matching_ngram_size, [] if source is None else source.ids[0].tolist(), context.eos

@@ -12,7 +12,7 @@ from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
 from genctl.decode.types import Context
 from genctl.errors import ModelError
-from genctl.strategies.draft_models import DraftWriter, ModelDraftWriter
+from genctl.strategies.draft_models import DraftWriter, Draw, ModelDraftWriter
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class EarlyExitDrafter:
                 raise ModelError(f"assistant_early_exit = {layer}: {problem}") from error
         return cls(part)
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         prefix = context.prefix
         if prefix.cache is None:
             uncached = ReadAlong(self.forward, use_cache=False, cuts=True)
-            return ModelDraftWriter(uncached, context, do_sample, confidence)
+            return ModelDraftWriter(uncached, context, draw, confidence)
         part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
         row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
         cache = part.select(row, room=STEP)
         cache.activate_past_recording()
         follower = ReadAlong(self.forward, cuts=True, cache=cache, read=prefix.tokens[0].tolist())
-        return ModelDraftWriter(follower, context, do_sample, confidence)
+        return ModelDraftWriter(follower, context, draw, confidence)

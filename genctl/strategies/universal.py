@@ -16,7 +16,7 @@ from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
-from genctl.strategies.draft_models import Draft, DraftWriter
+from genctl.strategies.draft_models import Draft, DraftWriter, Draw
 
 OPEN = "\ufffd"  # the decoding of an incomplete character
 SLACK = 4  # tokens beyond the expected overlap to search for a match
@@ -38,7 +38,7 @@ class UniversalDrafter:
 
     kind: ClassVar[str] = "assisted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         if self.forward.is_encoder_decoder or context.model.is_encoder_decoder:
             raise ModelError("an assistant with another tokenizer needs two decoder-only models")
         return _TranslatingDraftWriter(self, context, confidence)

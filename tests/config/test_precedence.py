@@ -75,7 +75,10 @@ def test_a_file_is_a_file_whatever_its_name(name: str) -> None:
 
 # -- sampling ------------------------------------------------------------------------------------------------------
 SAMPLING_KNOBS = [key for key, item in params.knobs().items() if item.metadata["sampling"]]
-NOT_DEFAULT = {"sampler": "inverse-cdf", "top_k": 7, "xtc_threshold": 0.2, "mirostat_tau": 3.0, "top_n_sigma": 2.0}
+NOT_DEFAULT = {
+    "sampler": "inverse-cdf", "top_k": 7, "xtc_threshold": 0.2, "mirostat_tau": 3.0, "top_n_sigma": 2.0,
+    "draft_sampling": "rejection", "assistant_model": "small",
+}  # fmt: skip
 
 
 def other_value(key: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 from genctl import events
 from genctl.decode.runtime import Output, Pass
 from genctl.decode.types import Context
-from genctl.strategies.draft_models import Draft, DraftWriter
+from genctl.strategies.draft_models import Draft, DraftWriter, Draw
 from genctl.transformers.runtime import TransformersRuntime
 from tests.tiny import tiny
 
@@ -40,7 +40,7 @@ class Scripted:
 
     kind: ClassVar[str] = "scripted"
 
-    def begin(self, context: Context, do_sample: bool, confidence: float) -> DraftWriter:
+    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
         return self._draft
 
     def _draft(self, text: Sequence[int], count: int) -> Draft:

@@ -177,22 +177,6 @@ def test_drafts_are_no_longer_than_what_may_still_be_written() -> None:
         assert drafted == accepted == max(0, limit - 2)
 
 
-def test_the_heuristic_schedule_grows_by_two_and_shrinks_by_one() -> None:
-    case = Case("llama")
-    right = ModelDrafter(case.forward)
-    fields = {"eos": (), "max_new_tokens": 40}
-
-    def sizes(drafter: Drafter) -> list[int]:
-        lane = case.lane(PROMPTS[0], assisted(drafter, 3, num_assistant_tokens_schedule="heuristic"), **fields)
-        return [e.drafted for e in case.stream([lane, lane]) if isinstance(e, events.Stepped)]
-
-    once = sizes(right)
-    assert once[1:5] == [3, 5, 7, 9]
-    assert once[: len(once) // 2] == once[len(once) // 2 :]  # a prompt does not inherit from the one before it
-    wrong = sizes(ModelDrafter(runtimes.forward(tiny("llama", seed=5))))
-    assert wrong[1:5] == [3, 2, 1, 1]
-
-
 def test_an_unsure_assistant_stops_early() -> None:
     case = Case("llama")
     lengths = {}

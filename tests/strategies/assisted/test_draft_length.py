@@ -18,7 +18,7 @@ from genctl.decode.pass_prices import PRICES, PassPrice, price_of
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import auxiliary_strategy
-from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Constant, Heuristic, Priced, Rate
+from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Constant, Priced, Rate
 from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
 from genctl.strategies.early_exit import EarlyExitDrafter
 from tests import runtimes
@@ -80,17 +80,6 @@ def test_a_number_that_fits_the_products_is_preferred() -> None:
     """Six rows of float32 cost little more than one, seven much more."""
     price = PassPrice("float32", 500e6)
     assert Priced(20, price.check, 0.0, Rate.guess(0.75), Rate.guess(0.75)).next() == 5
-
-
-def test_fixed_schedules_are_as_in_transformers() -> None:
-    constant, heuristic = Constant(7), Heuristic(3)
-    for drafted, accepted in ((3, 3), (5, 2), (4, 0)):
-        constant.observe(drafted, accepted)
-        heuristic.observe(drafted, accepted)
-    assert (constant.next(), heuristic.next()) == (7, 3)
-    for _ in range(5):
-        heuristic.observe(2, 0)
-    assert heuristic.next() == 1
 
 
 # -- stopping and beginning again --------------------------------------------------------------------------------------
@@ -357,14 +346,15 @@ def length_of(strategy: Assisted) -> Any:
     [
         ({"prompt_lookup_num_tokens": 9}, Priced, 9),
         ({"prompt_lookup_num_tokens": 9, "num_assistant_tokens_schedule": "constant"}, Constant, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True}, Constant, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True}, Priced, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "draft_sampling": "rejection"}, Constant, 9),
         ({"prompt_lookup_num_tokens": 9, "do_sample": True, "num_assistant_tokens_schedule": "price"}, Priced, 9),
         ({"assistant_early_exit": 1}, Priced, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "do_sample": True}, Constant, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "do_sample": True}, Priced, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "do_sample": True, "draft_sampling": "rejection"}, Constant, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, Constant, 5),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, Constant, 20),
         ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "constant"}, Constant, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "heuristic"}, Heuristic, MOST_DRAFTED),
         (
             {"assistant_early_exit": 1, "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "price"},
             Priced,

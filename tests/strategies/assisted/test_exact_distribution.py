@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.strategies.assisted import Assisted, Schedule
+from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
 from tests.strategies.assisted.table import Table
 
@@ -28,8 +29,8 @@ def less_of_the_same(history: Tensor, scores: Tensor) -> Tensor:
     return scores / 0.7 - 0.4 * counts
 
 
-def draw(drafter: Drafter, schedule: Schedule, confidence: float) -> Counter[tuple[int, ...]]:
-    strategy = Assisted(drafter, True, 2, schedule, confidence)
+def draw(drafter: Drafter, sampling: Any, confidence: float) -> Counter[tuple[int, ...]]:
+    strategy = Assisted(drafter, True, 2, "constant", confidence, draft_sampling=sampling)
     fixed = {"processors": (less_of_the_same,), "use_cache": False}
     lanes = (Lane(str(i), PROMPT, strategy, LENGTH, seed=i, **fixed) for i in range(DRAWS))
     found = list(decode(TARGET, lanes))
@@ -49,18 +50,13 @@ def p_value(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], fl
 
 
 @pytest.mark.parametrize(
-    ("drafter", "schedule", "confidence"),
-    [
-        (ModelDrafter(OTHER), "constant", 0.0),
-        (ModelDrafter(OTHER), "heuristic", 0.5),
-        (PromptLookup(2), "constant", 0.0),
-    ],
+    ("drafter", "confidence"),
+    [(ModelDrafter(OTHER), 0.0), (ModelDrafter(OTHER), 0.5), (PromptLookup(2), 0.0)],
     ids=["model", "model-stops-when-unsure", "prompt-lookup"],
 )
-def test_draws_follow_the_models_processed_distribution(
-    drafter: Drafter, schedule: Schedule, confidence: float
-) -> None:
-    counts = draw(drafter, schedule, confidence)
+@pytest.mark.parametrize("sampling", ["coupled", "rejection"])
+def test_draws_follow_the_models_processed_distribution(drafter: Drafter, sampling: str, confidence: float) -> None:
+    counts = draw(drafter, sampling, confidence)
     assert p_value(counts, TARGET.distribution(PROMPT, LENGTH, less_of_the_same)) > 0.01
     # the same test notices the assistant's distribution, and missing processors
     assert p_value(counts, OTHER.distribution(PROMPT, LENGTH, less_of_the_same)) < 1e-6
@@ -68,7 +64,12 @@ def test_draws_follow_the_models_processed_distribution(
 
 
 def test_an_assistant_that_is_the_model_is_always_right() -> None:
-    lane = Lane("0", PROMPT, Assisted(ModelDrafter(TARGET), True, 4, "constant", 0.0), 31, seed=3, use_cache=False)
+    for sampling in ("coupled", "rejection"):
+        strategy = Assisted(ModelDrafter(TARGET), True, 4, "constant", 0.0, draft_sampling=sampling)
+        _is_always_right(Lane("0", PROMPT, strategy, 31, seed=3, use_cache=False))
+
+
+def _is_always_right(lane: Lane) -> None:
     steps = [event for event in decode(TARGET, [lane]) if isinstance(event, events.Stepped)]
     drafted = sum(step.drafted for step in steps)
     assert (drafted, sum(step.accepted for step in steps)) == (24, 24)
