@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -135,7 +136,7 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         several = self.seeds > 1 or any(one.generation.num_return_sequences > 1 for one in self.resolved)
         if several and not references.is_installed():
-            self.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
+            self.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()
         for watcher in self.watchers:
@@ -164,7 +165,7 @@ class CompareJob(Job[CompareOptions]):
             usual = max(LANES // (len(members) * self.seeds), 1)
             step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
             engine.use_threads(sum(self.plans[place].rows for place in members) * step * self.seeds)
-            self.detail(*engine.notes())
+            self.messages.detail(*engine.notes())
             if self.live and self.lone:
                 first_sign.status("reading the prompt")
             self.interrupt.gentle = True
@@ -176,7 +177,7 @@ class CompareJob(Job[CompareOptions]):
                 if self.interrupt.status:
                     break
             self.saved.forwards += engine.done.passes - before
-            self.note(*self.reuse.notes(engine, verbose=self.options.verbose))
+            self.messages.note(*self.reuse.notes(engine, verbose=self.options.verbose))
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
                 self._settle([prompt for prompt in self.prompts if prompt.begun])
@@ -198,11 +199,11 @@ class CompareJob(Job[CompareOptions]):
     def _opened(self, members: Sequence[int], first: Side) -> Engine:
         options, resolved = self.options, self.resolved[members[0]]
         if resolved.runtime.backend is not None:
-            return self.load_engine(resolved.runtime, choice=SERVERS, named=resolved.names_model, live=self.live)
+            return self.load_engine(resolved, choice=SERVERS, live=self.live)
         check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
         engine = self.load_engine(
-            dataclasses.replace(resolved.runtime, offline=offline),
+            dataclasses.replace(resolved, runtime=dataclasses.replace(resolved.runtime, offline=offline)),
             first.layers,
             on_event=self.view.feed,
             live=self.options.on_screen,
@@ -228,14 +229,11 @@ class CompareJob(Job[CompareOptions]):
         if engine.about.remote:
             width = min(engine.width(self.resolved[place], lanes) for place in members)
 
-        def shortage(width: int, fewer: int) -> None:
-            self.say_shortage("lanes", width, fewer)
-
         def collect(event: events.Event) -> None:
             if (result := collector.feed(event)) is not None:
                 self._take(result)
 
-        flow = Flow(width, interrupted=self.interrupt, on_shortage=shortage)
+        flow = Flow(width, interrupted=self.interrupt, on_shortage=partial(self.messages.shortage, "lanes"))
         shared = [self.saved.feed, self.reuse.feed] if not engine.about.remote else []
         self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
@@ -245,7 +243,7 @@ class CompareJob(Job[CompareOptions]):
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
         for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
-            self.say(f"warning: {note}")
+            self.messages.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = (
             result if failure is None else Failure(failure.code, failure.message, failure.hint)

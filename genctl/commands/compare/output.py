@@ -164,9 +164,8 @@ class ComparisonOutput:
         for subject, message, hint in failures if self.writer is None and not self.silent else ():
             if self.picture:
                 put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
-            elif self.job.repeated.is_new(message):
-                self.job.say(f"error: {subject}{message}")
-                self.job.advise(hint)
+            else:
+                self.job.messages.error(message, subject, hint)
         return len(failures)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
@@ -295,7 +294,7 @@ class ComparisonOutput:
             self._write([Text(widgets.visible(line)) for line in lines])
         else:
             for line in lines:
-                self.job.say(line)
+                self.job.messages.say(line)
 
     def finish(self) -> None:
         """Close the output."""

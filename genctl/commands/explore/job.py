@@ -239,13 +239,13 @@ class ExploreJob(Job[ExploreOptions]):
             side = self.beside
             if side is not None and any(key in LOADING for key in side.settings):
                 layers = (*self.layers, *side.own(*knobs(Generation)))
-                second: Any = loading(resolve(layers, tentative=True).runtime)
+                second: Any = loading(resolve(layers, tentative=True))
                 self.second, self.loaded = second, None  # both stay loaded
-            session: Any = loading(self.early.runtime, self.layers)
+            session: Any = loading(self.early, self.layers)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
         self.explorer.interrupted = self.interrupt
         session.use_threads(session.plan(self.explorer.space.base).rows)
-        self.detail(*session.notes())
+        self.messages.detail(*session.notes())
 
     def _reopen(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -259,7 +259,7 @@ class ExploreJob(Job[ExploreOptions]):
     def _tell(self) -> None:
         """Say which settings of the tree that is opened do not hold, once."""
         for line in () if self.file is None else self.file.news():
-            self.remark(line)
+            self.messages.remark(line)
 
     def _begin(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -269,7 +269,7 @@ class ExploreJob(Job[ExploreOptions]):
         resolved, plan = self.settle(session, layers, self.options.strategy)
         self.describe(resolved, plan)
         prompt = session.planner.read(request_of(self.row, resolved, 0))
-        self.note_once(prompt.note)
+        self.messages.note_once(prompt.note)
         return Explorer.begin(
             session,
             prompt.text,
@@ -366,6 +366,8 @@ class ExploreJob(Job[ExploreOptions]):
                 watcher.feed(event)
         self.results.close(events)
         if self.results.expanding and self.results.covered is not None:
-            self.note(formats.covered_line(self.results.covered))
+            self.messages.note(formats.covered_line(self.results.covered))
         if self.options.save is not None:
-            self.note(f"the tree is in {self.options.save}: --open continues it, genctl report makes a page of it")
+            self.messages.note(
+                f"the tree is in {self.options.save}: --open continues it, genctl report makes a page of it"
+            )

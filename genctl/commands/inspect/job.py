@@ -53,7 +53,7 @@ class InspectJob(Job[InspectOptions]):
         super().__init__(options, interrupt, choice)
         self.steps = STEPS if options.steps is None else options.steps
         self.heat: tuple[int, list[dict[str, Any]], list[dict[str, Any]]] | None = None
-        self.asides: list[str] = []  # notes for the end
+        self.messages.held = []  # notes for the end
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --plan, print the plan."""
@@ -94,14 +94,14 @@ class InspectJob(Job[InspectOptions]):
         """Load the checkpoint and check the settings on it."""
         from genctl.engines.local.session import Session
 
-        session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed, live=self.live)
+        session = self.load_engine(self.early, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model
         self.session = session
         self.base, plan = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
         self.describe(self.base, plan)
         session.use_threads(plan.rows)
-        self.detail(*session.notes())
+        self.messages.detail(*session.notes())
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:
@@ -110,21 +110,18 @@ class InspectJob(Job[InspectOptions]):
         self.interrupt.gentle = True
         report = self._measure(requests)
         self.hide()
-        for note in self.asides:
-            super().remark(note)
+        self.messages.release()
         if self.saved is not None and not (self.failed or self.interrupt.status):
             content, tokens = self.session.saved_prompt(requests[0])
             self.saved.write(content)
             self.saved.close()
             if not self.options.quiet:
-                self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
+                self.messages.say(
+                    f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}"
+                )
         if report is not None:
             self._write(report)
             self._show(report)
-
-    def remark(self, line: str) -> None:
-        """Keep a note for the end."""
-        self.asides.append(line)
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
@@ -176,7 +173,7 @@ class InspectJob(Job[InspectOptions]):
                 self.heat = current_norms(session)
 
         self._decode(requests, [*self.listeners, look, self.note_prompt, self.reuse.feed, self.view.feed])
-        self.note(*self.reuse.notes(session, verbose=options.verbose))
+        self.messages.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:
                 self.fail(self._row(prompt.id), prompt.failed.code, prompt.failed.message, hint=prompt.failed.hint)
@@ -188,7 +185,7 @@ class InspectJob(Job[InspectOptions]):
             uncached = Measurement(self.steps)
             self._decode([_uncached(request) for request in requests], [uncached.feed])
             if measured.written() != uncached.written():
-                self.note("without a cache other tokens were written")
+                self.messages.note("without a cache other tokens were written")
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=uncached)
         if self.heat is not None:
@@ -253,7 +250,7 @@ class InspectJob(Job[InspectOptions]):
             planned = planned_like(self.base.runtime, self.base.generation, report, **self.options.trust)
         except GenctlError as error:
             planned = None
-            self.detail(f"the page has no plan beside the measurement: {error.message}")
+            self.messages.detail(f"the page has no plan beside the measurement: {error.message}")
         return cache_part(report, planned)
 
     def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:

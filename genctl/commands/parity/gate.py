@@ -147,8 +147,8 @@ def _loaded() -> LoadedSides:
     from genctl.commands.parity.loading import LoadedSides
     from genctl.engines.protocol import EngineSetup
 
-    def setup(side: Side, early: Resolved) -> EngineSetup:
-        return EngineSetup(early.runtime, side.layers, need_tokenizer=True, named=early.names_model)
+    def setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
+        return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
 
     return LoadedSides(setup)
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeGuard
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from genctl.commands.parity.loading import LoadedSides
     from genctl.commands.parity.report import ParityPage
     from genctl.commands.parity.view import Naming
-    from genctl.engines.protocol import Engine, EngineSetup, Request
+    from genctl.engines.protocol import Engine, Request
     from genctl.engines.scored_text import TextToScore
     from genctl.parity.recorded import Golden
     from genctl.parity.sides import LocalSide
@@ -147,7 +148,8 @@ class ParityJob(Job[ParityCommandOptions]):
         from genctl.commands.parity.loading import LoadedSides, check_models
 
         check_models(self.earlies)
-        loaded = LoadedSides(self._setup)
+        needed = self.options.are_texts or self.options.texts is not None
+        loaded = LoadedSides(partial(self.setup, need_tokenizer=needed))
         stack.callback(loaded.close)
         if self.options.by_text:
             self._compare_texts(loaded)
@@ -259,7 +261,7 @@ class ParityJob(Job[ParityCommandOptions]):
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
-        self.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
+        self.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
 
     def _compare_texts(self, loaded: LoadedSides) -> None:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
@@ -324,29 +326,13 @@ class ParityJob(Job[ParityCommandOptions]):
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
 
-    def _setup(self, side: Side, early: Resolved) -> EngineSetup:
-        from genctl.engines.protocol import EngineSetup
-
-        return EngineSetup(
-            early.runtime,
-            side.layers,
-            need_tokenizer=self.options.are_texts or self.options.texts is not None,
-            allow_pickle=self.options.allow_pickle,
-            trust_remote_code=self.options.trust_remote_code,
-            allow_plugins=self.options.allow_plugins,
-            named=early.names_model,
-            note=self.note,
-            remark=self.remark,
-            interrupted=self.interrupt,
-        )
-
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
         """Notes on a side, and on settings that a comparison does not use."""
         self.hide()
-        self.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        self.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
         lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
-        self.note(*(f"{side.place}: {line}" for line in lines))
+        self.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:
         """What the sides read: prompts, which the reference continues, or texts."""

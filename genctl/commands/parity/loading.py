@@ -11,7 +11,7 @@ from torch import Tensor
 from genctl.commands.engine_choice import LOCAL, SERVERS
 from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
-from genctl.config.layers import Resolved
+from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup, Request, never
@@ -130,7 +130,7 @@ WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a 
 class LoadedSides:
     """Loads sides. `setup` makes what an engine is loaded with."""
 
-    setup: Callable[[Side, Resolved], EngineSetup]
+    setup: Callable[[Resolved, Sequence[Layer]], EngineSetup]
     engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
     def engine(self, side: Side, early: Resolved) -> tuple[Engine, Resolved]:
@@ -138,7 +138,7 @@ class LoadedSides:
         key = loaded_with(early.runtime, "prompt_cache")
         if key not in self.engines:
             choice = LOCAL if early.runtime.backend is None else SERVERS
-            self.engines[key] = choice.load(self.setup(side, early))
+            self.engines[key] = choice.load(self.setup(early, side.layers))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.plan(resolved)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
@@ -12,14 +13,13 @@ from genctl.commands import job
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.options import shown_top
 from genctl.commands.run.options import RunOptions, check_search
-from genctl.commands.run.output import FirstFailure, open_records, records_of
+from genctl.commands.run.output import FirstFailure, Results
 from genctl.commands.run.row_source import Grouping, RowSource
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
-from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow
 from genctl.errors import Exit, count
-from genctl.io.record_output import RecordOutput, RowTally
+from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
@@ -45,11 +45,8 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.tally = RowTally()
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
-        self.stopped: FirstFailure | None = None
-        self.said_full = False  # that a text ended because the context was full
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --dry, print the whole job."""
@@ -63,12 +60,8 @@ class RunJob(job.Job[RunOptions]):
             return None
         from genctl.config.dry import to_toml
 
-        sys.stdout.write(to_toml(self.planned()))
+        sys.stdout.write(to_toml(self.choice.planned(self.early.runtime, self.layers, self.options.trust)))
         return int(Exit.DONE)
-
-    def planned(self) -> Resolved:
-        """The settings with those of the checkpoint, whose weights are not read."""
-        return self.choice.planned(self.early.runtime, self.layers, self.options.trust)
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
@@ -79,7 +72,8 @@ class RunJob(job.Job[RunOptions]):
         self.source = RowSource(self.input)
         self.view = self.screen = Screen(options, self.interrupt, live=self.live, lone=self.lone, several=several)
         self.shown = self.live or options.stream
-        self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
+        self.results = Results(options, self.messages, self.say_failed, live=self.live, shown=self.shown)
+        self.output: RecordOutput = self.results.output
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
         self.screen.open(stack)
@@ -92,24 +86,19 @@ class RunJob(job.Job[RunOptions]):
         """Load the checkpoint; begin or continue the output."""
         options, early = self.options, self.early
         self.engine = engine = self.load_engine(
-            early.runtime,
-            self.layers,
-            on_event=self.screen.loading,
-            named=early.names_model,
-            live=self.shown,
-            waits=self.waits,
+            early, self.layers, on_event=self.screen.loading, live=self.shown, waits=self.waits
         )
         self.screen.view.load_s = self.load_s
         self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
             plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
-        self.texts, self.encoder_decoder = engine.about.has_texts, engine.about.is_encoder_decoder
+        self.results.about, self.results.load_s = engine.about, self.load_s
+        self.results.reused = self.reuse.path is not None
         self.watched = engine.watched(options.watch)
         width = engine.width(self.base, 1 if self.live else job.WIDTH)
         shared = self.choice.batches
         self.grouping = Grouping.of(engine, plan, self.output, width=width, lone=self.lone, shared=shared)
-        if options.verbose:
-            self.detail(*engine.notes())
+        self.messages.detail(*engine.notes())
         self.describe(self.base, plan)
         self._begin()
         if self.live and self.lone:
@@ -120,7 +109,7 @@ class RunJob(job.Job[RunOptions]):
         options, output = self.options, self.output
         self.source.skip(output)
         if output.finished:
-            self.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
+            self.messages.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
         total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
         self.screen.open_bar(stack, total, done=output.done)
@@ -162,7 +151,7 @@ class RunJob(job.Job[RunOptions]):
         if not self.options.resume:
             return
         if changed := self.grouping.changed(self.options.output):
-            self.remark(changed)
+            self.messages.remark(changed)
         from genctl.commands.run.resume import identity
 
         header = identity(
@@ -187,15 +176,11 @@ class RunJob(job.Job[RunOptions]):
         if not self.choice.live:
             self.screen.view.begin()
         self.listen(self._stream(), self.listeners)
-        if self.interrupt.status:
-            return
-        if self.stopped is not None:
-            self.output.stop(self.stopped.index, [self.stopped.record])
-        else:
-            self.output.end_of_input(self.source.taken)
+        if not self.interrupt.status:
+            self.results.end(self.source.taken)
 
     def _stream(self) -> Generator[events.Event, None, None]:
-        options, grouping = self.options, self.grouping
+        options, grouping, results = self.options, self.grouping, self.results
         flow = Flow(
             grouping.width,
             grouping.span,
@@ -204,8 +189,8 @@ class RunJob(job.Job[RunOptions]):
             ahead=self.ahead,
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
-            enough=lambda last: self.stopped is not None and last >= self.stopped.index,
-            on_shortage=self._shortage,
+            enough=lambda last: results.stopped is not None and last >= results.stopped.index,
+            on_shortage=partial(self.messages.shortage, "prompts"),
             on_progress=self.screen.progress,
         )
         return self.engine.stream(self._requests(), self._report(), flow)
@@ -218,14 +203,12 @@ class RunJob(job.Job[RunOptions]):
         at_hand = self.options.unordered and not self.waits
         return AHEAD * self.grouping.width if at_hand and self.grouping.width > 1 else 0
 
-    def _shortage(self, width: int, fewer: int) -> None:
-        self.say_shortage("prompts", width, fewer)
-
     def _requests(self) -> Rows:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
         from genctl.engines.protocol import Skipped
 
-        idle = self._idle if self._reads_beside else None
+        # nothing is decoded in this process until the next row comes
+        idle = (lambda: self.choice.live and not self.rows) if self._reads_beside else None
         for row in self.source.take(self.output, lambda: self._cut_short, idle):
             if row is None:
                 yield None
@@ -240,7 +223,7 @@ class RunJob(job.Job[RunOptions]):
     @property
     def _cut_short(self) -> bool:
         """Whether the run ends before the input does."""
-        return bool(self.interrupt.status) or self.stopped is not None
+        return bool(self.interrupt.status) or self.results.stopped is not None
 
     @property
     def _reads_beside(self) -> bool:
@@ -248,10 +231,6 @@ class RunJob(job.Job[RunOptions]):
         if not self.waits or self.choice.ranks:
             return False
         return not self.choice.live or (bool(self.grouping.invariant_by) and self.grouping.width > 1)
-
-    def _idle(self) -> bool:
-        """Whether nothing is decoded in this process until the next row comes."""
-        return self.choice.live and not self.rows
 
     def _report(self) -> Report:
         from genctl.engines.protocol import Report
@@ -278,40 +257,17 @@ class RunJob(job.Job[RunOptions]):
         if result.error is not None:
             self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
             return
-        if self.stopped is not None and row.index > self.stopped.index:
-            return
-        if row.index >= self.output.done:
-            for note in result.shortfalls(self.of(row)):
-                self.say(f"warning: {note}")
-            self._say_full(row, result)
-        self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
         trees = [] if self.screen.search is None else self.screen.search.records(row.id)
-        records: Sequence[Mapping[str, Any]] = trees or records_of(
-            self.options,
-            row,
-            result,
-            load_s=self.load_s,
-            encoder_decoder=self.encoder_decoder,
-            saved=self.reuse.path is not None,
-            texts=self.texts,
-        )
-        self.output.put(row.index, records)
-        self._count(row)
-
-    def _say_full(self, row: InputRow, result: Result) -> None:
-        """Say once that a text ended because the context was full, where no view shows the ends of texts."""
-        full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
-        if full is not None and not self.said_full and not self.live:
-            self.said_full = True
-            self.note(f"{self.of(row)}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
+        if self.results.take(row, self.of(row), result, trees):
+            self._count(row)
 
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
             super().fail(row, code, message, said=said, hint=hint)
             self._count(row, failed=True)
-        elif self.stopped is None or row.index < self.stopped.index:
-            self.stopped = FirstFailure(self.of(row), row.index, error_record(row.id, code, message))
+        else:
+            self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message)))
 
     def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
         if row.index >= self.output.done:
@@ -322,33 +278,20 @@ class RunJob(job.Job[RunOptions]):
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
         if not self.options.resume and self.choice.live:
-            for result in self.collector.unfinished(texts=self.texts):
+            for result in self.collector.unfinished(texts=self.engine.about.has_texts):
                 self._take(result)
         self.output.hurried = True
         self.status()
 
     def status(self) -> int:
         """The exit status. Raises CheckError where a requested check failed."""
-        self.closing_notes()
+        self.messages.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
+        self.messages.detail(*self.engine.done.shares)
         if self._cut_short and self.options.resume:
-            done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
-            self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
-        if self.interrupt.status:
-            return self.interrupt.status
-        if self.output.differs:
-            self.say(
-                f"note: rows of {self.options.output} that were decoded again came out differently (another machine or "
-                "number of threads, or a time limit); what was written stays"
-            )
-        if self.stopped is not None:
-            self.say(self.stopped.sentence())
-            return int(Exit.ROWS_FAILED)
-        return self.tally.status()
-
-    def closing_notes(self) -> None:
-        """Print notes on what was found while decoding."""
-        self.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
-        self.detail(*self.engine.done.shares)
+            written = self.results.tally.rows
+            done, them = count(written, "row is", "rows are"), "it" if written == 1 else "them"
+            self.messages.say(f"{done} in {self.options.output}; the same command goes on after {them}")
+        return self.interrupt.status or self.results.status()
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""

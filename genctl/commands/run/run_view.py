@@ -11,7 +11,7 @@ from types import TracebackType
 from rich.console import Console, Group
 from rich.text import Text
 
-from genctl.commands.notes import RepeatedErrors
+from genctl.commands.messages import RepeatedErrors
 from genctl.commands.run.nbest_table import table
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.history import LaneHistory, Path

@@ -94,10 +94,9 @@ class ScoreJob(Job[ScoreOptions]):
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             self.engine = engine = self.load_engine(
-                self.used_runtime(),
+                replace(self.early, runtime=self.used_runtime()),
                 on_event=None if self.options.quiet else bar.show,
                 need_tokenizer=False,
-                named=self.early.names_model,
                 live=self.shown,
             )
         if self.early.runtime.backend is not None:
@@ -105,7 +104,7 @@ class ScoreJob(Job[ScoreOptions]):
         self.name = engine.about.name
         width = engine.width(self.early, 1 if self.shown or self.lone else WIDTH)
         self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
-        self.detail(*engine.notes())
+        self.messages.detail(*engine.notes())
 
     def used_runtime(self) -> Runtime:
         """The settings of the checkpoint without those that are of no use here; a note says which."""
@@ -115,7 +114,7 @@ class ScoreJob(Job[ScoreOptions]):
         for name, unset in (("prompt_cache", None), ("compile", False), ("row_timeout", None)):
             if getattr(runtime, name) != unset:  # a settings file says so
                 place = self.early.origins[name]
-                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                self.messages.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
                 runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
         return runtime
 
@@ -130,14 +129,14 @@ class ScoreJob(Job[ScoreOptions]):
             if self.watchers:
                 self._tell(row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
-        self.detail(*self.engine.done.findings)
+        self.messages.detail(*self.engine.done.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
         self._sum_up()
         status = super().status()
-        self.detail(*self.engine.done.shares)
+        self.messages.detail(*self.engine.done.shares)
         return status
 
     def scoring(self, width: int) -> Options:
@@ -312,7 +311,7 @@ class ScoreJob(Job[ScoreOptions]):
             words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
         if self.failed:
             words.append(f"{self.failed} failed")
-        self.say(" · ".join(words))
+        self.messages.say(" · ".join(words))
 
 
 def score(options: ScoreOptions) -> int | None:
