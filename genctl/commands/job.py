@@ -29,7 +29,7 @@ from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from genctl.commands.watcher import Watcher
+    from genctl.commands.page_file import Watcher
     from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
 
 WIDTH = 16  # prompts decoded at once where nobody watches

@@ -1,22 +1,26 @@
-"""`--report`: the page of a run, written when the run ends."""
+"""What follows a run besides its output: here the page of --report, and in `screen_file` the picture of --svg."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
-from genctl.commands.watcher import FileAtEnd, Watcher
 from genctl.comparing.side_by_side import SideBySide
 from genctl.errors import without_secrets
 from genctl.identity import versions
+from genctl.io import writers
 from genctl.pages.page import page
 from genctl.pages.page_data import PageData, facts_of
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from genctl.engines.protocol import Engine
 
 SHORT = 200  # letters of prompts that a command quotes
@@ -34,6 +38,64 @@ def repeating(words: Sequence[str]) -> str:
         elif word != "--force" and not word.startswith(tuple(f"{name}=" for name in FILES)):
             kept.append(word)
     return shlex.join(kept)
+
+
+Self = TypeVar("Self", bound="FileAtEnd")
+
+
+class FileAtEnd(ABC):
+    """A context that is opened as --output is, and written at the end unless an error comes."""
+
+    def __init__(self, path: str, *, force: bool) -> None:
+        self._sink = writers.open_output(path, None, force=force, at_once=True)
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """The whole file."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._sink.abandon()
+            return
+        try:
+            self._sink.write(self.content())
+            self._sink.close()
+        finally:
+            self._sink.abandon()  # does nothing to what is closed
+
+
+class Watcher:
+    """A listener that is told more than events. What it has no use for, it leaves out."""
+
+    def feed(self, event: events.Event) -> None:
+        """Take one event."""
+
+    def loaded(self, engine: Engine, load_s: float) -> None:
+        """Take an engine that was loaded; `load_s` seconds were spent with that so far."""
+
+    def settled(
+        self,
+        job: str,
+        *,
+        seed: int | None = None,
+        baseline: str | None = None,
+        cache: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
+
+    def failed(self, id: str, code: str, message: str) -> None:
+        """Take a row that failed, if no event says so."""
+
+    def figures(self, lane: str, figures: dict[str, Any]) -> None:
+        """Take more numbers of a lane."""
+
+    def draw(self, draw: Callable[[Console], Any]) -> None:
+        """Let a command draw on a console, as on a terminal; a view that is returned receives the events."""
 
 
 class PageFile(FileAtEnd, Watcher):

@@ -13,8 +13,7 @@ from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.page_file import repeating
-from genctl.commands.watcher import FileAtEnd, Watcher
+from genctl.commands.page_file import FileAtEnd, Watcher, repeating
 from genctl.events import Event
 from genctl.terminal import theme
 from genctl.terminal.widgets import visible

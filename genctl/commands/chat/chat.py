@@ -362,7 +362,7 @@ _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
 
 
 def setting(argument: str) -> str:
-    """`KEY=VALUE` of what follows /set: `top_p=0.5`, `top_p = 0.5` or `top_p 0.5`. Raises UsageError."""
+    """`KEY=VALUE` of what follows /set: `seed=5`, `seed = 5` or `seed 5`. Raises UsageError."""
     found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", argument.strip(), re.DOTALL)
     key, value = found.groups() if found else (argument, "")
     return f"{_knob(key)}={value}"

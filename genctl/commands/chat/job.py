@@ -17,8 +17,7 @@ from genctl.commands.chat.options import ChatOptions, check_backend, check_setti
 from genctl.commands.chat.partner import Partner, local_session
 from genctl.commands.chat.story import Story
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
-from genctl.commands.memory_size import memory_bytes
-from genctl.commands.options import shown_top
+from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets, settings
 from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.reader import kind_of

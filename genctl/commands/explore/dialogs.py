@@ -75,8 +75,8 @@ class Editor(ModalScreen[str | None]):
 
 
 def side_by_side(
-    heads: tuple[str, str],
-    pieces: tuple[Sequence[TextPiece], Sequence[TextPiece]],
+    heads: Sequence[str],
+    pieces: Sequence[Sequence[TextPiece]],
     shared: str,
     width: int,
     *,

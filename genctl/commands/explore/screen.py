@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from genctl.errors import GenctlError, UsageError
-from genctl.terminal.standard_streams import is_terminal
+from genctl.errors import GenctlError
 
 if TYPE_CHECKING:
     from genctl.commands.explore.screen_source import TreeSource
 
 POLL_S = 0.1  # how often a signal is looked for
-
-
-def check_terminal() -> None:
-    """Raises UsageError where a full screen cannot be drawn; the hint is the command that does the same without one."""
-    hint = "genctl explore PROMPT --expand mass=0.9,depth=6 needs no screen, and neither does --script FILE"
-    term = os.environ.get("TERM", "")
-    for stream, name in ((sys.stdin, "input"), (sys.stdout, "output"), (sys.stderr, "error")):
-        if not is_terminal(stream):
-            raise UsageError(f"genctl explore fills a terminal, and standard {name} is none", hint=hint)
-    if term.lower() in ("", "dumb", "unknown"):
-        raise UsageError(f"genctl explore fills a terminal, and TERM={term} cannot move its cursor", hint=hint)
 
 
 def run_screen(

@@ -244,7 +244,7 @@ class InspectJob(Job[InspectOptions]):
 
     def _page_part(self, report: dict[str, Any]) -> dict[str, Any]:
         from genctl.commands.inspect.cache_estimate import planned_like
-        from genctl.pages.cache_part import cache_part
+        from genctl.commands.inspect.cache_report import cache_part
 
         try:
             planned = planned_like(self.base.runtime, self.base.generation, report, **self.options.trust)

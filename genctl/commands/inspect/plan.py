@@ -12,7 +12,7 @@ from rich.text import Text
 
 from genctl.commands.inspect.cache_report import PIPE, layer_lines, number, share
 from genctl.commands.inspect.options import InspectOptions
-from genctl.commands.memory_size import memory_bytes
+from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
 from genctl.errors import Exit, UsageError, count, size
 from genctl.terminal import theme, widgets

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from genctl.commands.page_file import repeating
+from genctl.commands.page_file import FileAtEnd, repeating
 from genctl.commands.parity import view
 from genctl.commands.parity.distributions import Top, WorstPosition
 from genctl.commands.parity.view import Naming
-from genctl.commands.watcher import FileAtEnd
 from genctl.errors import count, without_secrets
 from genctl.identity import versions
 from genctl.pages.page import digest, file_text, filled

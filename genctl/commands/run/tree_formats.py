@@ -9,7 +9,8 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl.errors import count
-from genctl.pages.search_tree import Node, SearchTree, plain
+from genctl.io.records import finite
+from genctl.pages.search_tree import Node, SearchTree
 from genctl.terminal import theme, widgets
 from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words
@@ -214,9 +215,9 @@ def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
         fields["state"] = "root" if node.parent is None else node.state
         if node.token is not None:
             fields |= {"step": node.step, "id": node.token.id, "text": node.token.text}
-            fields["logprob"] = plain(node.token.logprob)
+            fields["logprob"] = finite(node.token.logprob)
         if node.total is not None:
-            fields["total"] = plain(node.total)
+            fields["total"] = finite(node.total)
         if node.note:
             fields["note"] = node.note
         if node.died is not None:
@@ -225,7 +226,7 @@ def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
             hypothesis = node.hypothesis
             fields |= {
                 "finish_reason": hypothesis.reason,
-                "score": plain(hypothesis.score),
+                "score": finite(hypothesis.score),
                 "new_tokens": hypothesis.length,
             }
         if node.place is not None:

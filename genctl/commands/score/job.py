@@ -26,7 +26,6 @@ from genctl.terminal.standard_streams import is_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.commands.score.token_heat import Figures
     from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
@@ -231,7 +230,7 @@ class ScoreJob(Job[ScoreOptions]):
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
             for watcher in self.watchers:
-                watcher.figures(lane, {"": figures(_figures(one))})
+                watcher.figures(lane, {"": figures(one)})
                 for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
                     watcher.feed(event)
 
@@ -270,8 +269,7 @@ class ScoreJob(Job[ScoreOptions]):
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and shown:
-            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
+            lines += token_heat.ranking(outcome, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
@@ -284,7 +282,7 @@ class ScoreJob(Job[ScoreOptions]):
         for line in lines:
             console.print(line)
         if shown and not ranked:
-            put(console, Text(token_heat.figures(_figures(outcome[0]))))
+            put(console, Text(token_heat.figures(outcome[0])))
 
     def _sum_up(self) -> None:
         from rich.text import Text
@@ -308,7 +306,7 @@ class ScoreJob(Job[ScoreOptions]):
         if self.tokens:
             from genctl.engines.scored_text import Scored
 
-            words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
+            words.append(token_heat.figures(Scored("", (), self.nll, self.tokens, self.bytes, ())))
         if self.failed:
             words.append(f"{self.failed} failed")
         self.messages.say(" · ".join(words))
@@ -317,9 +315,3 @@ class ScoreJob(Job[ScoreOptions]):
 def score(options: ScoreOptions) -> int | None:
     """`genctl score`."""
     return ScoreJob.perform(options, engine_of(options))
-
-
-def _figures(one: Scored) -> Figures:
-    from genctl.commands.score.token_heat import Figures
-
-    return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)

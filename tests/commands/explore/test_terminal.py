@@ -181,9 +181,9 @@ from genctl.commands.explore import screen, screen_app
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.cli.app import _explained
 from tests.tree.trees import explorer
-def fail(self):
+def fail(self, *command):
     raise ZeroDivisionError("planted")
-screen_app.ExploreApp.action_undo = fail
+screen_app.ExploreApp.action_run = fail
 try:
     screen.run_screen(TreeSource(explorer()), saved="t.jsonl")
 except Exception as error:
