@@ -242,7 +242,7 @@ class Job(ABC, Generic[SomeOptions]):
         if self.live and self.lone:
             first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
 
-    def show_prompt(self, row: InputRow | BadRow) -> None:
+    def show_prompt(self, row: InputRow | BadRow | None) -> None:
         """Show a prompt at once, in the line that says that the checkpoint is loaded."""
         if isinstance(row, InputRow) and row.prompt:
             from genctl.terminal.text_width import middle_cells

@@ -54,13 +54,20 @@ TIMING: Conflict = (
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
 PICTURES = ("report", "svg")
-PAGE: tuple[Conflict, ...] = (
-    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
-    same_file("svg", "output"),
-    same_file("svg", "report"),
-    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
-    same_file("report", "output"),
-)
+
+
+def pictures(beside: str) -> tuple[Conflict, ...]:
+    """--report and --svg are files with names, and none of them is the file `beside` them."""
+    return (
+        (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+        same_file("svg", beside),
+        same_file("svg", "report"),
+        (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+        same_file("report", beside),
+    )
+
+
+PAGE = pictures("output")
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",

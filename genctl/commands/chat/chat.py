@@ -12,7 +12,7 @@ from typing import Any
 
 from genctl.commands.chat.options import check_settings
 from genctl.commands.chat.partner import Partner, ReadPrompt
-from genctl.commands.chat.story import Story, edited, said, text_id
+from genctl.commands.chat.story import Story, text_id
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
@@ -220,20 +220,6 @@ class Chat:
             self.story.left_out = before
         return places[found] if found < len(places) else None
 
-    def say(self, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Say a text and read the answer. Raises Refused where there is none; then nothing was said."""
-        return self._answered(said(text), turn, listeners, report, flow)
-
-    def edit(
-        self, number: int, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow
-    ) -> Result:
-        """Say turn `number` in other words. Raises as `say` does."""
-        return self._answered(edited(number, text), turn, listeners, report, flow)
-
-    def retry(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Read another answer to the last turn. Raises as `say` does."""
-        return self._answered("read", turn, listeners, report, flow)
-
     def hear(self, role: str, content: str) -> None:
         """A message that is not answered: of the system, or an answer that somebody else wrote."""
         message = {"role": role, "content": content}
@@ -260,7 +246,7 @@ class Chat:
     def answer_last(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Answer the last turn, which the process was killed before. Raises Refused; then it was not said."""
         try:
-            return self._answered("read", turn, listeners, report, flow, complete=True)
+            return self.answer("read", turn, listeners, report, flow, complete=True)
         except Refused:
             if self.story.unanswered:
                 self.story.undo()
@@ -268,7 +254,7 @@ class Chat:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _answered(
+    def answer(
         self,
         line: str,
         turn: PlannedTurn,
@@ -278,6 +264,10 @@ class Chat:
         *,
         complete: bool = False,
     ) -> Result:
+        """Do the step `line` (`said`, `edited`, or `read` for another answer), and read the answer.
+
+        Raises Refused where there is none; then nothing was said. `complete`: the step is there, maybe in part.
+        """
         if turn.prompt is None:
             ids: Sequence[int] = [text_id(json.dumps(turn.request.messages, ensure_ascii=False))]
             texts = [""]

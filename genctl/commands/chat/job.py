@@ -15,7 +15,7 @@ from genctl.commands.chat.chat import Chat, Listener
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
-from genctl.commands.chat.story import Story
+from genctl.commands.chat.story import Story, said
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets, settings
@@ -263,7 +263,7 @@ class ChatJob(job.Job[ChatOptions]):
                 self.messages.remark(
                     "the answer that was cut off comes out differently here, so its turn is answered anew"
                 )
-                chat.retry(turn, *how)
+                chat.answer("read", turn, *how)
         elif chat.story.unanswered:
             self.messages.remark("the last turn has no answer yet; it is answered first")
             chat.answer_last(chat.plan_again(), *how)
@@ -325,7 +325,9 @@ class ChatJob(job.Job[ChatOptions]):
 
             view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=turn.prefill)
         try:
-            result = chat.say(last["content"], turn, [] if view is None else [view.feed], self.report, self.flow)
+            result = chat.answer(
+                said(last["content"]), turn, [] if view is None else [view.feed], self.report, self.flow
+            )
         finally:
             if view is not None:
                 view.close()

@@ -22,7 +22,7 @@ from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
-from genctl.config.sides import Side, each, loaded_with
+from genctl.config.sides import Side, check, each, loaded_with
 from genctl.engines.protocol import Flow
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
@@ -62,13 +62,13 @@ class CompareJob(Job[CompareOptions]):
         if options.baseline is not None and options.baseline not in names:
             raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
         self.base = options.baseline or names[0]
-        self.early_runs = each(self.runs, Side.early)
-        check_servers(options, self.runs, self.early_runs)
-        for early in self.early_runs:
-            self.check_early(early)
+        check(self.runs)
+        check_servers(options, self.runs)
+        for run in self.runs:
+            self.check_early(run.early)
         if not options.dry:
             return None
-        resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
+        resolved = zip(names, settled(options, self.runs), strict=True)
         sys.stdout.write(
             "\n".join(f"# run {printable(name)}\n\n{to_toml(one, defaults=False)}" for name, one in resolved)
         )
@@ -90,7 +90,7 @@ class CompareJob(Job[CompareOptions]):
         if options.save is not None and bad is not None:
             raise InputError(f"--save records prompts that can be used: {bad.message}")
         self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
-        self.resolved = settled(options, self.runs, self.early_runs)
+        self.resolved = settled(options, self.runs)
         self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
         self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)

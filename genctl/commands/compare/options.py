@@ -132,29 +132,29 @@ def runs_of(options: CompareOptions, recording: expectations.Recording | None) -
     return runs
 
 
-def check_servers(options: CompareOptions, runs: Sequence[Side], early: Sequence[Resolved]) -> None:
+def check_servers(options: CompareOptions, runs: Sequence[Side]) -> None:
     """Raises UsageError where the outputs of a server are to be repeated: nobody knows what it runs tomorrow."""
-    remote = [run.name for run, one in zip(runs, early, strict=True) if one.runtime.backend is not None]
+    remote = [run.name for run in runs if run.is_server]
     for name in ("save", "expect"):
         if remote and getattr(options, name) is not None:
             raise UsageError(f"--{name} compares token by token, which is not exact on a server (run {remote[0]})")
 
 
-def settled(options: CompareOptions, runs: Sequence[Side], early: Sequence[Resolved]) -> list[Resolved]:
+def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
     """The settings of all runs, with those of their checkpoints beneath them. Reads no weights."""
     beneath: dict[tuple[Any, ...], Layer] = {}
-    for one in early:
-        if one.runtime.backend is not None:  # a server keeps its settings to itself
-            beneath[loaded_with(one.runtime)] = Layer("backend", {}, said="user")
-        elif loaded_with(one.runtime) not in beneath:
+    for run in runs:
+        runtime, key = run.early.runtime, loaded_with(run.early.runtime)
+        if run.is_server:  # a server keeps its settings to itself
+            beneath[key] = Layer("backend", {}, said="user")
+        elif key not in beneath:
             from genctl.models.hub import generation_settings
 
-            settings = generation_settings(one.runtime, **options.trust)
-            beneath[loaded_with(one.runtime)] = model_layer(settings.values, one.runtime.model, settings.file)
-    keys = {run.name: loaded_with(one.runtime) for run, one in zip(runs, early, strict=True)}
+            settings = generation_settings(runtime, **options.trust)
+            beneath[key] = model_layer(settings.values, runtime.model, settings.file)
 
     def ask(run: Side) -> Resolved:
-        resolved = run.resolve([beneath[keys[run.name]]])
+        resolved = run.resolve([beneath[loaded_with(run.early.runtime)]])
         if resolved.runtime.backend is None:
             from genctl.engines.local.session import check_settings
 

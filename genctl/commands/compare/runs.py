@@ -11,7 +11,7 @@ from typing import Any
 from genctl.config import settings
 from genctl.config.found_files import divided
 from genctl.config.layers import Layer, flags_layer, values_of
-from genctl.config.sides import Kind, Side, each, read, read_list
+from genctl.config.sides import Kind, Side, check, read, read_list
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
 
@@ -61,7 +61,7 @@ def read_runs(
         if side.kind != "file":
             runs.append(_with_layers(side, flags))
     if mistakes:
-        each(runs, Side.early, mistakes)
+        check(runs, mistakes)
     if models:
         runs = runs or [Side("", (*settings.standing_layers(), *flags))]
         runs = [_on(run, model) for run in runs for model in models]

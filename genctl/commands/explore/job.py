@@ -153,7 +153,7 @@ class ExploreJob(Job[ExploreOptions]):
         status = super().prepare()
         if self.beside is not None:
             beneath = [] if self.beside.presets else self.layers
-            replace(self.beside, layers=(*beneath, *self.beside.own())).early()
+            _ = replace(self.beside, layers=(*beneath, *self.beside.own())).early
         return status
 
     def _other_settings(self, side: Side) -> dict[str, Any] | None:

@@ -170,7 +170,7 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
     total, reserved, weights = report["total_bytes"], report["reserved_bytes"], report["weights_bytes"]
     last = report["steps"][-1] if report["steps"] else None
     rows = sum(len(step["input_ids"]) for step in report["steps"] if last and step["step"] == last["step"])
-    paragraphs = [[("total", f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else ""))]]
+    paragraphs = [[("total", amount(total))]]
     if rows > 1:
         paragraphs[0].append(("", f"{number(report['bytes_per_row'])} bytes for each of {rows} rows"))
     if report["share_of_weights"] is not None:
@@ -303,6 +303,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[
         line.rstrip()
         lines.append(line)
     return lines
+
+
+def amount(total: int) -> str:
+    """Bytes as a number, and as people say it."""
+    return f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else "")
 
 
 def share(part: float) -> str:

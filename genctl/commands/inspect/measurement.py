@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
+from genctl.io.records import SCHEMA
 
-SCHEMA = "genctl/1"
 CROSS = "cross-attention"
 STATE = "recurrent state"
 
@@ -188,7 +188,7 @@ class Measurement:
             "reserved_bytes": sum(entry["reserved_bytes"] for entry in final),
             "weights_bytes": weights,
             "bytes_per_token": per_token(self.passes),
-            "bytes_per_row": _divided(total, rows),
+            "bytes_per_row": divided(total, rows),
             "share_of_weights": total / weights if weights else None,
             "steps": self.passes,
         }
@@ -248,7 +248,7 @@ def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
         if not entry["cache_position"]:
             new = len(entry["input_ids"][0])
         if new > 0:
-            return _divided(entry["growth_bytes"], new * len(entry["rows"]))
+            return divided(entry["growth_bytes"], new * len(entry["rows"]))
     return None
 
 
@@ -256,7 +256,8 @@ def _reach(entry: dict[str, Any]) -> int:
     return int(entry["past_length"] + len(entry["input_ids"][0]))
 
 
-def _divided(total: int, count: int) -> int | float | None:
+def divided(total: int, count: int) -> int | float | None:
+    """A share of bytes, a whole number where it is one; None of nothing."""
     if not count:
         return None
     return total // count if total % count == 0 else total / count

@@ -24,12 +24,11 @@ from genctl.cli.table import (
     given,
     needless_force,
     option,
-    same_file,
     switch,
 )
 from genctl.commands.event_log import read_recording
 from genctl.commands.messages import Messages
-from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
+from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat, pictures
 from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
@@ -72,11 +71,7 @@ def _live(options: ReplayOptions) -> bool:
 
 CONFLICTS: tuple[Conflict, ...] = (
     needless_force("report", "svg"),
-    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
-    same_file("svg", "file"),
-    same_file("svg", "report"),
-    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
-    same_file("report", "file"),
+    *pictures("file"),
     (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
     (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
     (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),

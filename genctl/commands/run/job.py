@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl import events
 from genctl.commands import job
-from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, shared
 from genctl.commands.options import shown_top
-from genctl.commands.run.options import RunOptions, check_search
+from genctl.commands.run.options import RunOptions, check_backend, check_search
 from genctl.commands.run.output import FirstFailure, Results
-from genctl.commands.run.row_source import Grouping, RowSource
+from genctl.commands.run.row_source import Grouping, RowSource, looked_over
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
+from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow
-from genctl.errors import Exit, count
+from genctl.errors import Exit, UsageError, count
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
@@ -31,13 +34,11 @@ from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Report, Request, Skipped
-    from genctl.io.input_scan import InputScan
 
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
 # Formats whose records say which row each token of a beam continued.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
-AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
 
 class RunJob(job.Job[RunOptions]):
@@ -79,8 +80,10 @@ class RunJob(job.Job[RunOptions]):
         self.screen.open(stack)
         for watcher in self.watchers:
             watcher.draw(self.screen.drawn)
-        self.looked = self._look()
-        self._show_prompt()
+        wanted = options.resume or self.screen.wants_bar
+        self.looked = looked_over(options.input, options.input_kind) if wanted else None
+        if self.live and self.lone and options.echo is not False:
+            self.show_prompt(self.source.first())
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
@@ -120,24 +123,6 @@ class RunJob(job.Job[RunOptions]):
             self._decode()
 
     # -- before decoding -----------------------------------------------------------------------------------------------
-
-    def _look(self) -> InputScan | None:
-        """Look the input file over, where the number of its rows or its content is needed."""
-        options = self.options
-        if options.input in (None, "-") or not (options.resume or self.screen.wants_bar):
-            return None
-        from genctl.io.input_scan import scan
-
-        assert options.input is not None
-        return scan(options.input, options.input_kind)
-
-    def _show_prompt(self) -> None:
-        """Show a single prompt at once, in the line that says that the checkpoint is loaded."""
-        if not (self.live and self.lone) or self.options.echo is False:
-            return
-        row = self.source.first()
-        if row is not None:
-            self.show_prompt(row)
 
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
@@ -186,7 +171,7 @@ class RunJob(job.Job[RunOptions]):
             grouping.span,
             continuous=bool(grouping.invariant_by),
             threads=grouping.threads,
-            ahead=self.ahead,
+            ahead=grouping.ahead(at_hand=options.unordered and not self.waits),
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
             enough=lambda last: results.stopped is not None and last >= results.stopped.index,
@@ -194,14 +179,6 @@ class RunJob(job.Job[RunOptions]):
             on_progress=self.screen.progress,
         )
         return self.engine.stream(self._requests(), self._report(), flow)
-
-    @property
-    def ahead(self) -> int:
-        """How many rows are read ahead: only with --unordered, so that an interrupt leaves the beginning of the input;
-        and never from a pipe or a keyboard, which would keep other rows waiting.
-        """
-        at_hand = self.options.unordered and not self.waits
-        return AHEAD * self.grouping.width if at_hand and self.grouping.width > 1 else 0
 
     def _requests(self) -> Rows:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
@@ -297,3 +274,18 @@ class RunJob(job.Job[RunOptions]):
         """Print why a row failed; with --strict `status` does."""
         if not self.options.strict:
             super().say_failed(record)
+
+
+def run(options: RunOptions) -> int | None:
+    """`genctl run` and `genctl beam`: by this process, servers, workers, or ranks that share a model."""
+    choice = engine_of(options)
+    if choice is SERVERS:
+        choice = replace(SERVERS, check=check_backend)
+    elif choice is LOCAL and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        choice = EngineChoice(shared, _check_ranks, ranks=True)
+    return RunJob.perform(options, choice)
+
+
+def _check_ranks(options: RunOptions, early: Resolved) -> None:
+    if options.resume:
+        raise UsageError("--tensor-parallel and --resume: only one process can do that")
