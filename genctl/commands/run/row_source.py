@@ -59,8 +59,8 @@ class Grouping:
         return 1 if self.invariant_by else self.span
 
     def ahead(self, *, at_hand: bool) -> int:
-        """How many rows are read ahead, where they are `at_hand`: only with --unordered, so that an interrupt leaves the
-        beginning of the input; and never from a pipe or a keyboard, which would keep other rows waiting.
+        """How many rows are read ahead: only where they are `at_hand` with --unordered, so that an interrupt leaves the
+        beginning of the input, and never from a pipe or a keyboard, which would keep other rows waiting.
         """
         return AHEAD * self.width if at_hand and self.width > 1 else 0
 
