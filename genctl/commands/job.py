@@ -29,7 +29,8 @@ from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from genctl.commands.page_file import Watcher
+    from genctl.commands.page_file import PageFile
+    from genctl.commands.screen_file import ScreenFile
     from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
 
 WIDTH = 16  # prompts decoded at once where nobody watches
@@ -60,7 +61,8 @@ class Job(ABC, Generic[SomeOptions]):
         self.failures: dict[str, tuple[str, str]] = {}  # what messages call a row that failed, and what may help; by id
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
-        self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
+        self.page: PageFile | None = None  # of --report
+        self.picture: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
 
@@ -112,7 +114,7 @@ class Job(ABC, Generic[SomeOptions]):
         with ExitStack() as stack:
             if not self.options.force:
                 writers.check_absent(self.options.new_files)
-            self.open_watchers(stack)
+            self.open_pictures(stack)
             # contexts close in reverse order: an engine may take longer than the outputs
             stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
             self.open(stack)
@@ -178,20 +180,25 @@ class Job(ABC, Generic[SomeOptions]):
 
             self.listeners.append(event_writer(stack, path, force=force))
 
-    def open_watchers(self, stack: ExitStack) -> None:
+    def open_pictures(self, stack: ExitStack) -> None:
         """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
         if self.options.svg is not None:
             from genctl.commands.screen_file import ScreenFile
 
-            self.watchers.append(stack.enter_context(ScreenFile(self.options.svg, force=self.options.force)))
+            self.picture = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
+            self.listeners.append(self.picture.feed)
         if self.options.report is not None:
-            from genctl.commands.page_file import PageFile
+            self.open_page(stack, self.options.report)
 
-            options = self.options
-            elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
-            made = PageFile(self.options.report, force=options.force, piped="" if elsewhere else options.input_kind)
-            self.watchers.append(stack.enter_context(made))
-        self.listeners += [watcher.feed for watcher in self.watchers]
+    def open_page(self, stack: ExitStack, path: str) -> None:
+        """Begin the page."""
+        from genctl.commands.page_file import PageFile
+
+        options = self.options
+        elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
+        page = PageFile(path, force=options.force, piped="" if elsewhere else options.input_kind)
+        self.page = stack.enter_context(page)
+        self.listeners.append(page.feed)
 
     def sink(
         self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None, at_once: bool = False
@@ -230,8 +237,10 @@ class Job(ABC, Generic[SomeOptions]):
         self.close_engine()
         engine = self.loaded = (choice or self.choice).load(self.setup(resolved, layers, **how))
         self.load_s += time.perf_counter() - began
-        for watcher in self.watchers:
-            watcher.loaded(engine, self.load_s)
+        if self.page is not None:
+            self.page.loaded(engine)
+        if self.picture is not None:
+            self.picture.load_s = self.load_s
         first_sign.clear()
         self.hide()
         self.reuse = Reuse(engine.about.prompt_cache)
@@ -306,8 +315,8 @@ class Job(ABC, Generic[SomeOptions]):
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
-        for watcher in self.watchers:
-            watcher.failed(row.id, code, message)
+        if self.page is not None:
+            self.page.failed(row.id, code, message)
         record = error_record(row.id, code, message)
         self.failures[row.id] = self.of(row), hint
         with self.interrupt.busy():

@@ -1,4 +1,4 @@
-"""What follows a run besides its output: here the page of --report, and in `screen_file` the picture of --svg."""
+"""`--report`: the page of a run, written when the run ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,8 +19,6 @@ from genctl.pages.page import page
 from genctl.pages.page_data import PageData, facts_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from genctl.engines.protocol import Engine
 
 SHORT = 200  # letters of prompts that a command quotes
@@ -69,36 +67,7 @@ class FileAtEnd(ABC):
             self._sink.abandon()  # does nothing to what is closed
 
 
-class Watcher:
-    """A listener that is told more than events. What it has no use for, it leaves out."""
-
-    def feed(self, event: events.Event) -> None:
-        """Take one event."""
-
-    def loaded(self, engine: Engine, load_s: float) -> None:
-        """Take an engine that was loaded; `load_s` seconds were spent with that so far."""
-
-    def settled(
-        self,
-        job: str,
-        *,
-        seed: int | None = None,
-        baseline: str | None = None,
-        cache: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Take the settings as TOML; the seed, the baseline of a comparison, or the report of a cache."""
-
-    def failed(self, id: str, code: str, message: str) -> None:
-        """Take a row that failed, if no event says so."""
-
-    def figures(self, lane: str, figures: dict[str, Any]) -> None:
-        """Take more numbers of a lane."""
-
-    def draw(self, draw: Callable[[Console], Any]) -> None:
-        """Let a command draw on a console, as on a terminal; a view that is returned receives the events."""
-
-
-class PageFile(FileAtEnd, Watcher):
+class PageFile(FileAtEnd):
     """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
 
     def __init__(self, path: str, *, force: bool, live: bool = True, piped: str = "") -> None:
@@ -126,7 +95,7 @@ class PageFile(FileAtEnd, Watcher):
         if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
 
-    def loaded(self, engine: Engine, load_s: float) -> None:
+    def loaded(self, engine: Engine) -> None:
         """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
         about = engine.about
         if about.name not in self._checkpoints and (digests := engine.fingerprints()):

@@ -13,7 +13,6 @@ from typing import Any
 
 from genctl.events import Token
 from genctl.pages.search_tree import Node, SearchTree
-from genctl.terminal.score_formula import UNSCALED
 
 SCALE = 10_000
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
@@ -72,7 +71,7 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
         "extra": _extra(kept),
         "state": "".join(LETTERS[node.state] for node in kept),
     }
-    depths = _depths(kept, tree.root)
+    depths = tree.depths()
     if any(node.step != depths[node] - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
     for name, value in (("rank", _rank), ("entropy", _entropy)):
@@ -103,11 +102,6 @@ def scaled(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value * SCALE)
 
 
-def unscaled(strategy: str) -> bool:
-    """Whether the score of a strategy is its total, whatever the length."""
-    return strategy in UNSCALED
-
-
 def _parent(node: Node) -> Node:
     assert node.parent is not None
     return node.parent
@@ -122,13 +116,6 @@ def _paths(ends: Iterable[Node]) -> set[Node]:
             nodes.add(node)
             node = node.parent
     return nodes
-
-
-def _depths(nodes: Sequence[Node], root: Node) -> dict[Node, int]:
-    depths = {root: 0}
-    for node in nodes:
-        depths[node] = depths[_parent(node)] + 1
-    return depths
 
 
 def _extra(nodes: Sequence[Node]) -> list[int]:

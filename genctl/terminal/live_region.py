@@ -126,6 +126,23 @@ class LiveRegion:
             self._drawn = float("-inf")
 
 
+LINE_S = 10.0  # until the first line
+
+
+class RareLines:
+    """When a terminal that cannot redraw gets a line: each pause is twice the one before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self._pause = clock, clock(), LINE_S
+
+    def is_due(self) -> bool:
+        """Whether to print one now."""
+        spent = self._clock() - self._began
+        due = spent >= self._pause
+        self._pause = 2 * spent if due else self._pause
+        return due
+
+
 def transient_progress(console: Console, *columns: ProgressColumn) -> Progress:
     """A progress bar that is redrawn only by `refresh` and erased when it stops."""
     first_sign.clear()  # it stands where the bar begins

@@ -118,8 +118,8 @@ class CompareJob(Job[CompareOptions]):
         )
         self.drawn: list[ComparisonOutput] = []  # what --svg shows
         as_text = dataclasses.replace(options, format="text")
-        for watcher in self.watchers:
-            watcher.draw(
+        if self.picture is not None:
+            self.picture.draw(
                 lambda console: self.drawn.append(
                     ComparisonOutput(self, compared, as_text, console, console, None, picture=True)
                 )
@@ -139,10 +139,10 @@ class CompareJob(Job[CompareOptions]):
             self.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()
-        for watcher in self.watchers:
+        if self.page is not None:
             each = zip(self.runs, self.resolved, strict=True)
             settings = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
-            watcher.settled(settings, seed=self.seed, baseline=self.base)
+            self.page.settled(settings, seed=self.seed, baseline=self.base)
         for output in (self.report, *self.drawn):
             output.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
@@ -297,9 +297,8 @@ class CompareJob(Job[CompareOptions]):
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
         for prompt in chunk:
-            if isinstance(prompt.row, BadRow):
-                for watcher in self.watchers:
-                    watcher.failed(prompt.row.id, prompt.row.code, prompt.row.message)
+            if isinstance(prompt.row, BadRow) and self.page is not None:
+                self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
                 for drawn in self.drawn:

@@ -353,17 +353,17 @@ class ExploreJob(Job[ExploreOptions]):
 
         self.hide()
         self.out.print(Text(line))
-        for watcher in self.watchers:
-            watcher.draw(lambda console: console.print(Text(line)))
+        if self.picture is not None:
+            self.picture.draw(lambda console: console.print(Text(line)))
 
     def _finish(self) -> None:
         """Complete the output and the page; say what an expansion came to, and where the tree is."""
         from genctl.tree.as_events import events_of
 
-        events = list(events_of(self.explorer.tree)) if self.watchers or self.results.format == "dot" else []
-        for watcher in self.watchers:
+        events = list(events_of(self.explorer.tree)) if self.page or self.results.format == "dot" else []
+        if self.page is not None:
             for event in events:
-                watcher.feed(event)
+                self.page.feed(event)
         self.results.close(events)
         if self.results.expanding and self.results.covered is not None:
             self.messages.note(formats.covered_line(self.results.covered))

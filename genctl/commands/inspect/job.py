@@ -235,12 +235,10 @@ class InspectJob(Job[InspectOptions]):
             for line in self._lines(report, console.width):
                 console.print(line)
 
-        for watcher in self.watchers:
-            watcher.draw(draw)
-        if self.options.report is not None:
-            part = self._page_part(report)
-            for watcher in self.watchers:
-                watcher.settled(to_toml(self.base, defaults=False), cache=part)
+        if self.picture is not None:
+            self.picture.draw(draw)
+        if self.page is not None:
+            self.page.settled(to_toml(self.base, defaults=False), cache=self._page_part(report))
 
     def _page_part(self, report: dict[str, Any]) -> dict[str, Any]:
         from genctl.commands.inspect.cache_estimate import planned_like

@@ -48,7 +48,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.page: ParityPage | None = None
+        self.report: ParityPage | None = None
         self.golden: Golden | None = None  # the reference of --expect
         self.saved_to: writers.Sink | None = None  # the golden file that is written
         self.checks: list[str] = []  # sentences of checks that failed
@@ -98,15 +98,9 @@ class ParityJob(Job[ParityCommandOptions]):
             return False
         return True
 
-    def open_watchers(self, stack: ExitStack) -> None:
-        """Begin the page of --report and the picture of --svg."""
-        options = self.options
-        if options.svg is not None:
-            from genctl.commands.screen_file import ScreenFile
-
-            self.watchers.append(stack.enter_context(ScreenFile(options.svg, force=options.force)))
-        if options.report is not None:
-            self.page = stack.enter_context(ParityPage(options.report, force=options.force))
+    def open_page(self, stack: ExitStack, path: str) -> None:
+        """Begin the page of the comparison."""
+        self.report = stack.enter_context(ParityPage(path, force=self.options.force))
 
     def open(self, stack: ExitStack) -> None:
         """Open the outputs and the view."""
@@ -136,8 +130,8 @@ class ParityJob(Job[ParityCommandOptions]):
             self.results.finish()  # what is compared with earlier sides is not lost
             raise
         self.hide()
-        for watcher in self.watchers:
-            watcher.draw(self.results.draw)
+        if self.picture is not None:
+            self.picture.draw(self.results.draw)
         self.results.finish()
 
     def _compare(self, stack: ExitStack) -> None:
@@ -154,7 +148,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
         prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
-        again = len(self.sides) > 2 or self.page is not None or self.saved_to is not None
+        again = len(self.sides) > 2 or self.report is not None or self.saved_to is not None
         reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
         self._name(reference)
         requests, texts = self._work(reference)
@@ -219,10 +213,10 @@ class ParityJob(Job[ParityCommandOptions]):
         golden = "" if self.golden is None else self.options.expect or ""
         piece = detokenizer(side.session.loaded.tokenizer).piece
         naming = self.results.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
-        if self.page is not None:
+        if self.report is not None:
             session = side.session
-            self.page.naming = naming
-            self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
+            self.report.naming = naming
+            self.report.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Write the golden file, all of it or nothing."""
@@ -327,10 +321,10 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _take(self, one: Parity, *tops: Tops) -> None:
         """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
-        if self.page is not None:
+        if self.report is not None:
             worst = worst_positions(one, *tops)
             self._end_if_interrupted()
-            self.page.pair(one, worst)
+            self.report.pair(one, worst)
         self.view.end(one)
         failed = failed_checks(self.options, one)
         self.checks += failed

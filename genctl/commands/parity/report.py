@@ -89,23 +89,6 @@ def told_tops(told: Mapping[tuple[str, int], ToldTop]) -> Tops:
 # -- the page: charts, texts and tables, without a script --------------------------------------------------------------
 
 
-def parity_page(
-    title: str, command: str, facts: Sequence[tuple[str, str]], pairs: Sequence[Mapping[str, Any]]
-) -> bytes:
-    """The page in UTF-8. `pairs` have the fields that the template names; every text in them is escaped there."""
-    style = file_text("page.css") + file_text("parity.css")
-    text = filled(
-        "parity.html.jinja",
-        title=title,
-        command=command,
-        facts=facts,
-        pairs=pairs,
-        style=style,
-        style_digest=digest(style),
-    )
-    return text.encode("utf-8", "backslashreplace")
-
-
 FLOOR = 1e-12  # nats: smaller KL is drawn there
 EDGES = tuple(10.0**power for power in range(-10, 1))  # of the histogram, in nats
 LONGEST = 2000  # tokens of a text on the page
@@ -126,8 +109,7 @@ class ParityPage(FileAtEnd):
         self._pairs.append((one, worst))
 
     def content(self) -> bytes:
-        """The page."""
-
+        """The page in UTF-8. Every text in it is escaped by the template."""
         reference = self.naming.reference(self._pairs[0][0].reference)
         found = versions("torch", "transformers")
         facts = [
@@ -137,8 +119,17 @@ class ParityPage(FileAtEnd):
             ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
         ]
         pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
-        command = visible(without_secrets(repeating(sys.argv[1:])))
-        return parity_page(f"Parity with {visible(reference)}", command, facts, pairs)
+        style = file_text("page.css") + file_text("parity.css")
+        text = filled(
+            "parity.html.jinja",
+            title=f"Parity with {visible(reference)}",
+            command=visible(without_secrets(repeating(sys.argv[1:]))),
+            facts=facts,
+            pairs=pairs,
+            style=style,
+            style_digest=digest(style),
+        )
+        return text.encode("utf-8", "backslashreplace")
 
 
 def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:

@@ -78,8 +78,8 @@ class RunJob(job.Job[RunOptions]):
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events, force=options.force)
         self.screen.open(stack)
-        for watcher in self.watchers:
-            watcher.draw(self.screen.drawn)
+        if self.picture is not None:
+            self.picture.draw(self.screen.drawn)
         wanted = options.resume or self.screen.wants_bar
         self.looked = looked_over(options.input, options.input_kind) if wanted else None
         if self.live and self.lone and options.echo is not False:
@@ -91,7 +91,8 @@ class RunJob(job.Job[RunOptions]):
         self.engine = engine = self.load_engine(
             early, self.layers, on_event=self.screen.loading, live=self.shown, waits=self.waits
         )
-        self.screen.view.load_s = self.load_s
+        if self.screen.view is not None:
+            self.screen.view.load_s = self.load_s
         self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
             plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
@@ -128,11 +129,10 @@ class RunJob(job.Job[RunOptions]):
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked = self.looked
         self.seed = job.start_seed(self.base)
-        if self.watchers:
+        if self.page is not None:
             from genctl.config.dry import to_toml
 
-        for watcher in self.watchers:
-            watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
+            self.page.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
         if changed := self.grouping.changed(self.options.output):
@@ -158,7 +158,7 @@ class RunJob(job.Job[RunOptions]):
         """Decode all rows. Where a row's numbers depend on its neighbours, in groups that do not depend on where a run
         began (`requests.grouped`).
         """
-        if not self.choice.live:
+        if self.screen.view is not None and not self.choice.live:
             self.screen.view.begin()
         self.listen(self._stream(), self.listeners)
         if not self.interrupt.status:

@@ -26,6 +26,7 @@ from genctl.terminal.standard_streams import is_terminal
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from genctl.commands.page_file import PageFile
     from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
@@ -125,8 +126,8 @@ class ScoreJob(Job[ScoreOptions]):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            if self.watchers:
-                self._tell(row, outcome)
+            if self.page is not None:
+                self._tell(self.page, row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
         self.messages.detail(*self.engine.done.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
@@ -151,7 +152,7 @@ class ScoreJob(Job[ScoreOptions]):
             batch_size=width,
             chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details or options.report is not None, self.top),
-            captions=self.shown or self.details or bool(self.watchers),
+            captions=self.shown or self.details or bool(options.report or options.svg),
             context=options.context,
             target=options.target,
             rank=options.rank,
@@ -222,17 +223,16 @@ class ScoreJob(Job[ScoreOptions]):
             **{name: getattr(result, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
-    def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Tell the watchers of a row: its figures, and events as if its text had been generated."""
+    def _tell(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Tell the page of a row: its figures, and events as if its text had been generated."""
         from genctl.commands.score.token_heat import figures
 
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
-            for watcher in self.watchers:
-                watcher.figures(lane, {"": figures(one)})
-                for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
-                    watcher.feed(event)
+            page.figures(lane, {"": figures(one)})
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+                page.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
@@ -250,8 +250,8 @@ class ScoreJob(Job[ScoreOptions]):
             if outcome[0].rank is None and not self.options.quiet:
                 put_words(console, token_heat.legend())
 
-        for watcher in self.watchers:
-            watcher.draw(draw)
+        if self.picture is not None:
+            self.picture.draw(draw)
         if self.shown or (self.details and self.options.format == "text"):
             self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
 
