@@ -18,6 +18,7 @@ from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
 from genctl.errors import Exit, GenctlError, ModelError, count
 from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
@@ -31,7 +32,6 @@ from genctl.terminal.interrupt import Interrupt
 if TYPE_CHECKING:
     from genctl.commands.page_file import PageFile
     from genctl.commands.screen_file import ScreenFile
-    from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -214,8 +214,6 @@ class Job(ABC, Generic[SomeOptions]):
         self, resolved: Resolved, layers: Sequence[Layer], *, need_tokenizer: bool | None = None, **how: Any
     ) -> EngineSetup:
         """What an engine is loaded with. `layers` are checked before weights are read; `how` has more fields."""
-        from genctl.engines.protocol import EngineSetup
-
         return EngineSetup(
             resolved.runtime,
             tuple(layers),
@@ -409,6 +407,4 @@ def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
 
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
-    from genctl.engines.protocol import Request
-
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)

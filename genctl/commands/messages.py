@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from genctl import events
-
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine
+from genctl.engines.protocol import Engine
 
 _PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # where in the input: no difference between two errors
 

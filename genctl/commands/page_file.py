@@ -8,18 +8,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from genctl import events
 from genctl.comparing.side_by_side import SideBySide
+from genctl.engines.protocol import Engine
 from genctl.errors import without_secrets
 from genctl.identity import versions
 from genctl.io import writers
 from genctl.pages.page import page
 from genctl.pages.page_data import PageData, facts_of
-
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine
 
 SHORT = 200  # letters of prompts that a command quotes
 FILES = ("--report", "--svg", "--output", "-o", "--events")  # where a run also writes

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from genctl.commands import job
+from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, Listener
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
 from genctl.commands.chat.story import Story, said
+from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
 from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets, settings
@@ -320,9 +322,6 @@ class ChatJob(job.Job[ChatOptions]):
         self.messages.note_once(turn.note)
         view = None
         if self.live:
-            from genctl.commands.chat.answer_view import AnswerView
-            from genctl.commands.chat.thinking import opened_by
-
             view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=turn.prefill)
         try:
             result = chat.answer(

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
-from genctl.engines.protocol import Request
+from genctl.config.layers import Resolved
+from genctl.engines.protocol import Engine, Request
 from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.config.layers import Resolved
     from genctl.engines.local.session import Session
-    from genctl.engines.protocol import Engine
 
 # chat: messages in a template; text: one growing text; alone: each turn without those before it
 Kind = Literal["chat", "text", "alone"]

@@ -8,14 +8,15 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from genctl import events
 from genctl.commands.compare import expectations
 from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
-from genctl.commands.compare.output import SharedWork
+from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
 from genctl.commands.compare.runs import check_prompt_caches
+from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
@@ -23,7 +24,7 @@ from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
 from genctl.config.sides import Side, check, each, loaded_with
-from genctl.engines.protocol import Flow
+from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
 from genctl.io.readers import all_rows
@@ -32,10 +33,6 @@ from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from genctl.commands.compare.output import ComparisonOutput
-    from genctl.engines.protocol import Engine, JobPlan, Request
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
@@ -100,9 +97,6 @@ class CompareJob(Job[CompareOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
-        from genctl.commands.compare.output import ComparedRuns, ComparisonOutput
-        from genctl.commands.compare.view import CompareView
-
         options = self.options
         self.open_consoles()
         self.live = options.on_screen and self.recording is None and self.texts
@@ -215,8 +209,6 @@ class CompareJob(Job[CompareOptions]):
 
     def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
-        from genctl.engines.protocol import Report
-
         requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
         self._show(chunk)
         collector = Collector()
@@ -278,9 +270,6 @@ class CompareJob(Job[CompareOptions]):
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _show(self, chunk: Sequence[ComparedPrompt]) -> None:
-        from genctl.commands.compare.output import heading
-        from genctl.commands.compare.view import Column
-
         if len(chunk) == 1:
             prompt = chunk[0]
             several = len(self.prompts) > 1

@@ -11,10 +11,13 @@ from rich.text import Text
 from genctl import events
 from genctl.commands.compare import report as shown
 from genctl.commands.compare.expectations import Outcome
+from genctl.commands.compare.options import CompareOptions
+from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import RunStatistics
 from genctl.comparing.tables import Table, tables
+from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
@@ -23,10 +26,6 @@ from genctl.terminal.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from genctl.commands.compare.options import CompareOptions
-    from genctl.commands.job import Job
-    from genctl.config.layers import Resolved
 
 
 # -- what decoding the runs of a comparison together saves -------------------------------------------------------------

@@ -28,6 +28,7 @@ from genctl.config.sides import LOADING, Side
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.events import Event
 from genctl.io import writers
 from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
@@ -35,17 +36,16 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.loading_bar import LoadingBar
 from genctl.tree.altering import preset_values
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
 from genctl.tree.language import Call, parse_script
-from genctl.tree.results import Continuation, Covered
+from genctl.tree.results import Continuation, Covered, Result
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.events import Event
     from genctl.tree.beside import Second
     from genctl.tree.explorer import Explorer
-    from genctl.tree.results import Result
 
 
 # -- where the results of a tree's commands go: records, lines for people, or the tree itself at the end ---------------
@@ -228,8 +228,6 @@ class ExploreJob(Job[ExploreOptions]):
 
     def load(self) -> None:
         """Load the checkpoint; make the tree, or open it."""
-        from genctl.terminal.loading_bar import LoadingBar
-
         options = self.options
         bar = LoadingBar(self.err, time.monotonic)
         needed = self.row is not None and self.row.prompt_ids is None

@@ -9,6 +9,8 @@ from itertools import chain, islice
 from typing import Any
 
 from genctl.commands.explore.screen_worker import NodeLook
+from genctl.config import presets
+from genctl.config.check import known
 from genctl.errors import GenctlError
 from genctl.tree.beside import Second
 from genctl.tree.distribution import Distribution
@@ -45,9 +47,6 @@ class TreeSource:
     @property
     def suggestions(self) -> Sequence[str]:
         """Knobs and presets, for completion."""
-        from genctl.config import presets
-        from genctl.config.check import known
-
         return [
             *(f"{name}=" for name in sorted(known())),
             *sorted({preset.name for preset in presets.available()}),

@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.inspect import plan as cache_plan
+from genctl.commands.inspect.cache_inputs import given_lines
+from genctl.commands.inspect.cache_report import cache_part, report_lines
+from genctl.commands.inspect.cache_view import CacheView
+from genctl.commands.inspect.measurement import Measurement
 from genctl.commands.inspect.options import STEPS, InspectOptions, check_length, check_rows
 from genctl.commands.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import Flow
+from genctl.engines.protocol import Flow, Request
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
@@ -24,9 +28,6 @@ from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from genctl.commands.inspect.measurement import Measurement
-    from genctl.engines.protocol import Request
 
 
 # -- the size of a model in memory -------------------------------------------------------------------------------------
@@ -76,8 +77,6 @@ class InspectJob(Job[InspectOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the saved prompt cache and the view."""
-        from genctl.commands.inspect.cache_view import CacheView
-
         options, live = self.options, self.options.on_screen
         self.live = live
         self.open_consoles()
@@ -160,8 +159,6 @@ class InspectJob(Job[InspectOptions]):
 
     def _measure(self, requests: Sequence[Request]) -> dict[str, Any] | None:
         """The report on the prompts; None if none could be decoded."""
-        from genctl.commands.inspect.measurement import Measurement
-
         options, session = self.options, self.session
         measured = Measurement(self.steps)
 
@@ -242,7 +239,6 @@ class InspectJob(Job[InspectOptions]):
 
     def _page_part(self, report: dict[str, Any]) -> dict[str, Any]:
         from genctl.commands.inspect.cache_estimate import planned_like
-        from genctl.commands.inspect.cache_report import cache_part
 
         try:
             planned = planned_like(self.base.runtime, self.base.generation, report, **self.options.trust)
@@ -252,9 +248,7 @@ class InspectJob(Job[InspectOptions]):
         return cache_part(report, planned)
 
     def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
-        from genctl.commands.inspect.cache_inputs import given_lines
         from genctl.commands.inspect.cache_norms import heatmap_lines
-        from genctl.commands.inspect.cache_report import report_lines
         from genctl.commands.inspect.prompt_diff import diff_lines
 
         lines = report_lines(report, width)

@@ -14,7 +14,10 @@ from genctl.commands.inspect.options import InspectOptions
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
 from genctl.errors import Exit, UsageError, count, size
+from genctl.io.writers import report_text
 from genctl.terminal import theme, widgets
+from genctl.terminal.console import make_consoles
+from genctl.terminal.widgets import visible
 
 # A cache estimate as text: its layers, sums for each kind, and what fits into a memory.
 
@@ -138,10 +141,6 @@ def perform(options: InspectOptions, early: Resolved) -> int:
 
 
 def _write(report: Report, options: InspectOptions) -> None:
-    from genctl.io.writers import report_text
-    from genctl.terminal.console import make_consoles
-    from genctl.terminal.widgets import visible
-
     out, err = make_consoles(options.color)
     if options.format == "text":
         for line in plan_lines(report, out.width if out.is_terminal else None):

@@ -6,22 +6,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from genctl.commands.parity import golden_file
+from genctl.commands.parity.loading import LoadedSides, check_same
 from genctl.commands.parity.options import check_server
 from genctl.commands.parity.sides import read_side
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side
+from genctl.engines.protocol import EngineSetup, Request
 from genctl.errors import InputError, UsageError, count, quote
 from genctl.io import writers
-
-if TYPE_CHECKING:
-    from genctl.commands.parity.loading import LoadedSides
-    from genctl.engines.protocol import Request
-    from genctl.parity.recorded import Golden
-    from genctl.parity.sides import LocalSide
-    from genctl.parity.values import Parity
+from genctl.models.text import detokenizer
+from genctl.parity.golden import compare as compare_golden
+from genctl.parity.measure import measure
+from genctl.parity.recorded import Golden
+from genctl.parity.remote import compare as compare_server
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Parity
 
 NEW_TOKENS = 32  # of each prompt
 
@@ -58,9 +59,6 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
 
 
 def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    from genctl.commands.parity.loading import check_same
-    from genctl.parity.measure import measure
-
     theirs = _load(loaded, sides[1], prompts)
     named = [(str(number), text) for number, text in enumerate(prompts, 1)]
     check_same(mine.session.loaded, theirs.session.loaded, named)
@@ -68,8 +66,6 @@ def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalS
 
 
 def _with_server(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    from genctl.parity.remote import compare as compare_server
-
     first, second = sides
     engine, resolved = loaded.engine(second)
     server = loaded.server(second, engine, resolved, first, mine, _ids(prompts))
@@ -120,8 +116,6 @@ def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> 
 
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
-    from genctl.parity.golden import compare as compare_golden
-
     golden_file.check_same(golden, side)
     one = compare_golden(golden, side)
     name, why = f"golden {path.stem}", golden_file.not_tied(one)
@@ -141,9 +135,6 @@ def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> G
 
 
 def _loaded() -> LoadedSides:
-    from genctl.commands.parity.loading import LoadedSides
-    from genctl.engines.protocol import EngineSetup
-
     def setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
         return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
 
@@ -164,8 +155,6 @@ def _ids(prompts: Sequence[str]) -> list[str]:
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
-    from genctl.engines.protocol import Request
-
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")
     pairs = enumerate(prompts)
@@ -174,8 +163,6 @@ def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
 
 def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:
     """Write a golden file, all of it or nothing. Returns its bytes."""
-    from genctl.models.text import detokenizer
-
     golden, failed = golden_file.recorded(side, requests, (), prompts)
     if failed:
         raise InputError(next(iter(failed.values())))

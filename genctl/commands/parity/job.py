@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
@@ -22,6 +22,7 @@ from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
+from genctl.engines.protocol import Engine, Request
 from genctl.engines.scored_text import TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
@@ -31,14 +32,10 @@ from genctl.parity import golden as against_golden
 from genctl.parity import remote
 from genctl.parity.measure import ParityOptions, measure
 from genctl.parity.read_once import ReadOnce
+from genctl.parity.recorded import Golden
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Parity, Text
 from genctl.terminal.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine, Request
-    from genctl.parity.recorded import Golden
-    from genctl.parity.sides import LocalSide
-    from genctl.parity.values import Parity, Text
-
 
 NOTHING = "there is nothing to compare the sides on"
 

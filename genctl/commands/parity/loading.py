@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -19,14 +19,11 @@ from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup, Request, never
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.io.rows import InputRow
+from genctl.models.hub import LoadedModel
 from genctl.models.text import detokenizer, encode
 from genctl.parity.remote import ServerSide
 from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
 from genctl.parity.values import Text
-
-if TYPE_CHECKING:
-    from genctl.models.hub import LoadedModel
-
 
 # -- whether two sides read and write the same tokens ------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from genctl.commands.parity.view import Naming
 from genctl.engines.server.told import ToldTop
 from genctl.errors import count, without_secrets
 from genctl.identity import versions
+from genctl.pages import charts
 from genctl.pages.page import digest, file_text, filled
 from genctl.parity.recorded import Golden
 from genctl.parity.sides import LocalSide
@@ -135,8 +136,6 @@ class ParityPage(FileAtEnd):
 def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:
     from markupsafe import Markup
 
-    from genctl.pages import charts
-
     figures, fault = one.summary, one.fault
     heads, rows = view.figure_rows(one)
     facts = [*view.sentences(one), ("correlation of log-probabilities", f"{figures.correlation:.6f}")]
@@ -170,8 +169,6 @@ def _failed(one: Parity, naming: Naming) -> list[str]:
 
 
 def _histogram(one: Parity) -> str:
-    from genctl.pages import charts
-
     counts = [0] * (len(EDGES) + 1)
     for position in one.positions:
         counts[sum(position.kl >= edge for edge in EDGES)] += 1
@@ -180,8 +177,6 @@ def _histogram(one: Parity) -> str:
 
 
 def _curve(one: Parity) -> str:
-    from genctl.pages import charts
-
     by_index: dict[int, list[float]] = {}
     for position in one.positions:
         by_index.setdefault(position.index, []).append(position.kl)

@@ -20,7 +20,7 @@ from genctl.commands.run.row_source import Grouping, RowSource, looked_over
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import Flow
+from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
@@ -33,8 +33,6 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Report, Request, Skipped
-
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
 # Formats whose records say which row each token of a beam continued.
@@ -182,8 +180,6 @@ class RunJob(job.Job[RunOptions]):
 
     def _requests(self) -> Rows:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
-        from genctl.engines.protocol import Skipped
-
         # nothing is decoded in this process until the next row comes
         idle = (lambda: self.choice.live and not self.rows) if self._reads_beside else None
         for row in self.source.take(self.output, lambda: self._cut_short, idle):
@@ -210,8 +206,6 @@ class RunJob(job.Job[RunOptions]):
         return not self.choice.live or (bool(self.grouping.invariant_by) and self.grouping.width > 1)
 
     def _report(self) -> Report:
-        from genctl.engines.protocol import Report
-
         options, top = self.options, shown_top(self.options)
         listened = options.events or options.report or options.svg or options.with_tokens
         listened = listened or self.base.runtime.processed_logprobs

@@ -6,19 +6,17 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from genctl.commands.messages import Messages
 from genctl.commands.run.options import RunOptions
+from genctl.engines.protocol import About
 from genctl.errors import Exit
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
 from genctl.io.records import other_entry, result_record
 from genctl.io.rows import InputRow
 from genctl.results import Result
-
-if TYPE_CHECKING:
-    from genctl.commands.messages import Messages
-    from genctl.engines.protocol import About
 
 
 @dataclass

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genctl.commands import job
+from genctl.engines.protocol import Engine, JobPlan
 from genctl.errors import count
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine, JobPlan
     from genctl.io.input_scan import InputScan
 
 ROOM = 4096  # rows that are read ahead

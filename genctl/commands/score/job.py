@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from genctl.commands.engine_choice import LOCAL, EngineChoice, engine_of
 from genctl.commands.job import WIDTH, Job, Rows
 from genctl.commands.options import shown_top
+from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions, check_encoding
+from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
+from genctl.engines.scored_text import Detail, Options, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
+from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
+from genctl.terminal.summary import put, put_words
+from genctl.terminal.widgets import no_room
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from genctl.commands.page_file import PageFile
-    from genctl.engines.scored_text import Options, Scored, TextToScore
 
 
 # -- a scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
@@ -89,8 +95,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def load(self) -> None:
         """Load the checkpoint, and check whether it can score texts as the options say."""
-        from genctl.terminal.loading_bar import LoadingBar
-
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             self.engine = engine = self.load_engine(
@@ -141,8 +145,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def scoring(self, width: int) -> Options:
         """How texts are scored, `width` in a pass."""
-        from genctl.engines.scored_text import Detail, Options
-
         options = self.options
         return Options(
             add_eos=options.add_eos,
@@ -182,8 +184,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
-        from genctl.engines.scored_text import TextToScore
-
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.options.context)
         target = row.extra.get("target", self.options.target)
@@ -225,8 +225,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _tell(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Tell the page of a row: its figures, and events as if its text had been generated."""
-        from genctl.commands.score.token_heat import figures
-
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
@@ -236,9 +234,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
-        from genctl.commands.score import token_heat
-        from genctl.terminal.summary import put_words
-
         for one in outcome:
             self.texts += 1
             self.nll += one.nll
@@ -258,10 +253,6 @@ class ScoreJob(Job[ScoreOptions]):
     def _print(self, row: InputRow, outcome: Sequence[Scored], console: Console, *, shown: bool) -> None:
         """Print a row: `shown` with its heat map, else its tokens alone."""
         from rich.text import Text
-
-        from genctl.commands.score import token_heat
-        from genctl.terminal import widgets
-        from genctl.terminal.summary import put
 
         width = console.width
         lines = []
@@ -287,11 +278,6 @@ class ScoreJob(Job[ScoreOptions]):
     def _sum_up(self) -> None:
         from rich.text import Text
 
-        from genctl.commands.score import token_heat
-        from genctl.terminal import theme
-        from genctl.terminal.summary import put_words
-        from genctl.terminal.widgets import no_room
-
         if self.options.quiet:
             return
         if self.mapped:
@@ -304,8 +290,6 @@ class ScoreJob(Job[ScoreOptions]):
             return
         words = [count(self.texts, "text")]
         if self.tokens:
-            from genctl.engines.scored_text import Scored
-
             words.append(token_heat.figures(Scored("", (), self.nll, self.tokens, self.bytes, ())))
         if self.failed:
             words.append(f"{self.failed} failed")
