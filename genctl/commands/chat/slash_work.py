@@ -34,7 +34,7 @@ def look_into(session: Session, copy: Path, answer: Message, *, memory: int | No
     `memory` are bytes for its caches. Returns whether the person changed the tree; a copy without a change is removed.
     Raises GenctlError, with the terminal restored; SystemExit after a signal.
     """
-    from genctl.commands.explore.screen import run_screen
+    from genctl.commands.explore.screen_app import run_screen
     from genctl.commands.explore.screen_source import TreeSource
     from genctl.tree.explorer import Explorer
     from genctl.tree.language import MEMORY

@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from genctl import events
 from genctl.commands.compare import expectations
-from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
+from genctl.commands.compare.options import CompareOptions, check_prompt_caches, check_servers, runs_of, settled
 from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
-from genctl.commands.compare.runs import check_prompt_caches
 from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed

@@ -319,7 +319,7 @@ class ExploreJob(Job[ExploreOptions]):
         self._finish()
 
     def _show_screen(self, stack: ExitStack, second: Second | None) -> None:
-        from genctl.commands.explore.screen import run_screen
+        from genctl.commands.explore.screen_app import run_screen
         from genctl.commands.explore.screen_source import TreeSource
 
         names = None

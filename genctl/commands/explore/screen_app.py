@@ -1,8 +1,11 @@
-"""The keys of the full screen: each is a command of the tree, or moves the screen's own cursor."""
+"""The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
@@ -19,12 +22,14 @@ from genctl.commands.explore.flow import TextPiece
 from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
 from genctl.commands.explore.screen_panes import kind_of
+from genctl.commands.explore.screen_source import TreeSource
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.config.check import known
-from genctl.errors import count
+from genctl.errors import GenctlError, count
 from genctl.terminal import widgets
+from genctl.terminal.message import print_message
 from genctl.tree import moves
 from genctl.tree.language import COMMANDS, parse
 from genctl.tree.looking import compare
@@ -316,3 +321,45 @@ class ExploreApp(OrderedKeys):
     def action_leave(self) -> None:
         """Leave."""
         self.exit(0)
+
+
+# -- the full screen, from the terminal to the exit status -------------------------------------------------------------
+
+POLL_S = 0.1  # how often a signal is looked for
+
+
+def run_screen(
+    source: TreeSource,
+    *,
+    saved: str = "",
+    coloured: bool = True,
+    signalled: Callable[[], int] = lambda: 0,
+    resume: bool = False,
+) -> int:
+    """Show a tree until the person leaves. Returns the exit status.
+
+    `saved` is the file of the tree, which the last line names. `signalled` is the status to exit with once a signal has
+    come, else 0; whoever calls handles signals. `resume` finishes the command that was cut short. Raises GenctlError
+    after the terminal is restored, if the screen itself fails.
+    """
+    app = ExploreApp(source, coloured=coloured)
+    errors = app.capture_errors()
+    app.watch_signals(signalled, POLL_S)
+    if resume:
+        app.first_command = "resume"
+    status = app.run()
+    app.worker.close()
+    if saved:
+        command = f"genctl explore --open {shlex.quote(saved)}"
+        print_message(f"saved: {command} continues this tree", whole=command)
+    if app.return_code:
+        told = errors.getvalue()
+        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", told, re.MULTILINE)), "no message")
+        raise ScreenError(f"the screen failed: {last}", hint="this is a bug; --debug shows where") from RuntimeError(
+            told
+        )
+    return signalled() or int(status or 0)
+
+
+class ScreenError(GenctlError):
+    """The screen failed, not the model."""

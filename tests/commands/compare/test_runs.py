@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.compare.runs import read_runs, split_models
+from genctl.commands.compare.options import read_runs, split_models
 from genctl.config.layers import flags_layer
 from genctl.config.sides import check
 from genctl.errors import PresetError, UsageError
