@@ -25,7 +25,6 @@ from genctl.io import writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
-from genctl.params import Runtime
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
@@ -333,7 +332,7 @@ class Job(ABC, Generic[SomeOptions]):
                     for listener in listeners:
                         listener(event)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
         raise NotImplementedError
 
@@ -341,11 +340,12 @@ class Job(ABC, Generic[SomeOptions]):
         """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
         if not isinstance(event, Began) or not event.settings.keys() & {"note", "truncated"}:
             return
-        row, runtime = self.source_of(event.lane)
+        row, resolved = self.source_of(event.lane)
         self.messages.note_once(event.settings.get("note", ""), self.of(row))
         taken = event.settings.get("truncated", 0)
         were = count(taken, "token was", "tokens were")
-        note = f"{self.of(row)}{were} taken from the prompt (--truncate {row.params.get('truncate', runtime.truncate)})"
+        side = row.params.get("truncate", resolved.runtime.truncate)
+        note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
         if taken and self.messages.is_new(note):
             self.messages.remark(note)
 

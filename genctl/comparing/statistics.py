@@ -45,23 +45,6 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
     return Interval(float(data.mean()), float(low), float(high), len(data))
 
 
-@dataclass(frozen=True)
-class Wins:
-    """How often one run had the higher mean log-probability, over the prompts that both continued."""
-
-    won: int
-    tied: int
-    lost: int
-
-
-def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
-    """Compare prompt by prompt; prompts that either run failed are left out."""
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    tied = sum(abs(a - b) <= TIE for a, b in pairs)
-    won = sum(a - b > TIE for a, b in pairs)
-    return Wins(won, tied, len(pairs) - tied - won)
-
-
 @dataclass
 class RunStatistics:
     """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt."""
@@ -127,6 +110,9 @@ class RunStatistics:
         differences = [a - b for a, b in pairs if a is not None and b is not None]
         return bootstrap(differences, seed=seed) if differences else None
 
-    def wins(self, run: str, other: str) -> Wins:
-        """How often `run` is ahead of `other` by mean log-probability."""
-        return wins(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"))
+    def wins(self, run: str, other: str) -> tuple[int, int, int]:
+        """How often `run` has the higher mean log-probability, the same and a lower one, by the prompts of both."""
+        pairs = zip(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"), strict=True)
+        ahead = [a - b for a, b in pairs if a is not None and b is not None]
+        won, tied = sum(value > TIE for value in ahead), sum(abs(value) <= TIE for value in ahead)
+        return won, tied, len(ahead) - tied - won

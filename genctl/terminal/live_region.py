@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console, Group
@@ -63,9 +62,7 @@ class ErasedView(ABC):
     def __enter__(self: V) -> V:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
             self.hide()
 

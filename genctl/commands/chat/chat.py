@@ -8,10 +8,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.commands.chat.options import check_settings
-from genctl.commands.chat.partner import Partner, ReadPrompt
+from genctl.commands.chat.partner import Partner
 from genctl.commands.chat.story import Story, text_id
 from genctl.config import presets
 from genctl.config.check import known
@@ -24,6 +24,9 @@ from genctl.events import Began, Event, Failed, Finished, Stepped, Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 from genctl.results import Collector, Result
+
+if TYPE_CHECKING:
+    from genctl.engines.local.planner import Prompt
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 
@@ -43,7 +46,7 @@ class PlannedTurn:
     """A request that is about to be sent, with what it reads."""
 
     request: Request
-    prompt: ReadPrompt | None  # None: a server makes it
+    prompt: Prompt | None  # None: a server makes it
     prefill: str
 
     @property

@@ -22,13 +22,13 @@ from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
+from genctl.config.layers import Resolved
 from genctl.config.sides import Side, check, each, loaded_with
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
-from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
@@ -276,11 +276,11 @@ class CompareJob(Job[CompareOptions]):
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
             self.view.begin(heading(prompt.row, self.out.width) if several else None, columns, text)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
         prompt, run, _ = self.lanes[lane]
         assert isinstance(prompt.row, InputRow)
-        return prompt.row, self.resolved[run].runtime
+        return prompt.row, self.resolved[run]
 
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()

@@ -204,7 +204,7 @@ class ComparisonOutput:
             blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
             for leaves in [one.leaves for one in by_run[name] if one.leaves is not None][:1]:
                 same = models[place] == home
-                partings.append(shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same))
+                partings.append(shown.Parting(name, leaves, same))
         return blocks, partings
 
     def _watched(self, by_run: ByRun) -> Iterator[Table]:

@@ -86,13 +86,9 @@ class TreeOutput:
     def close(self, events: Sequence[Event]) -> None:
         """Complete the output; `events` are those of the tree."""
         if self.format == "dot":
-            from genctl.commands.run.tree_formats import tree_dot
-            from genctl.pages.search_tree import SearchTrees
+            from genctl.commands.run.tree_formats import dots_of
 
-            trees = SearchTrees()
-            for event in events:
-                trees.feed(event)
-            self._lines([tree_dot(tree) for tree in trees.take_all()])
+            self._lines(dots_of(events))
         if self._writer is not None:
             self._writer.close()
         elif self._sink is not None:

@@ -23,7 +23,6 @@ from genctl.engines.protocol import Flow, Request
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
-from genctl.params import Runtime
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -200,9 +199,9 @@ class InspectJob(Job[InspectOptions]):
         flow = Flow(max(len(requests), 1), watch=True, interrupted=self.interrupt)
         self.listen(self.session.stream(requests, None, flow), listeners)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
-        return self._row(lane), self.base.runtime
+        return self._row(lane), self.base
 
     def _row(self, id: str) -> InputRow:
         return next(row for row in self.rows if row.id == id and isinstance(row, InputRow))

@@ -26,7 +26,6 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
-from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
@@ -212,9 +211,9 @@ class RunJob(job.Job[RunOptions]):
         steps = self.choice.live or bool(listened or options.tree or options.tree_format)
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
-        return self.rows[lane], self.base.runtime
+        return self.rows[lane], self.base
 
     def _collect(self, event: events.Event) -> None:
         result = self.collector.feed(event)

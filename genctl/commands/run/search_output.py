@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
@@ -88,9 +87,7 @@ class StreamView:
     def __enter__(self) -> StreamView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not isinstance(error, OSError):  # else the stream is gone
             self.close()
 
@@ -208,9 +205,7 @@ class Search:
     def __enter__(self) -> Search:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, OSError):  # a stream is gone
             return
         if self.stream is not None:

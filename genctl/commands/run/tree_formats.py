@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.style import Style
 from rich.text import Text
 
 from genctl.errors import count
+from genctl.events import Event
 from genctl.io.records import finite
-from genctl.pages.search_tree import Node, SearchTree
+from genctl.pages.search_tree import Node, SearchTree, SearchTrees
 from genctl.terminal import theme, widgets
 from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words
@@ -156,6 +157,14 @@ def ending(node: Node) -> str:
     if node.state == "left":
         return f"… left at the end{total}"
     return f"live{total}" if node.state == "live" else ""
+
+
+def dots_of(events: Iterable[Event]) -> list[str]:
+    """The trees of all lanes in the DOT language."""
+    trees = SearchTrees()
+    for event in events:
+        trees.feed(event)
+    return [tree_dot(tree) for tree in trees.take_all()]
 
 
 def tree_dot(tree: SearchTree) -> str:
