@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console
@@ -74,25 +74,13 @@ def picture(console: Console, title: str, command: str = "") -> str:
 WIDTH = 100  # cells, where there is no terminal to be as wide as
 
 
-class View(Protocol):
-    """What a command draws with on the picture's console."""
-
-    load_s: float
-
-    def feed(self, event: Event, /) -> None:
-        """Take one event."""
-
-    def close(self) -> None:
-        """Draw what is left."""
-
-
 class ScreenFile(FileAtEnd):
     """A picture in the making: it shows what is printed on `console`."""
 
     def __init__(self, path: str, *, force: bool) -> None:
         super().__init__(path, force=force)
         self.console = terminal(shutil.get_terminal_size((WIDTH, 24)).columns)
-        self._view: View | None = None
+        self._view: Any = None  # takes events, and draws what is left when it is closed
         self.load_s = 0.0  # what loading took
 
     def feed(self, event: Event) -> None:

@@ -74,7 +74,7 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
     depths = tree.depths()
     if any(node.step != depths[node] - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
-    for name, value in (("rank", _rank), ("entropy", _entropy)):
+    for name, value in _NUMBERS.items():
         column = [
             value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
         ]
@@ -132,14 +132,6 @@ def _extra(nodes: Sequence[Node]) -> list[int]:
     return extra
 
 
-def _rank(token: Token) -> int:
-    return token.rank or 0
-
-
-def _entropy(token: Token) -> int:
-    return scaled(token.entropy) or 0
-
-
 def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
     return [number for id, text, value in token.top for number in (vocabulary.number(id, text), scaled(value))]
 
@@ -157,6 +149,10 @@ def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
     ]
 
 
+_NUMBERS: dict[str, Callable[[Token], int]] = {
+    "rank": lambda token: token.rank or 0,
+    "entropy": lambda token: scaled(token.entropy) or 0,
+}
 _PARTS: dict[str, Callable[[Token, Vocabulary], list[Any]]] = {"top": _top, "trace": _trace, "watched": _watched}
 
 

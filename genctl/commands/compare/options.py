@@ -209,7 +209,7 @@ def read_runs(
     for option in order or (*["presets"] * len(presets), *["strategies"] * len(strategies)):
         text = next(texts[option])
         try:
-            side = read(text, "-p", ("preset",)) if option == "presets" else read_strategy(text)
+            side = read(text, "-p", ("preset",)) if option == "presets" else read(text, "--strategy", KINDS, colon=True)
         except GenctlError as error:
             mistakes.append(error)
             continue
@@ -222,11 +222,6 @@ def read_runs(
         runs = [_on(run, model) for run in runs for model in models]
     check_names(runs)
     return tuple(runs)
-
-
-def read_strategy(text: str) -> Side:
-    """A side of --strategy. Raises UsageError."""
-    return read(text, "--strategy", KINDS, colon=True)
 
 
 def check_names(runs: Iterable[Side]) -> None:

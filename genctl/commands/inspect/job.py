@@ -172,7 +172,7 @@ class InspectJob(Job[InspectOptions]):
         self.messages.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:
-                self.fail(self._row(prompt.id), prompt.failed.code, prompt.failed.message, hint=prompt.failed.hint)
+                self.fail(self._row(prompt.lane), prompt.failed.code, prompt.failed.message, hint=prompt.failed.hint)
         if not measured.passes or len(measured.failures) == len(measured.prompts):
             return None
         uncached: Measurement | None = None

@@ -99,7 +99,8 @@ class RunJob(job.Job[RunOptions]):
         width = engine.width(self.base, 1 if self.live else job.WIDTH)
         shared = self.choice.batches
         self.grouping = Grouping.of(engine, plan, self.output, width=width, lone=self.lone, shared=shared)
-        self.messages.detail(*engine.notes())
+        if options.verbose:
+            self.messages.detail(*engine.notes())
         self.describe(self.base, plan)
         self._begin()
         if self.live and self.lone:
