@@ -12,7 +12,7 @@ from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import Totals
 
 DOT = " · "
-_ENDED = {
+_ENDED = {  # why a text ended: of one, of several
     "eos": ("ended by itself", "ended by themselves"),
     "length": ("cut at max_new_tokens", "cut at max_new_tokens"),
     "context": ("cut at the context", "cut at the context"),

@@ -100,13 +100,7 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     words = [departures.legend(ids)] if shared else []
     words += [f"no room for {', '.join(left_out)}"] if left_out else []
     lines = [widgets.fit(line, width) for line in lines]
-    legend = DOT.join(
-        [
-            *_marks(entries, criterion(lane) if chosen else ""),
-            *words,
-            *([f"no room for {', '.join(left_out)}"] if left_out else []),
-        ]
-    )
+    legend = DOT.join([*_marks(entries, criterion(lane) if chosen else ""), *words])
     return lines + lines_of_items(Text(legend, style=theme.DIM), width)
 
 
