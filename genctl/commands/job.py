@@ -102,7 +102,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
-        rows = self.options.prompts(self.hide, **self.reading)
+        rows = self.options.prompts(self.messages.say, **self.reading)
         if rows is not None:
             self.input: Rows = iter(stack.enter_context(rows))
             self.lone = rows.is_alone()

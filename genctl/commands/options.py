@@ -182,19 +182,11 @@ class ModelOptions(CommandOptions):
         """What of a checkpoint may run code."""
         return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
 
-    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+    def prompts(self, say: Callable[[str], object], **how: Any) -> readers.Prompts | None:
         """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
 
-        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        `say` prints a remark on the input, but not with --quiet.
         """
-
-        def say(line: str) -> None:
-            if not self.quiet:
-                hide()
-                from genctl.terminal.message import print_message
-
-                print_message(line)
-
         return readers.open_prompts(
             self.arguments,
             self.input,
@@ -202,7 +194,7 @@ class ModelOptions(CommandOptions):
             stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
             format=self.input_format,
             template=self.prompt_template,
-            say=say,
+            say=(lambda line: None) if self.quiet else say,
             **how,
         )
 

@@ -17,9 +17,8 @@ from textual.widgets import Input, TextArea
 
 from genctl.commands.explore import formats, marks
 from genctl.commands.explore.alternatives import Alternatives, matching
-from genctl.commands.explore.dialogs import Dialog, Editor, side_by_side
+from genctl.commands.explore.dialogs import Dialog, Editor, PromptLine, side_by_side
 from genctl.commands.explore.flow import TextPiece
-from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
 from genctl.commands.explore.screen_panes import kind_of
 from genctl.commands.explore.screen_source import TreeSource

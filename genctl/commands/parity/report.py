@@ -211,10 +211,7 @@ def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
 def _partings(one: Parity, naming: Naming) -> list[dict[str, Any]]:
     found = []
     for parting in view.worst_first(one.partings)[:PARTINGS]:
-        ways = []
-        for place, token in enumerate((parting.token_reference, parting.token_other)):
-            chances = (parting.logprobs_reference[place], parting.logprobs_other[place])
-            ways.append(f"{naming.token(token)} {' → '.join(map(view.chance, chances))}")
+        ways = view.ways(parting, naming)
         found.append(
             {
                 "row": naming.row(parting.text),
