@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from genctl import events
 from genctl.commands import job
@@ -30,9 +30,6 @@ from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
-
-if TYPE_CHECKING:
-    Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
 # Formats whose records say which row each token of a beam continued.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
@@ -178,7 +175,7 @@ class RunJob(job.Job[RunOptions]):
         )
         return self.engine.stream(self._requests(), self._report(), flow)
 
-    def _requests(self) -> Rows:
+    def _requests(self) -> Iterator[Request | Skipped | None]:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
         # nothing is decoded in this process until the next row comes
         idle = (lambda: self.choice.live and not self.rows) if self._reads_beside else None
