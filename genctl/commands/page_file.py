@@ -38,6 +38,11 @@ def repeating(words: Sequence[str]) -> str:
 Self = TypeVar("Self", bound="FileAtEnd")
 
 
+def versions_used() -> str:
+    """The versions that numbers depend on, in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions("torch", "transformers").items())
+
+
 class FileAtEnd(ABC):
     """A context that is opened as --output is, and written at the end unless an error comes."""
 
@@ -146,7 +151,5 @@ class PageFile(FileAtEnd):
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2 and not data.is_scored:
             facts["speed"] = f"{data.tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
-        facts["versions"] = ", ".join(
-            f"{name} {version}" for name, version in versions("torch", "transformers").items()
-        )
+        facts["versions"] = versions_used()
         data.facts = list(facts.items())

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from genctl.commands.page_file import FileAtEnd, repeating
+from genctl.commands.page_file import FileAtEnd, repeating, versions_used
 from genctl.commands.parity import view
 from genctl.commands.parity.view import Naming
 from genctl.engines.server.told import ToldTop
 from genctl.errors import count, without_secrets
-from genctl.identity import versions
 from genctl.pages import charts
 from genctl.pages.page import digest, file_text, filled
 from genctl.parity.recorded import Golden
@@ -112,12 +111,11 @@ class ParityPage(FileAtEnd):
     def content(self) -> bytes:
         """The page in UTF-8. Every text in it is escaped by the template."""
         reference = self.naming.reference(self._pairs[0][0].reference)
-        found = versions("torch", "transformers")
         facts = [
             ("reference", visible(reference)),
             ("texts", f"{len(self._pairs[0][0].texts):,}"),
             *((label, visible(value)) for label, value in self.facts),
-            ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
+            ("versions", versions_used()),
         ]
         pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
         style = file_text("page.css") + file_text("parity.css")
