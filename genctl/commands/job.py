@@ -220,7 +220,7 @@ class Job(ABC, Generic[SomeOptions]):
             allow_plugins=self.options.allow_plugins,
             named=resolved.names_model,
             on_plan=self.planned_prompt,
-            note=self._note_of_engine,
+            note=self.messages.note,
             remark=self.messages.remark,
             interrupted=self.interrupt,
             **{**self.options.trust, **how},
@@ -260,10 +260,6 @@ class Job(ABC, Generic[SomeOptions]):
         """A listener that takes that line away once there is something to draw."""
         if not isinstance(event, (Began, Prefilled)):
             first_sign.end()
-
-    def _note_of_engine(self, line: str) -> None:
-        first_sign.clear()
-        self.messages.note(line)
 
     def close_engine(self, *, failed: bool = False) -> None:
         """End what the engine has started."""
