@@ -172,12 +172,12 @@ class Job(ABC, Generic[SomeOptions]):
 
     # -- outputs -------------------------------------------------------------------------------------------------------
 
-    def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
+    def open_event_log(self, stack: ExitStack, path: str | None) -> None:
         """Add the listener that writes --events."""
         if path is not None:
             from genctl.commands.event_log import event_writer
 
-            self.listeners.append(event_writer(stack, path, force=force))
+            self.listeners.append(event_writer(stack, path, force=self.options.force))
 
     def open_pictures(self, stack: ExitStack) -> None:
         """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
@@ -199,11 +199,10 @@ class Job(ABC, Generic[SomeOptions]):
         self.page = stack.enter_context(page)
         self.listeners.append(page.feed)
 
-    def sink(
-        self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None, at_once: bool = False
-    ) -> writers.Sink:
+    def sink(self, stack: ExitStack, path: str | None, *, at_once: bool = False) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it. `at_once`: there when whole."""
-        sink = writers.open_output(path, stdout, force=force, at_once=at_once)
+        stdout = None if at_once else sys.stdout
+        sink = writers.open_output(path, stdout, force=self.options.force, at_once=at_once)
         stack.callback(sink.abandon)
         return sink
 

@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from genctl import events
@@ -22,9 +22,9 @@ SHORT = 200  # letters of prompts that a command quotes
 FILES = ("--report", "--svg", "--output", "-o", "--events")  # where a run also writes
 
 
-def repeating(words: Sequence[str]) -> str:
-    """The command with these arguments, without the files that it wrote."""
-    kept, left = ["genctl"], iter(words)
+def repeating() -> str:
+    """The command line that is done, without the files that it writes."""
+    kept, left = ["genctl"], iter(sys.argv[1:])
     for word in left:
         if word == "--":
             kept += [word, *left]
@@ -141,7 +141,7 @@ class PageFile(FileAtEnd):
             data.lanes = {
                 name: data.lanes[name] for name in data.comparison["lanes"] if name in data.lanes
             } | data.lanes
-        command = repeating(sys.argv[1:])
+        command = repeating()
         draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"

@@ -97,5 +97,5 @@ class ScreenFile(FileAtEnd):
         if self._view is not None:
             self._view.load_s = self.load_s
             self._view.close()
-        title, command = "genctl " + " ".join(sys.argv[1:2]), repeating(sys.argv[1:])
+        title, command = "genctl " + " ".join(sys.argv[1:2]), repeating()
         return picture(self.console, title, command).encode("utf-8", "replace")

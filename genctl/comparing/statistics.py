@@ -94,21 +94,21 @@ class RunStatistics:
         """One number, prompt by prompt."""
         return [None if values is None else values.get(key) for values in self.prompts[run]]
 
-    def interval(self, run: str, key: str, *, seed: int = 0) -> Interval | None:
+    def interval(self, run: str, key: str) -> Interval | None:
         """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
         if key == "perplexity":
-            mean = self.interval(run, "mean_logprob", seed=seed)
+            mean = self.interval(run, "mean_logprob")
             if mean is None:
                 return None
             return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
         values = [value for value in self.column(run, key) if value is not None]
-        return bootstrap(values, seed=seed) if values else None
+        return bootstrap(values) if values else None
 
-    def difference(self, run: str, base: str, key: str, *, seed: int = 0) -> Interval | None:
+    def difference(self, run: str, base: str, key: str) -> Interval | None:
         """The mean paired difference to another run, with its interval."""
         pairs = zip(self.column(run, key), self.column(base, key), strict=True)
         differences = [a - b for a, b in pairs if a is not None and b is not None]
-        return bootstrap(differences, seed=seed) if differences else None
+        return bootstrap(differences) if differences else None
 
     def wins(self, run: str, other: str) -> tuple[int, int, int]:
         """How often `run` has the higher mean log-probability, the same and a lower one, by the prompts of both."""

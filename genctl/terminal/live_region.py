@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rich.console import Console, Group
@@ -23,9 +23,8 @@ from genctl.terminal.rewrapping import rows, wraps
 class DrawnLines:
     """The widths of the lines on the screen, for erasing all their rows."""
 
-    def __init__(self, console: Console, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._environ = environ
         self._width = 0
         self._cells: list[int] = []
 
@@ -43,7 +42,7 @@ class DrawnLines:
         width = self._console.width
         more = sum(rows(cells, width) for cells in self._cells) - len(self._cells)
         self._cells = []
-        if more > 0 and wraps(self._environ):
+        if more > 0 and wraps():
             up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more
             self._console.control(Control(ControlType.CARRIAGE_RETURN, *up))
 

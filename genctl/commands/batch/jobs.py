@@ -34,7 +34,7 @@ class ExportJob(Job[ExportOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
-        self.requests = self.sink(stack, self.options.output, force=self.options.force, stdout=sys.stdout)
+        self.requests = self.sink(stack, self.options.output)
 
     def deliver(self, stack: ExitStack) -> None:
         """Write a line for each row."""

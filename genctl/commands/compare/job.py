@@ -102,10 +102,9 @@ class CompareJob(Job[CompareOptions]):
         total = len(self.rows) * len(self.runs) * self.seeds
         sink = saved = None
         if options.output not in (None, "-") or options.format != "text" or not self.out.is_terminal:
-            force = options.force and options.output is not None
-            sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         if options.save is not None:
-            saved = self.sink(stack, options.save, force=options.force, at_once=True)
+            saved = self.sink(stack, options.save, at_once=True)
         compared = ComparedRuns(
             [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
         )
@@ -121,7 +120,7 @@ class CompareJob(Job[CompareOptions]):
         self.listeners += [self.end_sign, self.note_prompt]
         if self.live and self.lone:
             self.show_prompt(self.rows[0])
-        self.open_event_log(stack, options.events, force=options.force)
+        self.open_event_log(stack, options.events)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
 

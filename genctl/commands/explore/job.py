@@ -219,7 +219,7 @@ class ExploreJob(Job[ExploreOptions]):
         self.shown = self.live = options.on_screen
         sink = None
         if not self.shown:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         self.results = TreeOutput(options.format, sink, self._show, expanding=options.expand is not None)
 
     def load(self) -> None:

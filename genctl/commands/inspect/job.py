@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -82,9 +81,9 @@ class InspectJob(Job[InspectOptions]):
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
         if options.save_cache is not None:
-            self.saved = self.sink(stack, options.save_cache, force=options.force, at_once=True)
+            self.saved = self.sink(stack, options.save_cache, at_once=True)
         if not live:
-            self.results = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            self.results = self.sink(stack, options.output)
         self.view = CacheView(self.out, self.err, live=live, steps=self.steps, quiet=options.quiet)
         stack.enter_context(self.view)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -105,7 +104,7 @@ class ParityJob(Job[ParityCommandOptions]):
         self.open_consoles()
         sink = None
         if options.format != "text" or options.to_file:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         if (path := options.save or (options.expect if options.update else None)) is not None:
             self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
             stack.callback(self.saved_to.abandon)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -122,7 +121,7 @@ class ParityPage(FileAtEnd):
         text = filled(
             "parity.html.jinja",
             title=f"Parity with {visible(reference)}",
-            command=visible(without_secrets(repeating(sys.argv[1:]))),
+            command=visible(without_secrets(repeating())),
             facts=facts,
             pairs=pairs,
             style=style,

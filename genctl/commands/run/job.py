@@ -70,7 +70,7 @@ class RunJob(job.Job[RunOptions]):
         self.results = Results(options, self.messages, self.say_failed, live=self.live, shown=self.shown)
         self.output: RecordOutput = self.results.output
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
-        self.open_event_log(stack, options.events, force=options.force)
+        self.open_event_log(stack, options.events)
         self.screen.open(stack)
         if self.picture is not None:
             self.picture.draw(self.screen.drawn)

@@ -89,7 +89,7 @@ class ScoreJob(Job[ScoreOptions]):
         options = self.options
         writer: writers.Writer = writers.Unclosed()
         if not self.shown:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
             writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
         self.output: RecordOutput = RecordOutput(writer)
 
