@@ -452,7 +452,7 @@ READ = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", t
 def test_there_is_one_way_of_saying_a_size_a_percentage_and_a_format() -> None:
     root = PACKAGE.parent
     pages = [*root.glob("*.md"), *(root / "docs").glob("*.md"), *PACKAGE.rglob("*.js"), *PACKAGE.rglob("*.jinja")]
-    sizes_that_are_read = PACKAGE / "commands" / "memory_size.py"
+    sizes_that_are_read = PACKAGE / "commands" / "options.py"
     files = [*pages, *PACKAGE.rglob("*.md"), *PACKAGE.rglob("*.py"), *(root / "scripts").rglob("*.py")]
     wrong = [
         f"{path.relative_to(root)}: {line.strip()} ({why})"

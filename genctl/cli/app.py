@@ -98,7 +98,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
     "replay": ("genctl.commands.replay.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
-    "report": ("genctl.commands.replay.report:REPORT", "Make a page of a recorded run, to open in a browser."),
+    "report": ("genctl.commands.replay.replay:REPORT", "Make a page of a recorded run, to open in a browser."),
     "batch": ("genctl.commands.batch.options:app", "Write and read the batch files of OpenAI's interface."),
     "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
     "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),

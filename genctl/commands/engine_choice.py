@@ -60,16 +60,12 @@ def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> R
     return planned(runtime, layers, **trust)
 
 
-def _anything(options: Any, early: Resolved) -> None:
-    """No option is refused."""
-
-
 @dataclass(frozen=True)
 class EngineChoice:
     """An engine that is not loaded yet, and what a job has to know before."""
 
     load: Callable[[EngineSetup], Engine] = _local
-    check: Callable[[Any, Resolved], None] = _anything  # raises UsageError for options that it cannot serve
+    check: Callable[[Any, Resolved], None] = lambda options, early: None  # raises UsageError for what it cannot serve
     planned: Callable[[Runtime, list[Layer], dict[str, bool]], Resolved] = _planned  # the settings, for --dry
     live: bool = True  # events come as they are made, so that a view can follow them
     batches: bool = True  # rows are computed together, so the last digits of a row's numbers depend on its neighbours

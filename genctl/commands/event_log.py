@@ -15,13 +15,11 @@ from genctl.errors import InputError, OutputError, reason_of
 from genctl.io.writers import escaped, open_output
 
 
-def read_recording(
-    name: str, torn: Callable[[str], object] | None = None, note: Callable[[str], object] = lambda words: None
-) -> list[events.Event]:
+def read_recording(name: str, note: Callable[[str], object] | None = None) -> list[events.Event]:
     """The events of a file (`-`: standard input), in order. The file of a tree gives those of one search.
 
-    With `torn`, a last line that is cut short is left out if anything is before it; `torn` is told where. `note` takes
-    a sentence about what the events of a tree leave out.
+    `note` takes a sentence about what the events leave out: of a tree, and with it also a last line that is cut short,
+    if anything is before it.
 
     Raises InputError, naming the line, where a line is no JSON, no event, or cannot follow the lines before it.
     """
@@ -29,6 +27,7 @@ def read_recording(
 
     shown = "standard input" if name == "-" else name
     recorded: list[events.Event] = []
+    cut_short = ""
     history = RunHistory()
     try:
         lines = _lines(name)
@@ -38,7 +37,7 @@ def read_recording(
             from genctl.tree.journal import tree_of_lines
 
             tree = tree_of_lines(itertools.chain([first], lines), shown)
-            if words := left_out(tree):
+            if note is not None and (words := left_out(tree)):
                 note(f"{shown}: {words}")
             return list(events_of(tree))
         for number, line in enumerate(itertools.chain([first], lines), start=1):
@@ -47,10 +46,9 @@ def read_recording(
                 continue
             event = _event(line, place)
             if event is None:
-                sentence = f"{place}: the line is cut short"
-                if torn is None or not recorded:
-                    raise InputError(sentence, hint="the recording was interrupted")
-                torn(sentence)
+                cut_short = f"{place}: the line is cut short"
+                if note is None or not recorded:
+                    raise InputError(cut_short, hint="the recording was interrupted")
                 break
             try:
                 history.feed(event)
@@ -63,6 +61,8 @@ def read_recording(
         raise InputError(f"cannot read {shown}: {error}") from None
     if not any(isinstance(event, (events.Began, events.Stepped, events.Failed)) for event in recorded):
         raise InputError(f"{shown} holds no recorded run", hint="genctl run --events FILE records one")
+    if note is not None and cut_short:
+        note(f"{cut_short}: the recording was interrupted here")
     return recorded
 
 

@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl import params
 from genctl.commands.engine_choice import LOCAL, EngineChoice
-from genctl.commands.notes import RepeatedErrors, Reuse
+from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
+from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
 from genctl.errors import Exit, GenctlError, ModelError, count
 from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
-from genctl.params import Runtime
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from genctl.commands.watcher import Watcher
-    from genctl.engines.protocol import Engine, JobPlan, Request
+    from genctl.commands.page_file import PageFile
+    from genctl.commands.screen_file import ScreenFile
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -57,14 +57,13 @@ class Job(ABC, Generic[SomeOptions]):
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
         self.lone = False  # there is one prompt, so messages do not say which
-        self.subjects: dict[str, str] = {}  # what messages call the rows that failed, by id
-        self.hints: dict[str, str] = {}  # what may help them, by id
-        self.repeated = RepeatedErrors(self.say)
+        self.failures: dict[str, tuple[str, str]] = {}  # what messages call a row that failed, and what may help; by id
+        self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
-        self.watchers: list[Watcher] = []  # the page of --report, the picture of --svg
+        self.page: PageFile | None = None  # of --report
+        self.picture: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
-        self._cuts: set[str] = set()  # notes of prompts
 
     @classmethod
     def perform(cls, options: SomeOptions, choice: EngineChoice = LOCAL) -> int | None:
@@ -96,18 +95,14 @@ class Job(ABC, Generic[SomeOptions]):
 
             check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
             check_download(resolved)
-        self.check_launch(resolved.runtime)
-
-    def check_launch(self, runtime: Runtime) -> None:
-        """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
-        if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
+        if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
             from genctl.engines.ranks import launch
 
-            launch.check(runtime, shares=self.choice.ranks)
+            launch.check(resolved.runtime, shares=self.choice.ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
-        rows = self.options.prompts(self.hide, **self.reading)
+        rows = self.options.prompts(self.messages.say, **self.reading)
         if rows is not None:
             self.input: Rows = iter(stack.enter_context(rows))
             self.lone = rows.is_alone()
@@ -118,13 +113,13 @@ class Job(ABC, Generic[SomeOptions]):
         with ExitStack() as stack:
             if not self.options.force:
                 writers.check_absent(self.options.new_files)
-            self.open_watchers(stack)
+            self.open_pictures(stack)
             # contexts close in reverse order: an engine may take longer than the outputs
             stack.push(lambda kind, *_: self.close_engine(failed=kind is not None))
             self.open(stack)
             self.load()
             self.deliver(stack)
-        self.repeated.close()
+        self.messages.close()
         return self.status()
 
     @property
@@ -134,7 +129,7 @@ class Job(ABC, Generic[SomeOptions]):
 
     def follow(self) -> int:
         """Compute beside the rank that reads and writes. Returns the exit status."""
-        engine: Any = self.load_engine(self.early.runtime, self.layers, waits=self.waits)
+        engine: Any = self.load_engine(self.early, self.layers, waits=self.waits)
         self.settle(engine, self.layers)
         return int(engine.follow())
 
@@ -166,122 +161,82 @@ class Job(ABC, Generic[SomeOptions]):
         if self.view is not None:
             self.view.hide()
 
-    def say(self, line: str) -> None:
-        """Print one line on standard error."""
-        from genctl.terminal.message import print_message
-
-        self.hide()
-        print_message(line, color=self.options.color)
-
     def of(self, row: InputRow | BadRow, *more: str) -> str:
         """What a message is about, before its colon: `prompt 2, run a: `; "" where there is nothing to tell apart."""
         words = [*([] if self.lone else [f"{self.what} {row.name}"]), *more]
         return f"{', '.join(words)}: " if words else ""
 
-    def remark(self, line: str) -> None:
-        """Print a note on standard error."""
-        self.say(f"note: {line}")
-
-    def note(self, *lines: str) -> None:
-        """Print notes, but not with --quiet."""
-        for line in () if self.options.quiet else lines:
-            self.remark(line)
-
-    def detail(self, *lines: str) -> None:
-        """Print notes with --verbose only."""
-        for line in lines if self.options.verbose else ():
-            self.remark(line)
-
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed, once for all rows that failed alike."""
-        subject, hint = self.subjects.pop(record["id"], ""), self.hints.pop(record["id"], "")
-        message = record["error"]["message"]
-        if self.repeated.is_new(message):
-            self.say(f"error: {subject}{message}")
-            self.advise(hint)
-
-    def advise(self, hint: str) -> None:
-        """Print what may help after an error, if there is anything."""
-        if hint:
-            self.say(f"hint: {hint}")
-
-    def say_shortage(self, what: str, width: int, fewer: int) -> None:
-        """Say that memory is short."""
-        self.remark(f"not enough memory for {width} {what} at once, going on with {fewer}")
+        self.messages.error(record["error"]["message"], *self.failures.pop(record["id"], ()))
 
     # -- outputs -------------------------------------------------------------------------------------------------------
 
-    def open_event_log(self, stack: ExitStack, path: str | None, *, force: bool) -> None:
+    def open_event_log(self, stack: ExitStack, path: str | None) -> None:
         """Add the listener that writes --events."""
         if path is not None:
             from genctl.commands.event_log import event_writer
 
-            self.listeners.append(event_writer(stack, path, force=force))
+            self.listeners.append(event_writer(stack, path, force=self.options.force))
 
-    def open_watchers(self, stack: ExitStack) -> None:
+    def open_pictures(self, stack: ExitStack) -> None:
         """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
         if self.options.svg is not None:
             from genctl.commands.screen_file import ScreenFile
 
-            self.watchers.append(stack.enter_context(ScreenFile(self.options.svg, force=self.options.force)))
+            self.picture = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
+            self.listeners.append(self.picture.feed)
         if self.options.report is not None:
-            from genctl.commands.page_file import PageFile
+            self.open_page(stack, self.options.report)
 
-            options = self.options
-            elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
-            made = PageFile(self.options.report, force=options.force, piped="" if elsewhere else options.input_kind)
-            self.watchers.append(stack.enter_context(made))
-        self.listeners += [watcher.feed for watcher in self.watchers]
+    def open_page(self, stack: ExitStack, path: str) -> None:
+        """Begin the page."""
+        from genctl.commands.page_file import PageFile
 
-    def sink(
-        self, stack: ExitStack, path: str | None, *, force: bool, stdout: Any = None, at_once: bool = False
-    ) -> writers.Sink:
+        options = self.options
+        elsewhere = options.arguments or options.input not in (None, "-") or getattr(options, "expect", None)
+        page = PageFile(path, force=options.force, piped="" if elsewhere else options.input_kind)
+        self.page = stack.enter_context(page)
+        self.listeners.append(page.feed)
+
+    def sink(self, stack: ExitStack, path: str | None, *, at_once: bool = False) -> writers.Sink:
         """Where results go; an error gives it up, so that no old file is lost to it. `at_once`: there when whole."""
-        sink = writers.open_output(path, stdout, force=force, at_once=at_once)
+        stdout = None if at_once else sys.stdout
+        sink = writers.open_output(path, stdout, force=self.options.force, at_once=at_once)
         stack.callback(sink.abandon)
         return sink
 
     # -- load ----------------------------------------------------------------------------------------------------------
 
-    def load_engine(
-        self,
-        runtime: Runtime,
-        layers: Sequence[Layer] = (),
-        *,
-        choice: EngineChoice | None = None,
-        on_event: Callable[[Any], None] | None = None,
-        need_tokenizer: bool | None = None,
-        named: bool = False,
-        live: bool = False,
-        waits: bool = False,
-    ) -> Engine:
-        """The checkpoint of `runtime`, or its servers. `layers` are checked before weights are read.
-
-        `named`: a setting names the model of the servers; `live`: somebody watches; `waits`: for rows.
-        """
-        from genctl.engines.protocol import EngineSetup
-
-        options, began = self.options, time.perf_counter()
-        self.close_engine()
-        setup = EngineSetup(
-            runtime,
+    def setup(
+        self, resolved: Resolved, layers: Sequence[Layer], *, need_tokenizer: bool | None = None, **how: Any
+    ) -> EngineSetup:
+        """What an engine is loaded with. `layers` are checked before weights are read; `how` has more fields."""
+        return EngineSetup(
+            resolved.runtime,
             tuple(layers),
-            options.are_texts if need_tokenizer is None else need_tokenizer,
-            **options.trust,
-            allow_plugins=options.allow_plugins,
-            named=named,
-            live=live,
-            waits=waits,
-            on_event=on_event,
+            self.options.are_texts if need_tokenizer is None else need_tokenizer,
+            allow_plugins=self.options.allow_plugins,
+            named=resolved.names_model,
             on_plan=self.planned_prompt,
-            note=self._note_of_engine,
-            remark=self.remark,
+            note=self.messages.note,
+            remark=self.messages.remark,
             interrupted=self.interrupt,
+            **{**self.options.trust, **how},
         )
-        engine = self.loaded = (choice or self.choice).load(setup)
+
+    def load_engine(
+        self, resolved: Resolved, layers: Sequence[Layer] = (), *, choice: EngineChoice | None = None, **how: Any
+    ) -> Engine:
+        """The checkpoint of these settings, or its servers, in place of the engine before. `how`: see `setup`."""
+        began = time.perf_counter()
+        self.close_engine()
+        engine = self.loaded = (choice or self.choice).load(self.setup(resolved, layers, **how))
         self.load_s += time.perf_counter() - began
-        for watcher in self.watchers:
-            watcher.loaded(engine, self.load_s)
+        if self.page is not None:
+            self.page.loaded(engine)
+        if self.picture is not None:
+            self.picture.load_s = self.load_s
         first_sign.clear()
         self.hide()
         self.reuse = Reuse(engine.about.prompt_cache)
@@ -292,7 +247,7 @@ class Job(ABC, Generic[SomeOptions]):
         if self.live and self.lone:
             first_sign.status(f"reading {count(tokens, 'token')}", restart=False)
 
-    def show_prompt(self, row: InputRow | BadRow) -> None:
+    def show_prompt(self, row: InputRow | BadRow | None) -> None:
         """Show a prompt at once, in the line that says that the checkpoint is loaded."""
         if isinstance(row, InputRow) and row.prompt:
             from genctl.terminal.text_width import middle_cells
@@ -304,10 +259,6 @@ class Job(ABC, Generic[SomeOptions]):
         """A listener that takes that line away once there is something to draw."""
         if not isinstance(event, (Began, Prefilled)):
             first_sign.end()
-
-    def _note_of_engine(self, line: str) -> None:
-        first_sign.clear()
-        self.note(line)
 
     def close_engine(self, *, failed: bool = False) -> None:
         """End what the engine has started."""
@@ -330,8 +281,8 @@ class Job(ABC, Generic[SomeOptions]):
 
     def describe(self, resolved: Resolved, plan: JobPlan, prefix: str = "") -> None:
         """Notes on the settings, and on what the engine makes of them."""
-        self.detail(*(f"{prefix}{line}" for line in resolved.notes))
-        self.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
+        self.messages.detail(*(f"{prefix}{line}" for line in resolved.notes))
+        self.messages.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -356,12 +307,10 @@ class Job(ABC, Generic[SomeOptions]):
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Count a row that failed, and write its record; where there is none to read, say why, unless it is `said`."""
         self.failed += 1
-        for watcher in self.watchers:
-            watcher.failed(row.id, code, message)
+        if self.page is not None:
+            self.page.failed(row.id, code, message)
         record = error_record(row.id, code, message)
-        self.subjects[row.id] = self.of(row)
-        if hint:
-            self.hints[row.id] = hint
+        self.failures[row.id] = self.of(row), hint
         with self.interrupt.busy():
             if (self.output is None or self.shown) and not said:
                 self.say_failed(record)
@@ -378,34 +327,28 @@ class Job(ABC, Generic[SomeOptions]):
                     for listener in listeners:
                         listener(event)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
         raise NotImplementedError
 
-    def note_once(self, note: str, subject: str = "") -> None:
-        """Print a note on a prompt, if there is any, the first time."""
-        if note and note not in self._cuts:
-            self._cuts.add(note)
-            self.note(f"{subject}{note}")
-
     def note_prompt(self, event: Event) -> None:
         """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
-        if isinstance(event, Began) and "note" in event.settings:
-            self.note_once(event.settings["note"], self.of(self.source_of(event.lane)[0]))
-        if isinstance(event, Began) and (taken := event.settings.get("truncated", 0)):
-            row, runtime = self.source_of(event.lane)
-            side = row.params.get("truncate", runtime.truncate)
-            were = count(taken, "token was", "tokens were")
-            note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
-            if note not in self._cuts:
-                self._cuts.add(note)
-                self.remark(note)
+        if not isinstance(event, Began) or not event.settings.keys() & {"note", "truncated"}:
+            return
+        row, resolved = self.source_of(event.lane)
+        self.messages.note_once(event.settings.get("note", ""), self.of(row))
+        taken = event.settings.get("truncated", 0)
+        were = count(taken, "token was", "tokens were")
+        side = row.params.get("truncate", resolved.runtime.truncate)
+        note = f"{self.of(row)}{were} taken from the prompt (--truncate {side})"
+        if taken and self.messages.is_new(note):
+            self.messages.remark(note)
 
     def _rescue(self, stack: ExitStack) -> None:
         """The model does not return after a signal: write what there is, from the thread that noticed."""
         self.keep_partial()
         stack.close()
-        self.repeated.close()
+        self.messages.close()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -459,6 +402,4 @@ def seed_of(row: InputRow, resolved: Resolved, start: int) -> int:
 
 def request_of(row: InputRow, resolved: Resolved, seed: int, lane: str = "") -> Request:
     """The request of one row. Its lane is named by the row, unless `lane` says otherwise."""
-    from genctl.engines.protocol import Request
-
     return Request(lane or row.id, resolved, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -53,13 +54,20 @@ TIMING: Conflict = (
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
 PICTURES = ("report", "svg")
-PAGE: tuple[Conflict, ...] = (
-    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
-    same_file("svg", "output"),
-    same_file("svg", "report"),
-    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
-    same_file("report", "output"),
-)
+
+
+def pictures(beside: str) -> tuple[Conflict, ...]:
+    """--report and --svg are files with names, and none of them is the file `beside` them."""
+    return (
+        (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
+        same_file("svg", beside),
+        same_file("svg", "report"),
+        (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+        same_file("report", beside),
+    )
+
+
+PAGE = pictures("output")
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
@@ -174,19 +182,11 @@ class ModelOptions(CommandOptions):
         """What of a checkpoint may run code."""
         return {"allow_pickle": self.allow_pickle, "trust_remote_code": self.trust_remote_code}
 
-    def prompts(self, hide: Callable[[], object], **how: Any) -> readers.Prompts | None:
+    def prompts(self, say: Callable[[str], object], **how: Any) -> readers.Prompts | None:
         """The prompts of the command line, or None if there is none. `how` goes to `readers.open_prompts`.
 
-        Remarks on the input go to standard error, after `hide` has taken away what moves there.
+        `say` prints a remark on the input, but not with --quiet.
         """
-
-        def say(line: str) -> None:
-            if not self.quiet:
-                hide()
-                from genctl.terminal.message import print_message
-
-                print_message(line)
-
         return readers.open_prompts(
             self.arguments,
             self.input,
@@ -194,7 +194,7 @@ class ModelOptions(CommandOptions):
             stdin_is_terminal=sys.stdin is None or is_terminal(sys.stdin),
             format=self.input_format,
             template=self.prompt_template,
-            say=say,
+            say=(lambda line: None) if self.quiet else say,
             **how,
         )
 
@@ -213,3 +213,26 @@ class PresetOptions(ModelOptions):
 
     def layers(self) -> list[Layer]:
         return [*self.beneath, *settings.standing_layers(self.presets), *self.flags]
+
+
+# -- sizes of memory as people write them ------------------------------------------------------------------------------
+
+_MEMORY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,12})?)\s*([a-zA-Z]*)")
+_UNITS: dict[str, int] = {"": 1, "b": 1, "bytes": 1} | {
+    f"{letter}{middle}b": base**power
+    for power, letter in enumerate("kmgt", start=1)
+    for middle, base in (("i", 1024), ("", 1000))
+}
+
+
+def memory_bytes(text: str) -> int:
+    """`24GiB`, `80 GB`, `1.5TiB` or plain bytes. KiB … TiB are powers of 1024, KB … TB of 1000. Raises UsageError."""
+    from fractions import Fraction
+
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise UsageError(f"--memory {text!r:.60}: neither bytes nor like 24GiB (KiB, MiB, GiB, TiB; KB, MB, GB, TB)")
+    amount = int(Fraction(match[1]) * _UNITS[match[2].lower()])
+    if amount < 1:
+        raise UsageError(f"--memory {text!r:.60} is no memory at all")
+    return amount

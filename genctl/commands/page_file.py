@@ -5,27 +5,26 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from genctl import events
-from genctl.commands.watcher import FileAtEnd, Watcher
 from genctl.comparing.side_by_side import SideBySide
+from genctl.engines.protocol import Engine
 from genctl.errors import without_secrets
 from genctl.identity import versions
+from genctl.io import writers
 from genctl.pages.page import page
 from genctl.pages.page_data import PageData, facts_of
-
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine
 
 SHORT = 200  # letters of prompts that a command quotes
 FILES = ("--report", "--svg", "--output", "-o", "--events")  # where a run also writes
 
 
-def repeating(words: Sequence[str]) -> str:
-    """The command with these arguments, without the files that it wrote."""
-    kept, left = ["genctl"], iter(words)
+def repeating() -> str:
+    """The command line that is done, without the files that it writes."""
+    kept, left = ["genctl"], iter(sys.argv[1:])
     for word in left:
         if word == "--":
             kept += [word, *left]
@@ -36,7 +35,39 @@ def repeating(words: Sequence[str]) -> str:
     return shlex.join(kept)
 
 
-class PageFile(FileAtEnd, Watcher):
+Self = TypeVar("Self", bound="FileAtEnd")
+
+
+def versions_used() -> str:
+    """The versions that numbers depend on, in words."""
+    return ", ".join(f"{name} {version}" for name, version in versions("torch", "transformers").items())
+
+
+class FileAtEnd(ABC):
+    """A context that is opened as --output is, and written at the end unless an error comes."""
+
+    def __init__(self, path: str, *, force: bool) -> None:
+        self._sink = writers.open_output(path, None, force=force, at_once=True)
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """The whole file."""
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self._sink.abandon()
+            return
+        try:
+            self._sink.write(self.content())
+            self._sink.close()
+        finally:
+            self._sink.abandon()  # does nothing to what is closed
+
+
+class PageFile(FileAtEnd):
     """A page in the making: `data` has what a command knows beyond the events, `facts` more lines of the summary."""
 
     def __init__(self, path: str, *, force: bool, live: bool = True, piped: str = "") -> None:
@@ -64,7 +95,7 @@ class PageFile(FileAtEnd, Watcher):
         if lane is None or not lane.history.over:
             self.data.feed(events.Failed(id, code, message))
 
-    def loaded(self, engine: Engine, load_s: float) -> None:
+    def loaded(self, engine: Engine) -> None:
         """Take the facts of an engine. Those of a second checkpoint are named, those of a known one are left out."""
         about = engine.about
         if about.name not in self._checkpoints and (digests := engine.fingerprints()):
@@ -110,7 +141,7 @@ class PageFile(FileAtEnd, Watcher):
             data.lanes = {
                 name: data.lanes[name] for name in data.comparison["lanes"] if name in data.lanes
             } | data.lanes
-        command = repeating(sys.argv[1:])
+        command = repeating()
         draws = any(began.seed is not None for began in data.begun)
         if self.seed is not None and draws and not any(word.split("=")[0] == "--seed" for word in sys.argv):
             command += f" --seed {self.seed}"
@@ -120,7 +151,5 @@ class PageFile(FileAtEnd, Watcher):
         facts = dict(facts_of(data)) | dict(self.facts)
         if self.live and len(self._clock) == 2 and not data.is_scored:
             facts["speed"] = f"{data.tokens / (self._clock[1] - self._clock[0]):,.1f} tokens/s, prompts included"
-        facts["versions"] = ", ".join(
-            f"{name} {version}" for name, version in versions("torch", "transformers").items()
-        )
+        facts["versions"] = versions_used()
         data.facts = list(facts.items())

@@ -9,6 +9,9 @@ import typer
 
 from genctl.cli import completion
 from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
+from genctl.config import presets
+from genctl.config.layers import resolve
+from genctl.config.toml import decode, printable, read_bytes
 from genctl.errors import PresetError, hide_secrets, without_secrets
 
 if TYPE_CHECKING:
@@ -61,9 +64,6 @@ def list_presets(format: Listing = "text", color: Color = "auto") -> None:
     """List every preset with its purpose. A broken one is listed with its mistake."""
     import json
 
-    from genctl.config import presets
-    from genctl.config.toml import printable
-
     entries: list[dict[str, str]] = []
     for item in presets.available():
         entry = {"name": item.name, "where": item.where, "path": str(item.path)}
@@ -91,10 +91,7 @@ def show(
 
     Passwords in addresses are hidden.
     """
-    from genctl.config import presets
     from genctl.config.dry import to_toml
-    from genctl.config.layers import resolve
-    from genctl.config.toml import decode, printable, read_bytes
 
     if not raw:
         resolved = resolve(presets.read([name]))
@@ -114,10 +111,6 @@ def check(
     color: Color = "auto",
 ) -> None:
     """Check presets, with what they extend. Prints every mistake of every file; exit status 2 if there is one."""
-    from genctl.config import presets
-    from genctl.config.layers import resolve
-    from genctl.config.toml import printable
-
     mistakes: dict[str, None] = {}
     hints: dict[str, None] = {}
     right: list[str] = []
@@ -150,9 +143,6 @@ def path_of(
     color: Color = "auto",
 ) -> None:
     """Print the folders of presets, in order; with NAME, its file."""
-    from genctl.config import presets
-    from genctl.config.toml import printable, read_bytes
-
     out = _out(color)
     if name is None:
         out.file.write(

@@ -7,22 +7,19 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.page_file import repeating
-from genctl.commands.watcher import FileAtEnd, Watcher
+from genctl.commands.page_file import FileAtEnd, repeating
 from genctl.events import Event
 from genctl.terminal import theme
 from genctl.terminal.widgets import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from genctl.engines.protocol import Engine
 
 
 # -- the screen of a terminal as a picture: everything is printed to a terminal that is not there, then drawn by Rich
@@ -77,44 +74,28 @@ def picture(console: Console, title: str, command: str = "") -> str:
 WIDTH = 100  # cells, where there is no terminal to be as wide as
 
 
-class View(Protocol):
-    """What a command draws with on the picture's console."""
-
-    load_s: float
-
-    def feed(self, event: Event, /) -> None:
-        """Take one event."""
-
-    def close(self) -> None:
-        """Draw what is left."""
-
-
-class ScreenFile(FileAtEnd, Watcher):
+class ScreenFile(FileAtEnd):
     """A picture in the making: it shows what is printed on `console`."""
 
     def __init__(self, path: str, *, force: bool) -> None:
         super().__init__(path, force=force)
         self.console = terminal(shutil.get_terminal_size((WIDTH, 24)).columns)
-        self._view: View | None = None
-        self._load_s = 0.0
+        self._view: Any = None  # takes events, and draws what is left when it is closed
+        self.load_s = 0.0  # what loading took
 
     def feed(self, event: Event) -> None:
         """Take one event."""
         if self._view is not None:
             self._view.feed(event)
 
-    def loaded(self, engine: Engine, load_s: float) -> None:
-        """Keep how long it took."""
-        self._load_s = load_s
-
     def draw(self, draw: Callable[[Console], Any]) -> None:
-        """Let a command draw on the console."""
+        """Let a command draw on the console, as on a terminal; a view that is returned receives the events."""
         self._view = draw(self.console)
 
     def content(self) -> bytes:
         """The picture."""
         if self._view is not None:
-            self._view.load_s = self._load_s
+            self._view.load_s = self.load_s
             self._view.close()
-        title, command = "genctl " + " ".join(sys.argv[1:2]), repeating(sys.argv[1:])
+        title, command = "genctl " + " ".join(sys.argv[1:2]), repeating()
         return picture(self.console, title, command).encode("utf-8", "replace")

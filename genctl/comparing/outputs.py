@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from genctl.comparing import references
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
 from genctl.errors import InputError
-from genctl.io.records import error_record, result_record
+from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import TSV_UNSEEN
 from genctl.results import Result
@@ -71,11 +71,6 @@ def signed(value: float | None, digits: int = 2) -> str:
     """A difference in a cell."""
     shown = number(value, digits)
     return f"+{shown}" if value is not None and value > 0 and shown.strip("0.") else shown
-
-
-def finite(value: float | None) -> float | None:
-    """The number, or None if it is not finite."""
-    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

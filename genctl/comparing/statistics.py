@@ -45,23 +45,6 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
     return Interval(float(data.mean()), float(low), float(high), len(data))
 
 
-@dataclass(frozen=True)
-class Wins:
-    """How often one run had the higher mean log-probability, over the prompts that both continued."""
-
-    won: int
-    tied: int
-    lost: int
-
-
-def wins(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Wins:
-    """Compare prompt by prompt; prompts that either run failed are left out."""
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    tied = sum(abs(a - b) <= TIE for a, b in pairs)
-    won = sum(a - b > TIE for a, b in pairs)
-    return Wins(won, tied, len(pairs) - tied - won)
-
-
 @dataclass
 class RunStatistics:
     """The numbers of each run, prompt by prompt: means over the sequences and seeds of a prompt."""
@@ -111,22 +94,25 @@ class RunStatistics:
         """One number, prompt by prompt."""
         return [None if values is None else values.get(key) for values in self.prompts[run]]
 
-    def interval(self, run: str, key: str, *, seed: int = 0) -> Interval | None:
+    def interval(self, run: str, key: str) -> Interval | None:
         """The mean of one number over the prompts, with its interval; the perplexity through its logarithm."""
         if key == "perplexity":
-            mean = self.interval(run, "mean_logprob", seed=seed)
+            mean = self.interval(run, "mean_logprob")
             if mean is None:
                 return None
             return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
         values = [value for value in self.column(run, key) if value is not None]
-        return bootstrap(values, seed=seed) if values else None
+        return bootstrap(values) if values else None
 
-    def difference(self, run: str, base: str, key: str, *, seed: int = 0) -> Interval | None:
+    def difference(self, run: str, base: str, key: str) -> Interval | None:
         """The mean paired difference to another run, with its interval."""
         pairs = zip(self.column(run, key), self.column(base, key), strict=True)
         differences = [a - b for a, b in pairs if a is not None and b is not None]
-        return bootstrap(differences, seed=seed) if differences else None
+        return bootstrap(differences) if differences else None
 
-    def wins(self, run: str, other: str) -> Wins:
-        """How often `run` is ahead of `other` by mean log-probability."""
-        return wins(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"))
+    def wins(self, run: str, other: str) -> tuple[int, int, int]:
+        """How often `run` has the higher mean log-probability, the same and a lower one, by the prompts of both."""
+        pairs = zip(self.column(run, "mean_logprob"), self.column(other, "mean_logprob"), strict=True)
+        ahead = [a - b for a, b in pairs if a is not None and b is not None]
+        won, tied = sum(value > TIE for value in ahead), sum(abs(value) <= TIE for value in ahead)
+        return won, tied, len(ahead) - tied - won

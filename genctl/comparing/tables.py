@@ -76,9 +76,7 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
         rows = []
         for run in runs:
             others = [None if run == other else statistics.wins(run, other) for other in runs]
-            rows.append(
-                [run, *("·" if record is None else f"{record.won}/{record.tied}/{record.lost}" for record in others)]
-            )
+            rows.append([run, *("·" if record is None else "/".join(map(str, record)) for record in others)])
         title = "prompts won/tied/lost by mean log-probability, line against column"
         yield Table(title, ["run", *runs], rows)
 

@@ -12,6 +12,7 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -73,9 +74,15 @@ class Side:
         values = {key: value for key, value in self.settings.items() if key not in without}
         return (Layer(self.origin, values, said="user", typed=True),) if values else ()
 
+    @cached_property
     def early(self) -> Resolved:
         """The settings without the checkpoint's own. Raises PresetError."""
         return self.resolve(())
+
+    @property
+    def is_server(self) -> bool:
+        """Whether its settings name a server. Raises PresetError."""
+        return self.early.runtime.backend is not None
 
     def resolve(self, beneath: Sequence[Layer]) -> Resolved:
         """All layers above those of the checkpoint (`beneath`). Raises PresetError."""
@@ -83,6 +90,11 @@ class Side:
 
 
 Answer = TypeVar("Answer")
+
+
+def check(sides: Iterable[Side], errors: Sequence[GenctlError] = ()) -> None:
+    """Raises `errors` and the mistakes in the settings of all sides as one error."""
+    each(sides, lambda side: side.early, errors)
 
 
 def each(sides: Iterable[Side], ask: Callable[[Side], Answer], errors: Sequence[GenctlError] = ()) -> list[Answer]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.errors import CheckError, Exit
+from genctl.identity import check_same
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.results import Result
@@ -158,8 +159,6 @@ class ResumedOutput(RecordOutput):
         return isinstance(batch, dict) and "width" in batch
 
     def begin(self, job: Mapping[str, Any], span: int, origins: Mapping[str, str], *, seed_given: bool) -> int:
-        from genctl.io.same_job import check_same
-
         before = self.file.header
         if before is not None:
             if not seed_given and isinstance(before.get("seed"), int):

@@ -16,6 +16,7 @@ from typing import Any
 
 from genctl.pages.page_data import LONG, PageData
 from genctl.pages.tree_columns import SCALE, TreeDetail
+from genctl.terminal.widgets import visible
 
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
 WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off
@@ -81,8 +82,8 @@ def _filled(data: PageData, document: Mapping[str, Any], style: str, script: str
     return filled(
         "page.html.jinja",
         title=data.title,
-        command=_visible(data.command),
-        facts=[(label, _visible(value)) for label, value in data.facts],
+        command=visible(data.command),
+        facts=[(label, visible(value)) for label, value in data.facts],
         job=data.job,
         left_out="; ".join(filter(None, (left_out, unlisted))),
         document=document,
@@ -105,12 +106,6 @@ def filled(template: str, **values: Any) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     return environment.from_string(file_text(template)).render(**values)
-
-
-def _visible(text: str) -> str:
-    from genctl.terminal.widgets import visible
-
-    return visible(text)
 
 
 def file_text(name: str) -> str:

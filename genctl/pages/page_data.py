@@ -8,7 +8,8 @@ from typing import Any
 
 from genctl.events import Began, CacheRead, Event, Finished, Loading
 from genctl.pages.search_tree import TreeBuilder
-from genctl.pages.tree_columns import TreeDetail, Vocabulary, columns, scaled, unscaled
+from genctl.pages.tree_columns import TreeDetail, Vocabulary, columns, scaled
+from genctl.terminal.score_formula import UNSCALED
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
 LISTED = 20_000  # prompts on a page; of more only the number is said
@@ -112,7 +113,7 @@ class PageData:
             entry |= {"seed": began.seed, "place": began.place}
             if self.comparison is not None:
                 entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
-            entry["length_penalty"] = 0.0 if unscaled(began.strategy) else began.settings.get("length_penalty", 1.0)
+            entry["length_penalty"] = 0.0 if began.strategy in UNSCALED else began.settings.get("length_penalty", 1.0)
             entry["answers"] = began.encoder_decoder
         if prefilled is not None:
             entry["prompt_tokens"] = prefilled.prompt_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
 from genctl.history import ROOT, LaneHistory, Path
@@ -169,9 +169,3 @@ class SearchTrees:
         """Remove and yield all trees in the order in which the lanes began."""
         for lane in list(self._lanes):
             yield self._lanes.pop(lane).tree()
-
-
-def plain(value: Any) -> Any:
-    """A number for JSON: null if it is not finite."""
-    finite = not isinstance(value, float) or value - value == 0
-    return value if finite else None

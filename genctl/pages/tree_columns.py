@@ -13,7 +13,6 @@ from typing import Any
 
 from genctl.events import Token
 from genctl.pages.search_tree import Node, SearchTree
-from genctl.terminal.score_formula import UNSCALED
 
 SCALE = 10_000
 LETTERS = {"inner": "i", "returned": "r", "finished": "f", "died": "d", "left": "l", "live": "v"}
@@ -72,10 +71,10 @@ def columns(tree: SearchTree, vocabulary: Vocabulary, detail: TreeDetail) -> dic
         "extra": _extra(kept),
         "state": "".join(LETTERS[node.state] for node in kept),
     }
-    depths = _depths(kept, tree.root)
+    depths = tree.depths()
     if any(node.step != depths[node] - 1 for node in kept):
         columns["step"] = [node.step for node in kept]
-    for name, value in (("rank", _rank), ("entropy", _entropy)):
+    for name, value in _NUMBERS.items():
         column = [
             value(token) if chosen(detail.numbers, node) else 0 for node, token in zip(kept, written, strict=True)
         ]
@@ -103,11 +102,6 @@ def scaled(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) else round(value * SCALE)
 
 
-def unscaled(strategy: str) -> bool:
-    """Whether the score of a strategy is its total, whatever the length."""
-    return strategy in UNSCALED
-
-
 def _parent(node: Node) -> Node:
     assert node.parent is not None
     return node.parent
@@ -124,13 +118,6 @@ def _paths(ends: Iterable[Node]) -> set[Node]:
     return nodes
 
 
-def _depths(nodes: Sequence[Node], root: Node) -> dict[Node, int]:
-    depths = {root: 0}
-    for node in nodes:
-        depths[node] = depths[_parent(node)] + 1
-    return depths
-
-
 def _extra(nodes: Sequence[Node]) -> list[int]:
     """What each total has beyond its parent's and the log-probability of the token."""
     extra = []
@@ -143,14 +130,6 @@ def _extra(nodes: Sequence[Node]) -> list[int]:
         added = scaled(total - before - own) or 0
         extra.append(0 if abs(added) <= 1 else added)  # float32 sums
     return extra
-
-
-def _rank(token: Token) -> int:
-    return token.rank or 0
-
-
-def _entropy(token: Token) -> int:
-    return scaled(token.entropy) or 0
 
 
 def _top(token: Token, vocabulary: Vocabulary) -> list[Any]:
@@ -170,6 +149,10 @@ def _watched(token: Token, vocabulary: Vocabulary) -> list[Any]:
     ]
 
 
+_NUMBERS: dict[str, Callable[[Token], int]] = {
+    "rank": lambda token: token.rank or 0,
+    "entropy": lambda token: scaled(token.entropy) or 0,
+}
 _PARTS: dict[str, Callable[[Token, Vocabulary], list[Any]]] = {"top": _top, "trace": _trace, "watched": _watched}
 
 

@@ -11,7 +11,7 @@ from typing import IO, Literal, TypeAlias
 
 from rich.console import Console
 
-from genctl.terminal.standard_streams import never_fail_to_encode
+from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 
 Color: TypeAlias = Literal["auto", "always", "never"]
 
@@ -38,7 +38,7 @@ def _console(color: Color, stream: IO[str], environ: Mapping[str, str]) -> Conso
         color = "never"
     elif color == "auto" and environ.get("FORCE_COLOR"):
         color = "always"
-    terminal = _is_terminal(stream)
+    terminal = is_terminal(stream)
     dumb = environ.get("TERM", "").lower() in ("dumb", "unknown")
     coloured = color == "always" or (color == "auto" and terminal and not dumb)
     never_fail_to_encode(stream)
@@ -77,7 +77,7 @@ class _Nowhere(io.StringIO):
 
 def takes_lines(console: Console) -> bool:
     """Whether it is a terminal that cannot redraw (TERM=dumb): it gets a line now and then instead of a bar."""
-    return not console.is_interactive and _is_terminal(console.file)
+    return not console.is_interactive and is_terminal(console.file)
 
 
 def discard() -> Console:
@@ -92,10 +92,3 @@ def _size(stream: IO[str]) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {"COLUMNS": str(size.columns), "LINES": str(size.lines)} if size.columns and size.lines else {}
-
-
-def _is_terminal(stream: IO[str]) -> bool:
-    try:
-        return stream.isatty()
-    except ValueError:  # the stream is closed
-        return False

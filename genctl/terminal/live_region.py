@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from rich.console import Console, Group
@@ -24,9 +23,8 @@ from genctl.terminal.rewrapping import rows, wraps
 class DrawnLines:
     """The widths of the lines on the screen, for erasing all their rows."""
 
-    def __init__(self, console: Console, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._environ = environ
         self._width = 0
         self._cells: list[int] = []
 
@@ -44,7 +42,7 @@ class DrawnLines:
         width = self._console.width
         more = sum(rows(cells, width) for cells in self._cells) - len(self._cells)
         self._cells = []
-        if more > 0 and wraps(self._environ):
+        if more > 0 and wraps():
             up = [(ControlType.ERASE_IN_LINE, 2), (ControlType.CURSOR_UP, 1)] * more
             self._console.control(Control(ControlType.CARRIAGE_RETURN, *up))
 
@@ -63,9 +61,7 @@ class ErasedView(ABC):
     def __enter__(self: V) -> V:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         with contextlib.suppress(OSError) if isinstance(error, OSError) else contextlib.nullcontext():
             self.hide()
 
@@ -124,6 +120,23 @@ class LiveRegion:
             live.update(Text(""))
             live.stop()
             self._drawn = float("-inf")
+
+
+LINE_S = 10.0  # until the first line
+
+
+class RareLines:
+    """When a terminal that cannot redraw gets a line: each pause is twice the one before."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._began, self._pause = clock, clock(), LINE_S
+
+    def is_due(self) -> bool:
+        """Whether to print one now."""
+        spent = self._clock() - self._began
+        due = spent >= self._pause
+        self._pause = 2 * spent if due else self._pause
+        return due
 
 
 def transient_progress(console: Console, *columns: ProgressColumn) -> Progress:

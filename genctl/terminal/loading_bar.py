@@ -18,9 +18,7 @@ from genctl.errors import size
 from genctl.events import Loading
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import FRAME_S, DrawnLines, transient_progress
-
-LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
+from genctl.terminal.live_region import FRAME_S, DrawnLines, RareLines, transient_progress
 
 
 class LoadingBar:
@@ -34,8 +32,7 @@ class LoadingBar:
         self._drawn = float("-inf")
         self._lines = DrawnLines(console)
         self._takes_lines = takes_lines(console)
-        self._began: float | None = None
-        self._pause = LINE_S
+        self._rare: RareLines | None = None  # made with the first event
         self._lock = threading.Lock()  # files are downloaded by several threads
 
     def show(self, event: Loading) -> None:
@@ -45,10 +42,8 @@ class LoadingBar:
                 (self._print if self._takes_lines else self._show)(event)
 
     def _print(self, event: Loading) -> None:
-        now = self._clock()
-        self._began = now if self._began is None else self._began
-        if now - self._began >= self._pause:
-            self._pause = 2 * (now - self._began)
+        self._rare = self._rare or RareLines(self._clock)
+        if self._rare.is_due():
             self._console.print(Text(f"{_words(event)}: {_amount(event.done, event.total, event.unit)}"))
 
     def _show(self, event: Loading) -> None:

@@ -15,10 +15,9 @@ from rich.text import Text
 from genctl.events import Event, Stepped
 from genctl.terminal import theme
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import DrawnLines, transient_progress
+from genctl.terminal.live_region import DrawnLines, RareLines, transient_progress
 
 FRAME_S = 0.1
-LINE_S = 10.0  # until the first line on a dumb terminal; each pause is twice the one before
 BAR = 20  # columns
 SPEED_S = 20.0  # the speed shown is that of the last so many seconds
 
@@ -41,8 +40,7 @@ class RowsBar:
     ) -> None:
         self._console = console
         self._total, self._what = total, what
-        self._lines = takes_lines(console)
-        self._pause = LINE_S
+        self._rare = RareLines(clock) if takes_lines(console) else None
         self._done = self._before = done
         self._failed = 0
         self._ahead = 0  # rows that are finished and not written yet
@@ -109,8 +107,8 @@ class RowsBar:
 
     def _draw(self) -> None:
         now = self._clock()
-        if self._lines and not self._closed:
-            self._print(now)
+        if self._rare is not None and not self._closed and self._rare.is_due():
+            self._console.print(Text(self.line()))
         if self._closed or not self._console.is_interactive or now - self._drawn < FRAME_S:
             return
         self._window.append((now, self._tokens))
@@ -128,11 +126,6 @@ class RowsBar:
         room = 0 if self._total is None else BAR + 1
         self._row.note([min(room + len(self.line()), self._console.width)])
         self._drawn = self._clock()
-
-    def _print(self, now: float) -> None:
-        if now - self._began >= self._pause:
-            self._pause = 2 * (now - self._began)
-            self._console.print(Text(self.line()))
 
 
 class _Line(ProgressColumn):

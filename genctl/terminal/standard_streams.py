@@ -30,7 +30,7 @@ def mend() -> None:
     sys.stderr = _diagnostics(sys.stderr)
 
 
-def is_terminal(stream: TextIO | None) -> bool:
+def is_terminal(stream: IO[str] | None) -> bool:
     """Whether a stream is a terminal. One that is missing or closed is none."""
     try:
         return stream is not None and stream.isatty()

@@ -12,6 +12,14 @@ from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import Totals
 
 DOT = " · "
+_ENDED = {  # why a text ended: of one, of several
+    "eos": ("ended by itself", "ended by themselves"),
+    "length": ("cut at max_new_tokens", "cut at max_new_tokens"),
+    "context": ("cut at the context", "cut at the context"),
+    "stop": ("stopped", "stopped"),
+    "time": ("cut at max_time", "cut at max_time"),
+    "interrupted": ("interrupted", "interrupted"),
+}
 
 
 def summary(
@@ -115,8 +123,8 @@ def stop_words(reason: str, stop: str, number: int = 1) -> str:
         return f"cut at the {widgets.visible(stop)}"
     if reason == "time" and stop.startswith("row_timeout"):
         return "cut at row_timeout"
-    quoted = f"“{widgets.first_words(stop, 24)}”" if stop else ""
-    return theme.ended(reason, quoted, many=number > 1)
+    words = _ENDED.get(reason, (reason, reason))[number > 1]
+    return f"{words} by “{widgets.first_words(stop, 24)}”" if stop and reason == "stop" else words
 
 
 def _stops(totals: Totals) -> list[str]:

@@ -1,4 +1,4 @@
-"""Styles: one probability ramp for terminal and HTML, a few text styles, and words for why a text ended.
+"""Styles: one probability ramp for terminal and HTML, and a few text styles.
 
 Colour is never the only sign: a number, a bar's length or a word says the same.
 """
@@ -28,15 +28,6 @@ WINNER = Style(color=Color.parse("magenta"), bold=True)
 ERROR = Style(color=Color.parse("red"), bold=True)
 PLAIN = Style()
 
-_ENDED = {
-    "eos": ("ended by itself", "ended by themselves"),
-    "length": ("cut at max_new_tokens", "cut at max_new_tokens"),
-    "context": ("cut at the context", "cut at the context"),
-    "stop": ("stopped", "stopped"),
-    "time": ("cut at max_time", "cut at max_time"),
-    "interrupted": ("interrupted", "interrupted"),
-}
-
 
 def ramp(probability: float) -> tuple[int, int, int]:
     """The colour of a probability in [0, 1] as red, green, blue in 0..255; values outside count as the nearer end."""
@@ -62,9 +53,3 @@ def hex_colour(probability: float) -> str:
 @lru_cache(maxsize=64)
 def _step(step: int) -> Style:
     return Style(color=Color.from_rgb(*ramp(step / 40)))
-
-
-def ended(reason: str, stop: str = "", *, many: bool = False) -> str:
-    """Why a text ended, in words. `stop` is what stopped it, already visible."""
-    words = _ENDED.get(reason, (reason, reason))[many]
-    return f"{words} by {stop}" if stop and reason == "stop" else words

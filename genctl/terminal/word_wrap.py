@@ -12,6 +12,7 @@ from rich.text import Text
 
 from genctl.terminal import theme
 from genctl.terminal.rewrapping import wraps
+from genctl.terminal.standard_streams import is_terminal
 
 TAB = 8  # cells between tab stops
 _PART = re.compile(r"\n|[^\S\n]+|\S+")
@@ -149,19 +150,12 @@ class WordWrap:
 
 def terminal_wrap(console: Console) -> WordWrap | None:
     """Word wrap for the terminal of a console; None for a pipe or a file, also where colours are forced."""
-    if not (console.is_interactive or _is_terminal(console)):
+    if not (console.is_interactive or is_terminal(console.file)):
         return None
     with console.capture() as capture:
         console.print(Text("x", style=theme.PROMPT), end="")
     on, _, off = capture.get().partition("x")
     return WordWrap(console.file.write, lambda: console.width, erases=console.is_interactive, dim=(on, off))
-
-
-def _is_terminal(console: Console) -> bool:
-    try:
-        return console.file.isatty()
-    except ValueError:  # the stream is closed
-        return False
 
 
 def _may_break(before: str, after: str) -> bool:

@@ -31,7 +31,7 @@ def test_the_status_is_that_of_the_signal(name: str, monkeypatch: pytest.MonkeyP
     for number in (130, 143):
 
         def run(job: Any, number: int = number) -> int:
-            job.repeated.close = lambda: setattr(job.interrupt, "status", number)  # the last thing before the status
+            job.messages.close = lambda: setattr(job.interrupt, "status", number)  # the last thing before the status
             return before(job)
 
         monkeypatch.setattr(Job, "run", run)

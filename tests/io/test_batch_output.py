@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from genctl.commands.watcher import FileAtEnd
+from genctl.commands.page_file import FileAtEnd
 from genctl.errors import OutputError, UsageError
 from genctl.io.journal import Journal
 from genctl.io.output import Sink, reopen

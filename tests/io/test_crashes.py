@@ -10,7 +10,7 @@ import pytest
 
 from genctl.commands.chat.story import Story, said
 from genctl.commands.event_log import event_writer
-from genctl.commands.watcher import FileAtEnd
+from genctl.commands.page_file import FileAtEnd
 from genctl.errors import GenctlError
 from genctl.events import Began, Token
 from genctl.io import resumable

@@ -18,7 +18,7 @@ from genctl.terminal import message, theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary, no_room
 from genctl.terminal.message import print_message
 from genctl.terminal.run_history import RunHistory
-from genctl.terminal.summary import failure
+from genctl.terminal.summary import failure, stop_words
 from tests.terminal.streams import STORY, check_screen, console, lane, token, written
 
 HOSTILE = [
@@ -158,11 +158,11 @@ def test_one_ramp_serves_terminal_and_page() -> None:
 
 
 def test_why_a_text_ended_is_said_in_words() -> None:
-    assert theme.ended("eos") == "ended by itself"
-    assert theme.ended("eos", many=True) == "ended by themselves"
-    assert theme.ended("length") == "cut at max_new_tokens"
-    assert theme.ended("stop", "“END”") == "stopped by “END”"
-    assert theme.ended("a reason of tomorrow") == "a reason of tomorrow"
+    assert stop_words("eos", "") == "ended by itself"
+    assert stop_words("eos", "", 2) == "ended by themselves"
+    assert stop_words("length", "") == "cut at max_new_tokens"
+    assert stop_words("stop", "END") == "stopped by “END”"
+    assert stop_words("a reason of tomorrow", "") == "a reason of tomorrow"
 
 
 def test_narrow_lines_of_processors_keep_their_names_and_say_what_is_missing() -> None:

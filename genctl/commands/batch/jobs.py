@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from genctl.commands.batch.options import ExportOptions, ImportOptions
 from genctl.commands.job import Job, seed_of, start_seed
-from genctl.commands.notes import RepeatedErrors
+from genctl.commands.messages import Messages
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_files
 from genctl.errors import Exit, UsageError, count
@@ -28,13 +28,13 @@ class ExportJob(Job[ExportOptions]):
         problems, note = batch_files.checked(self.base, self.options.kind)
         if problems:
             raise UsageError("\n".join(problems))
-        self.note(*([note] if note else []))
+        self.messages.note(*([note] if note else []))
         self.seed = start_seed(self.base)
         return None
 
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
-        self.requests = self.sink(stack, self.options.output, force=self.options.force, stdout=sys.stdout)
+        self.requests = self.sink(stack, self.options.output)
 
     def deliver(self, stack: ExitStack) -> None:
         """Write a line for each row."""
@@ -44,7 +44,7 @@ class ExportJob(Job[ExportOptions]):
             written += 1
         self.requests.close()
         if options.kind == "openai" and written > batch_files.MOST:
-            self.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
+            self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
 
     def _line(self, row: InputRow) -> str:
         resolved, options = self.settings_of(row, self.base), self.options
@@ -55,25 +55,20 @@ class ExportJob(Job[ExportOptions]):
 
 def import_results(options: ImportOptions) -> int:
     """Write the records of a batch. Returns the exit status."""
-    from genctl.terminal.message import print_message
-
     form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
-    records = list(batch_files.imported(options.input, options.requests, lambda line: print_message(f"note: {line}")))
+    messages = Messages()
+    records = list(batch_files.imported(options.input, options.requests, messages.remark))
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0
     with ExitStack() as stack:
         stack.callback(sink.abandon)
-        errors = RepeatedErrors(print_message)
-
-        def say_failed(record: writers.Record) -> None:
-            if errors.is_new(record["error"]["message"]):
-                print_message(f"error: {record['id']}: {record['error']['message']}")
-
-        writer = writers.open_writer(form, sink, on_error=say_failed)
+        writer = writers.open_writer(
+            form, sink, on_error=lambda record: messages.error(record["error"]["message"], f"{record['id']}: ")
+        )
         for rows in records:
             failed += any("error" in one for one in rows)
             for one in rows:
                 writer.write(one)
         writer.close()
-        errors.close()
+        messages.close()
     return int(Exit.ROWS_FAILED if failed else Exit.DONE)

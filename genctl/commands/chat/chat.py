@@ -8,11 +8,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genctl.commands.chat.options import check_settings
-from genctl.commands.chat.partner import Partner, ReadPrompt
-from genctl.commands.chat.story import Story, edited, said, text_id
+from genctl.commands.chat.partner import Partner
+from genctl.commands.chat.story import Story, text_id
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.config.conflicts import sampling_notice
@@ -24,6 +24,9 @@ from genctl.events import Began, Event, Failed, Finished, Stepped, Token
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 from genctl.results import Collector, Result
+
+if TYPE_CHECKING:
+    from genctl.engines.local.planner import Prompt
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 
@@ -43,7 +46,7 @@ class PlannedTurn:
     """A request that is about to be sent, with what it reads."""
 
     request: Request
-    prompt: ReadPrompt | None  # None: a server makes it
+    prompt: Prompt | None  # None: a server makes it
     prefill: str
 
     @property
@@ -220,20 +223,6 @@ class Chat:
             self.story.left_out = before
         return places[found] if found < len(places) else None
 
-    def say(self, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Say a text and read the answer. Raises Refused where there is none; then nothing was said."""
-        return self._answered(said(text), turn, listeners, report, flow)
-
-    def edit(
-        self, number: int, text: str, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow
-    ) -> Result:
-        """Say turn `number` in other words. Raises as `say` does."""
-        return self._answered(edited(number, text), turn, listeners, report, flow)
-
-    def retry(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
-        """Read another answer to the last turn. Raises as `say` does."""
-        return self._answered("read", turn, listeners, report, flow)
-
     def hear(self, role: str, content: str) -> None:
         """A message that is not answered: of the system, or an answer that somebody else wrote."""
         message = {"role": role, "content": content}
@@ -260,7 +249,7 @@ class Chat:
     def answer_last(self, turn: PlannedTurn, listeners: Sequence[Listener], report: Report, flow: Flow) -> Result:
         """Answer the last turn, which the process was killed before. Raises Refused; then it was not said."""
         try:
-            return self._answered("read", turn, listeners, report, flow, complete=True)
+            return self.answer("read", turn, listeners, report, flow, complete=True)
         except Refused:
             if self.story.unanswered:
                 self.story.undo()
@@ -268,7 +257,7 @@ class Chat:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def _answered(
+    def answer(
         self,
         line: str,
         turn: PlannedTurn,
@@ -278,6 +267,10 @@ class Chat:
         *,
         complete: bool = False,
     ) -> Result:
+        """Do the step `line` (`said`, `edited`, or `read` for another answer), and read the answer.
+
+        Raises Refused where there is none; then nothing was said. `complete`: the step is there, maybe in part.
+        """
         if turn.prompt is None:
             ids: Sequence[int] = [text_id(json.dumps(turn.request.messages, ensure_ascii=False))]
             texts = [""]
@@ -362,7 +355,7 @@ _NO_TEMPLATE = Layer("genctl chat", {"chat": False}, said="user")
 
 
 def setting(argument: str) -> str:
-    """`KEY=VALUE` of what follows /set: `top_p=0.5`, `top_p = 0.5` or `top_p 0.5`. Raises UsageError."""
+    """`KEY=VALUE` of what follows /set: `seed=5`, `seed = 5` or `seed 5`. Raises UsageError."""
     found = re.fullmatch(r"([\w-]+)(?:\s*=|\s)\s*(.*)", argument.strip(), re.DOTALL)
     key, value = found.groups() if found else (argument, "")
     return f"{_knob(key)}={value}"

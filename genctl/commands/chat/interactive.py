@@ -20,6 +20,7 @@ from genctl.commands.chat.chat import Chat, Listener, PlannedTurn
 from genctl.commands.chat.line_input import SIGN, history_file, line_input
 from genctl.commands.chat.options import ChatOptions
 from genctl.commands.chat.slash_work import Leave, SlashWork
+from genctl.commands.chat.story import edited, said
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, count
@@ -116,7 +117,7 @@ class Interactive(SlashWork):
         at = chat.story.conversation.at
         turn = self._fitting(lambda: chat.plan(text, at), at)
         if turn is not None:
-            self._answer(turn, lambda *how: chat.say(text, turn, *how), text)
+            self._answer(turn, lambda *how: chat.answer(said(text), turn, *how), text)
 
     def _retry(self, typed: slash.Typed) -> None:
         chat = self.chat
@@ -125,7 +126,7 @@ class Interactive(SlashWork):
         if turn is None:
             return
         before = {message.content for message in chat.story.conversation.children(question.number)}
-        self._answer(turn, lambda *how: chat.retry(turn, *how), "")
+        self._answer(turn, lambda *how: chat.answer("read", turn, *how), "")
         answer = chat.story.conversation.last_answer
         if not turn.request.resolved.generation.draws and answer is not None and answer.content in before:
             self.note("the same answer: nothing is drawn (do_sample = false); /set temperature=0.8 draws")
@@ -145,7 +146,7 @@ class Interactive(SlashWork):
                 return
         turn = self._fitting(lambda: chat.plan(text, question.parent), question.parent)
         if turn is not None:
-            self._answer(turn, lambda *how: chat.edit(number, text, turn, *how), text)
+            self._answer(turn, lambda *how: chat.answer(edited(number, text), turn, *how), text)
 
     def _fitting(self, plan: Callable[[], PlannedTurn], end: int | None) -> PlannedTurn | None:
         """The turn, once it has room in the context: what is left out for it is asked. None if it is not to be sent."""
@@ -268,7 +269,7 @@ class Interactive(SlashWork):
             except (EOFError, KeyboardInterrupt):
                 answer = "k"
             if answer == "a":
-                self._answer(turn, lambda *how: chat.retry(turn, *how), "")
+                self._answer(turn, lambda *how: chat.answer("read", turn, *how), "")
 
     def _load(self, typed: slash.Typed) -> None:
         path, here = Path(typed.text).expanduser(), self.chat.story.path

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from genctl.commands import job
+from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, Listener
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.options import ChatOptions, check_backend, check_settings
 from genctl.commands.chat.partner import Partner, local_session
-from genctl.commands.chat.story import Story
+from genctl.commands.chat.story import Story, said
+from genctl.commands.chat.thinking import opened_by
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of
-from genctl.commands.memory_size import memory_bytes
-from genctl.commands.options import shown_top
+from genctl.commands.options import memory_bytes, shown_top
 from genctl.config import presets, settings
 from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.reader import kind_of
@@ -118,9 +119,8 @@ class ChatJob(job.Job[ChatOptions]):
         """Load the checkpoint; begin or continue the chat."""
         early = self.early
         self.engine = engine = self.load_engine(
-            early.runtime,
+            early,
             self.layers,
-            named=early.names_model,
             need_tokenizer=True,
             # what a server streams is written as it comes, too
             live=self.live or (early.runtime.backend is not None and self.is_saved),
@@ -135,9 +135,9 @@ class ChatJob(job.Job[ChatOptions]):
         if self.options.with_tokens:
             self.chat.base_plan.require_logprobs("--scores" if self.options.scores else "--top-logprobs")
         engine.use_threads(self.chat.base_plan.rows)
-        self.detail(*engine.notes())
+        self.messages.detail(*engine.notes())
         self.describe(self.chat.base, self.chat.base_plan)
-        self.note(*filter(None, [self.partner.note]))
+        self.messages.note(*filter(None, [self.partner.note]))
 
     def deliver(self, stack: ExitStack) -> None:
         """Hold the conversation."""
@@ -146,7 +146,7 @@ class ChatJob(job.Job[ChatOptions]):
             from genctl.commands.chat.interactive import Interactive
 
             screen = Interactive(
-                self.chat, self.options, (self.out, self.err), advise=self.advise, open_chat=self.change_story
+                self.chat, self.options, (self.out, self.err), advise=self.messages.advise, open_chat=self.change_story
             )
             self.ended = screen.hold(self._first_turns())
             return
@@ -165,7 +165,7 @@ class ChatJob(job.Job[ChatOptions]):
 
     def _typed_rows(self) -> Iterator[InputRow | BadRow]:
         """The turns that a person types, each after a sign on standard error."""
-        self.note("type a turn and press Enter; Ctrl-D ends")
+        self.messages.note("type a turn and press Enter; Ctrl-D ends")
         rows = iter(self.input)
         while True:
             time.sleep(TEE_S)
@@ -229,7 +229,7 @@ class ChatJob(job.Job[ChatOptions]):
         try:
             self._close_story()
         except OutputError as error:
-            self.say(f"error: {error.message}")
+            self.messages.say(f"error: {error.message}")
         self.story, self.chat = story, chat
         self._tell(file)
         return chat
@@ -237,7 +237,7 @@ class ChatJob(job.Job[ChatOptions]):
     def _tell(self, file: FileSettings | None) -> None:
         """Say which settings of a file do not hold, once."""
         for line in () if file is None else file.news():
-            self.remark(line)
+            self.messages.remark(line)
 
     @property
     def is_saved(self) -> bool:
@@ -257,15 +257,17 @@ class ChatJob(job.Job[ChatOptions]):
         chat = self.chat
         how: tuple[list[Listener], Report, Flow] = [], self.report, self.flow
         if chat.story.cut_off:
-            self.remark("the last answer was cut off; it is finished first")
+            self.messages.remark("the last answer was cut off; it is finished first")
             turn = chat.plan_cut_off()
             try:
                 chat.finish_cut_off(turn, *how)
             except Differs:
-                self.remark("the answer that was cut off comes out differently here, so its turn is answered anew")
-                chat.retry(turn, *how)
+                self.messages.remark(
+                    "the answer that was cut off comes out differently here, so its turn is answered anew"
+                )
+                chat.answer("read", turn, *how)
         elif chat.story.unanswered:
-            self.remark("the last turn has no answer yet; it is answered first")
+            self.messages.remark("the last turn has no answer yet; it is answered first")
             chat.answer_last(chat.plan_again(), *how)
 
     # -- turns of an input ---------------------------------------------------------------------------------------------
@@ -317,15 +319,14 @@ class ChatJob(job.Job[ChatOptions]):
             return
         conversation = chat.story.conversation
         turn = chat.plan(last["content"], conversation.at, lane=row.id, own_id=row.id if row.own_id else "", base=base)
-        self.note_once(turn.note)
+        self.messages.note_once(turn.note)
         view = None
         if self.live:
-            from genctl.commands.chat.answer_view import AnswerView
-            from genctl.commands.chat.thinking import opened_by
-
             view = AnswerView(self.out, begun=opened_by(turn.opening), prefill=turn.prefill)
         try:
-            result = chat.say(last["content"], turn, [] if view is None else [view.feed], self.report, self.flow)
+            result = chat.answer(
+                said(last["content"]), turn, [] if view is None else [view.feed], self.report, self.flow
+            )
         finally:
             if view is not None:
                 view.close()

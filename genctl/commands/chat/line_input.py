@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from genctl.commands.chat import slash
 from genctl.config import presets
@@ -22,20 +22,7 @@ SIGN, MORE = "> ", ". "
 MOST_HISTORY = 4 * 2**20  # bytes of a history that is read
 
 
-class LineInput(Protocol):
-    """Reads what a person types. Both raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C."""
-
-    def read(self, text: str = "") -> str:
-        """A turn or a command; `text` is there already, to be changed."""
-
-    def ask(self, question: str) -> str:
-        """The answer to a question, on one line. It is not kept in the history."""
-
-    def waiting(self) -> AbstractContextManager[Callable[[], object]]:
-        """While an answer is written. Gives what restores the terminal at once; called twice, it does no harm."""
-
-
-def line_input(*, color: bool, history: Path | None) -> LineInput:
+def line_input(*, color: bool, history: Path | None) -> PlainLines | LineEditor:
     """The line editor, or on a terminal that cannot redraw (TERM=dumb) plain lines."""
     if os.environ.get("TERM", "dumb").lower() in ("", "dumb", "unknown"):
         return PlainLines()
@@ -43,9 +30,13 @@ def line_input(*, color: bool, history: Path | None) -> LineInput:
 
 
 class PlainLines:
-    """Lines as the terminal gives them. One that ends with a backslash continues in the next."""
+    """Lines as the terminal gives them. One that ends with a backslash continues in the next.
+
+    `read` and `ask` raise EOFError after Ctrl-D and KeyboardInterrupt after Ctrl-C.
+    """
 
     def read(self, text: str = "") -> str:
+        """A turn or a command; `text` is there already, to be changed."""
         if text:
             sys.stdout.write("".join(f"{MORE}{line}\n" for line in visible(text).split("\n")))
         lines = [self._line(SIGN)]
@@ -55,9 +46,11 @@ class PlainLines:
         return "\n".join(lines)
 
     def ask(self, question: str) -> str:
+        """The answer to a question, on one line. It is not kept in the history."""
         return self._line(visible(question))
 
     def waiting(self) -> AbstractContextManager[Callable[[], object]]:
+        """While an answer is written. Gives what restores the terminal at once; called twice, it does no harm."""
         return nullcontext(lambda: None)  # the echo is all that is seen of such a line
 
     def _line(self, sign: str) -> str:
@@ -83,7 +76,7 @@ def _interruptible() -> Iterator[None]:
 class LineEditor:
     """prompt_toolkit's, inline: what was typed stays above what follows it, however long it is.
 
-    Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash.
+    Enter sends, Alt-Enter begins a new line, and so does Enter after a backslash. It does what `PlainLines` does.
     """
 
     def __init__(self, *, color: bool, history: Path | None) -> None:

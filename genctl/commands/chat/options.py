@@ -17,7 +17,6 @@ from genctl.errors import UsageError
 from genctl.terminal.standard_streams import is_terminal
 
 CHAT = OptionGroup("The chat")
-RECORDS = ("jsonl",)
 
 # knobs of a run of many rows, or of one that nobody answers -> why a chat has no place for them
 NO_PLACE = {

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from genctl.commands.chat import thinking
-from genctl.engines.protocol import Request
+from genctl.config.layers import Resolved
+from genctl.engines.protocol import Engine, Request
 from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.config.layers import Resolved
+    from genctl.engines.local.planner import Prompt
     from genctl.engines.local.session import Session
-    from genctl.engines.protocol import Engine
 
 # chat: messages in a template; text: one growing text; alone: each turn without those before it
 Kind = Literal["chat", "text", "alone"]
 Messages = Sequence[Mapping[str, str]]
 _TRIAL = {"role": "user", "content": "x"}
-
-
-@dataclass(frozen=True)
-class ReadPrompt:
-    """A prompt as the model reads it."""
-
-    ids: tuple[int, ...]
-    text: str  # special tokens included
-    note: str = ""  # what its writer should know
 
 
 class Partner:
@@ -116,12 +107,11 @@ class Partner:
         text = "".join(message["content"] for message in sent) + prefill
         return Request(name, resolved, seed, prompt=text, place=place, index=index)
 
-    def read(self, request: Request) -> ReadPrompt:
+    def read(self, request: Request) -> Prompt:
         """The prompt of a request. Raises UsageError for a server, and what planning raises."""
         if self.session is None:
             raise UsageError("the server makes the prompt of the messages, and does not tell it")
-        prompt = self.session.planner.read(request)
-        return ReadPrompt(prompt.ids, prompt.text, prompt.note)
+        return self.session.planner.read(request)
 
     def first_token(self, base: Resolved) -> tuple[int, ...]:
         """The token that every prompt begins with, as a template or a tokenizer puts it there; () where there is none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shlex
 import signal
 import sys
@@ -33,7 +34,7 @@ def look_into(session: Session, copy: Path, answer: Message, *, memory: int | No
     `memory` are bytes for its caches. Returns whether the person changed the tree; a copy without a change is removed.
     Raises GenctlError, with the terminal restored; SystemExit after a signal.
     """
-    from genctl.commands.explore.screen import run_screen
+    from genctl.commands.explore.screen_app import run_screen
     from genctl.commands.explore.screen_source import TreeSource
     from genctl.tree.explorer import Explorer
     from genctl.tree.language import MEMORY
@@ -145,7 +146,7 @@ class SlashWork:
             self.out.print(widgets.fit(line, self.out.width))
 
     def _why(self, typed: slash.Typed) -> None:
-        from genctl.commands.explore.screen import check_terminal
+        from genctl.commands.explore.options import no_screen
 
         answer, session = self.chat.story.conversation.last_answer, self.chat.partner.session
         if answer is None or self.chat.story.path is None:
@@ -153,9 +154,7 @@ class SlashWork:
         assert session is not None
         copy = self.chat.story.copy()
         command = f"genctl explore --open {shlex.quote(str(copy))}"
-        try:
-            check_terminal()
-        except UsageError:
+        if no_screen() or not os.environ.get("TERM"):
             self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:", str(copy))
             print(widgets.visible(command))
             return

@@ -7,34 +7,31 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 from genctl import events
 from genctl.commands.compare import expectations
-from genctl.commands.compare.options import CompareOptions, check_servers, runs_of, settled
-from genctl.commands.compare.output import SharedWork
-from genctl.commands.compare.runs import check_prompt_caches
+from genctl.commands.compare.options import CompareOptions, check_prompt_caches, check_servers, runs_of, settled
+from genctl.commands.compare.output import ComparedRuns, ComparisonOutput, SharedWork, heading
+from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
 from genctl.comparing import references
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
-from genctl.config.sides import Side, each, loaded_with
-from genctl.engines.protocol import Flow
+from genctl.config.layers import Resolved
+from genctl.config.sides import Side, check, each, loaded_with
+from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
-from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from genctl.commands.compare.output import ComparisonOutput
-    from genctl.engines.protocol import Engine, JobPlan, Request
 
 LANES = 16  # decoded at once where nothing is live and no batch size is set
 TOP = 20  # alternatives kept with --expect, to report how probable an old token is now
@@ -61,13 +58,13 @@ class CompareJob(Job[CompareOptions]):
         if options.baseline is not None and options.baseline not in names:
             raise UsageError(f"--baseline {options.baseline}: no run has this name; there are: {', '.join(names)}")
         self.base = options.baseline or names[0]
-        self.early_runs = each(self.runs, Side.early)
-        check_servers(options, self.runs, self.early_runs)
-        for early in self.early_runs:
-            self.check_early(early)
+        check(self.runs)
+        check_servers(options, self.runs)
+        for run in self.runs:
+            self.check_early(run.early)
         if not options.dry:
             return None
-        resolved = zip(names, settled(options, self.runs, self.early_runs), strict=True)
+        resolved = zip(names, settled(options, self.runs), strict=True)
         sys.stdout.write(
             "\n".join(f"# run {printable(name)}\n\n{to_toml(one, defaults=False)}" for name, one in resolved)
         )
@@ -89,7 +86,7 @@ class CompareJob(Job[CompareOptions]):
         if options.save is not None and bad is not None:
             raise InputError(f"--save records prompts that can be used: {bad.message}")
         self.seeds = options.seeds or (recording.seeds if recording is not None else 1)
-        self.resolved = settled(options, self.runs, self.early_runs)
+        self.resolved = settled(options, self.runs)
         self.seed = start_seed(*self.resolved)
         self.starts = [self.seed if one.runtime.seed is None else one.runtime.seed for one in self.resolved]
         self.prompts = prompts_of(self.rows, options.references, len(self.runs), self.seeds)
@@ -99,26 +96,22 @@ class CompareJob(Job[CompareOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the recording, the event log and the view."""
-        from genctl.commands.compare.output import ComparedRuns, ComparisonOutput
-        from genctl.commands.compare.view import CompareView
-
         options = self.options
         self.open_consoles()
         self.live = options.on_screen and self.recording is None and self.texts
         total = len(self.rows) * len(self.runs) * self.seeds
         sink = saved = None
         if options.output not in (None, "-") or options.format != "text" or not self.out.is_terminal:
-            force = options.force and options.output is not None
-            sink = self.sink(stack, options.output, force=force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         if options.save is not None:
-            saved = self.sink(stack, options.save, force=options.force, at_once=True)
+            saved = self.sink(stack, options.save, at_once=True)
         compared = ComparedRuns(
             [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
         )
         self.drawn: list[ComparisonOutput] = []  # what --svg shows
         as_text = dataclasses.replace(options, format="text")
-        for watcher in self.watchers:
-            watcher.draw(
+        if self.picture is not None:
+            self.picture.draw(
                 lambda console: self.drawn.append(
                     ComparisonOutput(self, compared, as_text, console, console, None, picture=True)
                 )
@@ -127,7 +120,7 @@ class CompareJob(Job[CompareOptions]):
         self.listeners += [self.end_sign, self.note_prompt]
         if self.live and self.lone:
             self.show_prompt(self.rows[0])
-        self.open_event_log(stack, options.events, force=options.force)
+        self.open_event_log(stack, options.events)
         view = CompareView(self.out, self.err, live=self.live, quiet=options.quiet, total=total)
         self.view = stack.enter_context(view)
 
@@ -135,13 +128,13 @@ class CompareJob(Job[CompareOptions]):
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         several = self.seeds > 1 or any(one.generation.num_return_sequences > 1 for one in self.resolved)
         if several and not references.is_installed():
-            self.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
+            self.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()
-        for watcher in self.watchers:
+        if self.page is not None:
             each = zip(self.runs, self.resolved, strict=True)
             settings = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
-            watcher.settled(settings, seed=self.seed, baseline=self.base)
+            self.page.settled(settings, seed=self.seed, baseline=self.base)
         for output in (self.report, *self.drawn):
             output.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
@@ -164,7 +157,7 @@ class CompareJob(Job[CompareOptions]):
             usual = max(LANES // (len(members) * self.seeds), 1)
             step = 1 if self.live else min(engine.width(self.resolved[place], usual) for place in members)
             engine.use_threads(sum(self.plans[place].rows for place in members) * step * self.seeds)
-            self.detail(*engine.notes())
+            self.messages.detail(*engine.notes())
             if self.live and self.lone:
                 first_sign.status("reading the prompt")
             self.interrupt.gentle = True
@@ -176,7 +169,7 @@ class CompareJob(Job[CompareOptions]):
                 if self.interrupt.status:
                     break
             self.saved.forwards += engine.done.passes - before
-            self.note(*self.reuse.notes(engine, verbose=self.options.verbose))
+            self.messages.note(*self.reuse.notes(engine, verbose=self.options.verbose))
             self.interrupt.gentle = False
             if self.interrupt.status:  # what earlier checkpoints wrote is not lost
                 self._settle([prompt for prompt in self.prompts if prompt.begun])
@@ -198,11 +191,11 @@ class CompareJob(Job[CompareOptions]):
     def _opened(self, members: Sequence[int], first: Side) -> Engine:
         options, resolved = self.options, self.resolved[members[0]]
         if resolved.runtime.backend is not None:
-            return self.load_engine(resolved.runtime, choice=SERVERS, named=resolved.names_model, live=self.live)
+            return self.load_engine(resolved, choice=SERVERS, live=self.live)
         check_prompt_caches([(self.runs[place].name, self.resolved[place].runtime) for place in members])
         offline = any(self.resolved[place].runtime.offline for place in members)
         engine = self.load_engine(
-            dataclasses.replace(resolved.runtime, offline=offline),
+            dataclasses.replace(resolved, runtime=dataclasses.replace(resolved.runtime, offline=offline)),
             first.layers,
             on_event=self.view.feed,
             live=self.options.on_screen,
@@ -214,8 +207,6 @@ class CompareJob(Job[CompareOptions]):
 
     def _stream(self, engine: Engine, members: Sequence[int], chunk: Sequence[ComparedPrompt]) -> None:
         """Decode these prompts with these runs, all lanes at once, so that each prompt is read once."""
-        from genctl.engines.protocol import Report
-
         requests = [request for prompt in chunk for request in self._requests(engine, members, prompt)]
         self._show(chunk)
         collector = Collector()
@@ -228,14 +219,11 @@ class CompareJob(Job[CompareOptions]):
         if engine.about.remote:
             width = min(engine.width(self.resolved[place], lanes) for place in members)
 
-        def shortage(width: int, fewer: int) -> None:
-            self.say_shortage("lanes", width, fewer)
-
         def collect(event: events.Event) -> None:
             if (result := collector.feed(event)) is not None:
                 self._take(result)
 
-        flow = Flow(width, interrupted=self.interrupt, on_shortage=shortage)
+        flow = Flow(width, interrupted=self.interrupt, on_shortage=partial(self.messages.shortage, "lanes"))
         shared = [self.saved.feed, self.reuse.feed] if not engine.about.remote else []
         self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
@@ -245,7 +233,7 @@ class CompareJob(Job[CompareOptions]):
     def _take(self, result: Result) -> None:
         prompt, run, repetition = self.lanes.pop(result.lane)
         for note in result.shortfalls(self.of(prompt.row, f"run {self.runs[run].name}")):
-            self.say(f"warning: {note}")
+            self.messages.say(f"warning: {note}")
         failure = result.error
         prompt.cells[run][repetition] = (
             result if failure is None else Failure(failure.code, failure.message, failure.hint)
@@ -280,9 +268,6 @@ class CompareJob(Job[CompareOptions]):
         return [request for _, request in sorted(requests, key=lambda pair: not pair[0])]
 
     def _show(self, chunk: Sequence[ComparedPrompt]) -> None:
-        from genctl.commands.compare.output import heading
-        from genctl.commands.compare.view import Column
-
         if len(chunk) == 1:
             prompt = chunk[0]
             several = len(self.prompts) > 1
@@ -290,18 +275,17 @@ class CompareJob(Job[CompareOptions]):
             columns = [Column(run.name, tuple(prompt.lanes.get(place, ()))) for place, run in enumerate(self.runs)]
             self.view.begin(heading(prompt.row, self.out.width) if several else None, columns, text)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
         prompt, run, _ = self.lanes[lane]
         assert isinstance(prompt.row, InputRow)
-        return prompt.row, self.resolved[run].runtime
+        return prompt.row, self.resolved[run]
 
     def _settle(self, chunk: Sequence[ComparedPrompt]) -> None:
         self.hide()
         for prompt in chunk:
-            if isinstance(prompt.row, BadRow):
-                for watcher in self.watchers:
-                    watcher.failed(prompt.row.id, prompt.row.code, prompt.row.message)
+            if isinstance(prompt.row, BadRow) and self.page is not None:
+                self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
                 for drawn in self.drawn:

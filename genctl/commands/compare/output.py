@@ -11,10 +11,13 @@ from rich.text import Text
 from genctl import events
 from genctl.commands.compare import report as shown
 from genctl.commands.compare.expectations import Outcome
+from genctl.commands.compare.options import CompareOptions
+from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
 from genctl.comparing.statistics import RunStatistics
 from genctl.comparing.tables import Table, tables
+from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
@@ -23,10 +26,6 @@ from genctl.terminal.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from genctl.commands.compare.options import CompareOptions
-    from genctl.commands.job import Job
-    from genctl.config.layers import Resolved
 
 
 # -- what decoding the runs of a comparison together saves -------------------------------------------------------------
@@ -164,9 +163,8 @@ class ComparisonOutput:
         for subject, message, hint in failures if self.writer is None and not self.silent else ():
             if self.picture:
                 put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
-            elif self.job.repeated.is_new(message):
-                self.job.say(f"error: {subject}{message}")
-                self.job.advise(hint)
+            else:
+                self.job.messages.error(message, subject, hint)
         return len(failures)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
@@ -206,7 +204,7 @@ class ComparisonOutput:
             blocks.append(shown.Block(name, tuple(passages), failures[0].message if failures else ""))
             for leaves in [one.leaves for one in by_run[name] if one.leaves is not None][:1]:
                 same = models[place] == home
-                partings.append(shown.Parting(name, leaves.against, leaves.position, leaves.token, leaves.other, same))
+                partings.append(shown.Parting(name, leaves, same))
         return blocks, partings
 
     def _watched(self, by_run: ByRun) -> Iterator[Table]:
@@ -295,7 +293,7 @@ class ComparisonOutput:
             self._write([Text(widgets.visible(line)) for line in lines])
         else:
             for line in lines:
-                self.job.say(line)
+                self.job.messages.say(line)
 
     def finish(self) -> None:
         """Close the output."""

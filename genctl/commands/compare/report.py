@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.comparing.metrics import Divergence
 from genctl.events import Token
 from genctl.terminal import departures, theme, widgets
 from genctl.terminal.score_formula import number
@@ -51,10 +52,7 @@ class Parting:
     """Where the text of one run diverges from that of another."""
 
     run: str
-    against: str
-    position: int  # tokens before
-    token: Token | None  # None: the text had ended
-    other: Token | None
+    leaves: Divergence
     comparable: bool = True  # whether both probabilities are of one model after the same tokens
 
 
@@ -192,10 +190,10 @@ def partings_lines(partings: Sequence[Parting], width: int | None) -> list[Text]
     for parting in partings:
         line = Text(f"{MARK} ", style=theme.WINNER)
         line.append(widgets.visible(parting.run), style=theme.HEADING)
-        line.append(f" leaves {widgets.visible(parting.against)} at token {parting.position + 1}: ")
-        _way(line, parting.token)
+        line.append(f" leaves {widgets.visible(parting.leaves.against)} at token {parting.leaves.position + 1}: ")
+        _way(line, parting.leaves.token)
         line.append(" instead of ")
-        _way(line, parting.other)
+        _way(line, parting.leaves.other)
         if not parting.comparable:
             line.append(" (each by its own model)", style=theme.DIM)
         lines.append(line)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from genctl.commands.compare.report import column_title, join_columns, prompt_lines, side_by_side
 from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
-from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
@@ -174,11 +173,11 @@ def _body(
         share = max(room // (len(shown) - place), 1)
         note = Text(widgets.first_words(words, width), style=theme.DIM, no_wrap=True)
         headed = several and share > 1 and bool(words)
-        ended = _over(section.lane) and not several and not stated and share > 1 and bool(words)
+        ended = section.lane.finished is not None and not several and not stated and share > 1 and bool(words)
         body = (
-            [Text(widgets.first_words(_failed(section.lane), width), style=theme.ERROR)]
-            if section.lane.failed
-            else (text_lines(section, _LOOK, console, share - headed - ended, width))
+            text_lines(section, _LOOK, console, share - headed - ended, width)
+            if section.lane.failed is None
+            else [Text(widgets.first_words(section.lane.failed.message, width), style=theme.ERROR)]
         )
         part = [*([note] if headed else []), *body, *([note] if ended else [])]
         lines += part
@@ -186,11 +185,3 @@ def _body(
     if hidden and len(lines) < height:
         lines.append(Text(f"… and {hidden} more", style=theme.DIM, no_wrap=True))
     return lines[:height]
-
-
-def _over(lane: LaneHistory) -> bool:
-    return lane.finished is not None
-
-
-def _failed(lane: LaneHistory) -> str:
-    return lane.failed.message if lane.failed else ""

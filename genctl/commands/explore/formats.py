@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich.text import Text
 
 from genctl import errors, events
+from genctl.io.records import finite
 from genctl.io.writers import tsv_cell
 from genctl.terminal import theme
 from genctl.terminal.widgets import token_text, visible
@@ -35,14 +36,14 @@ COLUMNS = ("sequence", "logprob", "total", "mass", "ended", "token_ids", "text")
 
 def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
     """A row of --expand. `beside` and `parts` tell of a second distribution, if there is one."""
-    second = {} if found.beside is None else {"beside": _finite(found.beside), "parts": found.parts}
+    second = {} if found.beside is None else {"beside": finite(found.beside), "parts": found.parts}
     return {
         "schema": "genctl/1",
         "sequence": sequence,
         "token_ids": list(found.token_ids),
         "text": found.text,
         "logprob": found.logprob,
-        "total": _finite(found.total),
+        "total": finite(found.total),
         "mass": found.mass,
         "ended": found.ended,
         **({"dead": True} if found.dead else {}),
@@ -52,16 +53,8 @@ def continuation_record(sequence: int, found: Continuation) -> dict[str, Any]:
 
 def result_record(result: Result) -> dict[str, Any]:
     """A result of a command, as `genctl.events` writes events; numbers that are not finite are null."""
-    record: dict[str, Any] = _finite(events.to_json(result))
+    record: dict[str, Any] = finite(events.to_json(result))
     return record
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def continuation_line(found: Continuation, *, tabs: bool) -> str:

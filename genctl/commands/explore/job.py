@@ -28,6 +28,7 @@ from genctl.config.sides import LOADING, Side
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
+from genctl.events import Event
 from genctl.io import writers
 from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
@@ -35,17 +36,16 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.loading_bar import LoadingBar
 from genctl.tree.altering import preset_values
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
 from genctl.tree.language import Call, parse_script
-from genctl.tree.results import Continuation, Covered
+from genctl.tree.results import Continuation, Covered, Result
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.events import Event
     from genctl.tree.beside import Second
     from genctl.tree.explorer import Explorer
-    from genctl.tree.results import Result
 
 
 # -- where the results of a tree's commands go: records, lines for people, or the tree itself at the end ---------------
@@ -86,13 +86,9 @@ class TreeOutput:
     def close(self, events: Sequence[Event]) -> None:
         """Complete the output; `events` are those of the tree."""
         if self.format == "dot":
-            from genctl.commands.run.tree_formats import tree_dot
-            from genctl.pages.search_tree import SearchTrees
+            from genctl.commands.run.tree_formats import dots_of
 
-            trees = SearchTrees()
-            for event in events:
-                trees.feed(event)
-            self._lines([tree_dot(tree) for tree in trees.take_all()])
+            self._lines(dots_of(events))
         if self._writer is not None:
             self._writer.close()
         elif self._sink is not None:
@@ -153,7 +149,7 @@ class ExploreJob(Job[ExploreOptions]):
         status = super().prepare()
         if self.beside is not None:
             beneath = [] if self.beside.presets else self.layers
-            replace(self.beside, layers=(*beneath, *self.beside.own())).early()
+            _ = replace(self.beside, layers=(*beneath, *self.beside.own())).early
         return status
 
     def _other_settings(self, side: Side) -> dict[str, Any] | None:
@@ -223,13 +219,11 @@ class ExploreJob(Job[ExploreOptions]):
         self.shown = self.live = options.on_screen
         sink = None
         if not self.shown:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         self.results = TreeOutput(options.format, sink, self._show, expanding=options.expand is not None)
 
     def load(self) -> None:
         """Load the checkpoint; make the tree, or open it."""
-        from genctl.terminal.loading_bar import LoadingBar
-
         options = self.options
         bar = LoadingBar(self.err, time.monotonic)
         needed = self.row is not None and self.row.prompt_ids is None
@@ -239,13 +233,13 @@ class ExploreJob(Job[ExploreOptions]):
             side = self.beside
             if side is not None and any(key in LOADING for key in side.settings):
                 layers = (*self.layers, *side.own(*knobs(Generation)))
-                second: Any = loading(resolve(layers, tentative=True).runtime)
+                second: Any = loading(resolve(layers, tentative=True))
                 self.second, self.loaded = second, None  # both stay loaded
-            session: Any = loading(self.early.runtime, self.layers)
+            session: Any = loading(self.early, self.layers)
         self.explorer = self._begin(session) if self.row is not None else self._reopen(session)
         self.explorer.interrupted = self.interrupt
         session.use_threads(session.plan(self.explorer.space.base).rows)
-        self.detail(*session.notes())
+        self.messages.detail(*session.notes())
 
     def _reopen(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -259,7 +253,7 @@ class ExploreJob(Job[ExploreOptions]):
     def _tell(self) -> None:
         """Say which settings of the tree that is opened do not hold, once."""
         for line in () if self.file is None else self.file.news():
-            self.remark(line)
+            self.messages.remark(line)
 
     def _begin(self, session: Session) -> Explorer:
         from genctl.tree.explorer import Explorer
@@ -269,7 +263,7 @@ class ExploreJob(Job[ExploreOptions]):
         resolved, plan = self.settle(session, layers, self.options.strategy)
         self.describe(resolved, plan)
         prompt = session.planner.read(request_of(self.row, resolved, 0))
-        self.note_once(prompt.note)
+        self.messages.note_once(prompt.note)
         return Explorer.begin(
             session,
             prompt.text,
@@ -321,7 +315,7 @@ class ExploreJob(Job[ExploreOptions]):
         self._finish()
 
     def _show_screen(self, stack: ExitStack, second: Second | None) -> None:
-        from genctl.commands.explore.screen import run_screen
+        from genctl.commands.explore.screen_app import run_screen
         from genctl.commands.explore.screen_source import TreeSource
 
         names = None
@@ -353,19 +347,21 @@ class ExploreJob(Job[ExploreOptions]):
 
         self.hide()
         self.out.print(Text(line))
-        for watcher in self.watchers:
-            watcher.draw(lambda console: console.print(Text(line)))
+        if self.picture is not None:
+            self.picture.draw(lambda console: console.print(Text(line)))
 
     def _finish(self) -> None:
         """Complete the output and the page; say what an expansion came to, and where the tree is."""
         from genctl.tree.as_events import events_of
 
-        events = list(events_of(self.explorer.tree)) if self.watchers or self.results.format == "dot" else []
-        for watcher in self.watchers:
+        events = list(events_of(self.explorer.tree)) if self.page or self.results.format == "dot" else []
+        if self.page is not None:
             for event in events:
-                watcher.feed(event)
+                self.page.feed(event)
         self.results.close(events)
         if self.results.expanding and self.results.covered is not None:
-            self.note(formats.covered_line(self.results.covered))
+            self.messages.note(formats.covered_line(self.results.covered))
         if self.options.save is not None:
-            self.note(f"the tree is in {self.options.save}: --open continues it, genctl report makes a page of it")
+            self.messages.note(
+                f"the tree is in {self.options.save}: --open continues it, genctl report makes a page of it"
+            )

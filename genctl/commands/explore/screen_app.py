@@ -1,8 +1,11 @@
-"""The keys of the full screen: each is a command of the tree, or moves the screen's own cursor."""
+"""The full screen of `genctl explore`. Its keys are commands of the tree, or move the screen's own cursor."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from rich.console import Group, RenderableType
@@ -14,19 +17,21 @@ from textual.widgets import Input, TextArea
 
 from genctl.commands.explore import formats, marks
 from genctl.commands.explore.alternatives import Alternatives, matching
-from genctl.commands.explore.dialogs import Dialog, Editor, side_by_side
+from genctl.commands.explore.dialogs import Dialog, Editor, PromptLine, side_by_side
 from genctl.commands.explore.flow import TextPiece
-from genctl.commands.explore.prompt_line import PromptLine
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
 from genctl.commands.explore.screen_panes import kind_of
+from genctl.commands.explore.screen_source import TreeSource
 from genctl.commands.explore.screen_worker import CommandDone
 from genctl.commands.explore.text_pane import TextPane
 from genctl.commands.explore.tree_pane import TreePane
 from genctl.config.check import known
-from genctl.errors import count
+from genctl.errors import GenctlError, count
 from genctl.terminal import widgets
+from genctl.terminal.message import print_message
 from genctl.tree import moves
 from genctl.tree.language import COMMANDS, parse
+from genctl.tree.looking import compare
 from genctl.tree.results import At, Bookmarked, BranchText, Compared, Covered, Repeat, Result, Settings
 
 
@@ -121,13 +126,9 @@ class ExploreApp(OrderedKeys):
         elif self.run_command("generate", at=self.place.tip):
             self.action_move("end")
 
-    def action_sample(self, number: int) -> None:
-        """Sample continuations from here."""
-        self.run_command(f"sample {number}", at=self.place.cursor)
-
-    def action_beams(self) -> None:
-        """Beam search from here."""
-        self.run_command("beams", at=self.place.cursor)
+    def action_run(self, line: str, place: str = "") -> None:
+        """A command: from the `cursor` or the `tip` of the branch, or from wherever the tree is."""
+        self.run_command(line, at=getattr(self.place, place) if place else None)
 
     def action_edit(self) -> None:
         """Another text from here."""
@@ -142,18 +143,6 @@ class ExploreApp(OrderedKeys):
                     self.say("there is no text to write", failed=True)
 
         self.push_screen(Editor(rest), edited)
-
-    def action_undo(self) -> None:
-        """Undo."""
-        self.run_command("undo")
-
-    def action_redo(self) -> None:
-        """Redo."""
-        self.run_command("redo")
-
-    def action_bookmark(self) -> None:
-        """Bookmark this place."""
-        self.run_command("bookmark", at=self.place.cursor)
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -229,24 +218,12 @@ class ExploreApp(OrderedKeys):
         elif purpose == "expand":
             self.run_command(f"expand {answer}", at=self.place.cursor)
         elif purpose == "settings":
-            is_value = "=" in answer or answer.split()[0].replace("-", "_") in known()  # top_p=0.5, top_p 0.5
+            is_value = "=" in answer or answer.split()[0].replace("-", "_") in known()  # KEY=VALUE, KEY VALUE
             self.run_command(answer if answer == "reset" else f"{'set' if is_value else 'preset'} {answer}")
         else:
             self.run_command(answer, at=self.place.cursor)
 
     # -- looking -------------------------------------------------------------------------------------------------------
-
-    def action_layers(self) -> None:
-        """What the model would say after each layer."""
-        self.run_command("layers", at=self.place.cursor)
-
-    def action_repeat(self) -> None:
-        """The command that repeats the branch."""
-        self.run_command("repeat", at=self.place.tip)
-
-    def action_copy(self) -> None:
-        """Copy the text of the branch."""
-        self.run_command("copy", at=self.place.tip)
 
     def action_compare(self) -> None:
         """Note a branch, or compare this one with the noted one."""
@@ -256,22 +233,18 @@ class ExploreApp(OrderedKeys):
             self.say("this branch is noted: go to another one and press d again")
             return
         self.first_of_two = None
-        self._show_two(there, here)
+        self._show_two(next(compare(self.source.explorer, [str(there), str(here)])))
 
-    def _show_two(self, *ends: int) -> None:
-        """Two branches side by side, given by their ends."""
+    def _show_two(self, both: Compared) -> None:
+        """Two branches side by side."""
         tree = self.source.tree
-        fork = tree.fork_of(*ends)
-        shared = tree.opened.shown or tree.opened.prompt
-        shared += "".join(tree.nodes[node].text for node in tree.path(fork))
+        shared = (tree.opened.shown or tree.opened.prompt) + both.shared_text
         heads = [
-            f"{name}: logprob {widgets.rounded(tree.joints[end] - tree.joints[fork])}, "
-            f"{tree.depths[end] - tree.depths[fork]} tokens from there"
-            for name, end in zip("AB", ends, strict=True)
+            f"{name}: logprob {widgets.rounded(logprob)}, {length} tokens from there"
+            for name, logprob, length in zip("AB", both.logprobs, both.lengths, strict=True)
         ]
-        columns = [[self._piece(node) for node in tree.path(end, fork)] for end in ends]
-        width = self._dialog_width()
-        body = side_by_side((heads[0], heads[1]), (columns[0], columns[1]), shared, width, coloured=self.coloured)
+        columns = [[self._piece(node) for node in tree.path(end, both.fork)] for end in both.nodes]
+        body = side_by_side(heads, columns, shared, self._dialog_width(), coloured=self.coloured)
         self.push_screen(Dialog("two branches", body))
 
     def _piece(self, node: int) -> TextPiece:
@@ -305,7 +278,7 @@ class ExploreApp(OrderedKeys):
             self.answer = f"{count(told.continuations, 'continuation')}, {covered} of the mass"
             self.answer += f": {told.reason}" if told.reason else ""
         elif isinstance(told, Compared):
-            self._show_two(*told.nodes)
+            self._show_two(told)
         elif isinstance(told, BranchText):
             self.copy_to_clipboard(told.text)
             self.answer = f"copied {len(told.text)} characters"
@@ -347,3 +320,45 @@ class ExploreApp(OrderedKeys):
     def action_leave(self) -> None:
         """Leave."""
         self.exit(0)
+
+
+# -- the full screen, from the terminal to the exit status -------------------------------------------------------------
+
+POLL_S = 0.1  # how often a signal is looked for
+
+
+def run_screen(
+    source: TreeSource,
+    *,
+    saved: str = "",
+    coloured: bool = True,
+    signalled: Callable[[], int] = lambda: 0,
+    resume: bool = False,
+) -> int:
+    """Show a tree until the person leaves. Returns the exit status.
+
+    `saved` is the file of the tree, which the last line names. `signalled` is the status to exit with once a signal has
+    come, else 0; whoever calls handles signals. `resume` finishes the command that was cut short. Raises GenctlError
+    after the terminal is restored, if the screen itself fails.
+    """
+    app = ExploreApp(source, coloured=coloured)
+    errors = app.capture_errors()
+    app.watch_signals(signalled, POLL_S)
+    if resume:
+        app.first_command = "resume"
+    status = app.run()
+    app.worker.close()
+    if saved:
+        command = f"genctl explore --open {shlex.quote(saved)}"
+        print_message(f"saved: {command} continues this tree", whole=command)
+    if app.return_code:
+        told = errors.getvalue()
+        last = next(iter(re.findall(r"^\w+(?:Error|Exception|Exit|Matches)\b.*$", told, re.MULTILINE)), "no message")
+        raise ScreenError(f"the screen failed: {last}", hint="this is a bug; --debug shows where") from RuntimeError(
+            told
+        )
+    return signalled() or int(status or 0)
+
+
+class ScreenError(GenctlError):
+    """The screen failed, not the model."""

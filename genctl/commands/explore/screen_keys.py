@@ -100,13 +100,18 @@ KEYS: tuple[Key, ...] = (
     Key("enter", "take", "Enter", "take the alternative and generate on; in the tree, go to the branch"),
     Key("space", "pause", "Space", "generate on from the end of the branch; while something runs, stop it"),
     *(
-        Key(str(digit), f"sample({digit})", "1 … 9" if digit == 1 else "", "sample so many continuations from here")
+        Key(
+            str(digit),
+            f"run('sample {digit}', 'cursor')",
+            "1 … 9" if digit == 1 else "",
+            "sample so many continuations from here",
+        )
         for digit in range(1, 10)
     ),
-    Key("b", "beams", "b", "beam search from here"),
+    Key("b", "run('beams', 'cursor')", "b", "beam search from here"),
     Key("e", "edit", "e", "write another text from here (a token that it cuts is healed)"),
-    Key("u", "undo", "u", "undo"),
-    Key("U,shift+u", "redo", "U", "redo"),
+    Key("u", "run('undo')", "u", "undo"),
+    Key("U,shift+u", "run('redo')", "U", "redo"),
     Key("n", "move('next')", "n", "the next uncertain token: entropy of 1 nat or more"),
     Key("N,shift+n", "move('previous')", "N", "the uncertain token before"),
     Key(
@@ -123,12 +128,12 @@ KEYS: tuple[Key, ...] = (
         "expand all continuations by joint probability, up to a mass and a depth",
         question="expand up to: mass=0.9,depth=6",
     ),
-    Key("m", "bookmark", "m", "bookmark this place"),
+    Key("m", "run('bookmark', 'cursor')", "m", "bookmark this place"),
     Key("d", "compare", "d", "compare two branches: press it on one, then on the other"),
-    Key("l", "layers", "l", "what the model would say after each of its layers"),
+    Key("l", "run('layers', 'cursor')", "l", "what the model would say after each of its layers"),
     Key("slash", "filter", "/", "filter the alternatives by text", question="filter the alternatives"),
-    Key("c", "copy", "c", "copy the text of the branch"),
-    Key("y", "repeat", "y", "show and copy the command that repeats this branch"),
+    Key("c", "run('copy', 'tip')", "c", "copy the text of the branch"),
+    Key("y", "run('repeat', 'tip')", "y", "show and copy the command that repeats this branch"),
     Key(
         "colon",
         "command",

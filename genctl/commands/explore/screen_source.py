@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from genctl.commands.explore.screen_worker import NodeLook
+from genctl.config import presets
+from genctl.config.check import known
 from genctl.errors import GenctlError
 from genctl.tree.beside import Second
 from genctl.tree.distribution import Distribution
@@ -18,8 +20,24 @@ from genctl.tree.nodes import Tree
 BEST = 4096  # nodes whose most probable token is kept
 
 
+@dataclass(frozen=True)
+class NodeLook:
+    """What is shown of a place in the tree."""
+
+    node: int
+    settings: int
+    first: Distribution | None = None  # None: it could not be computed
+    other: Distribution | None = None  # by the other model or preset
+    shared: int | None = None  # columns of the cache
+    own: int | None = None
+    error: str = ""
+
+
 class TreeSource:
-    """A tree with the explorer that works on it. `second` is shown beside it; `names` are those of the two."""
+    """A tree with the explorer that works on it. `second` is shown beside it; `names` are those of the two.
+
+    `do`, `look` and `differs` run in the worker's thread and raise GenctlError; `pause` is called from any thread.
+    """
 
     def __init__(self, explorer: Explorer, second: Second | None = None, names: tuple[str, str] | None = None) -> None:
         self.explorer, self.second, self.names = explorer, second, names
@@ -45,9 +63,6 @@ class TreeSource:
     @property
     def suggestions(self) -> Sequence[str]:
         """Knobs and presets, for completion."""
-        from genctl.config import presets
-        from genctl.config.check import known
-
         return [
             *(f"{name}=" for name in sorted(known())),
             *sorted({preset.name for preset in presets.available()}),

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from genctl.commands.explore.screen_source import NodeLook, TreeSource
 from genctl.errors import GenctlError
-from genctl.tree.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -33,46 +32,17 @@ class CommandDone:
 
 
 @dataclass(frozen=True)
-class NodeLook:
-    """What is shown of a place in the tree."""
-
-    node: int
-    settings: int
-    first: Distribution | None = None  # None: it could not be computed
-    other: Distribution | None = None  # by the other model or preset
-    shared: int | None = None  # columns of the cache
-    own: int | None = None
-    error: str = ""
-
-
-@dataclass(frozen=True)
 class DiffersAt:
     """Whether two models or presets would write different tokens after some nodes."""
 
     nodes: dict[int, bool]
 
 
-class Hands(Protocol):
-    """What works on the tree. Everything here runs in the worker's thread."""
-
-    def do(self, line: str, /) -> Iterator[Any]:
-        """Do a command of `genctl.tree.language`; raises GenctlError."""
-
-    def pause(self) -> None:
-        """End what is done at its next token. From any thread."""
-
-    def look(self, node: int, /) -> NodeLook:
-        """What is shown of a node; raises GenctlError."""
-
-    def differs(self, node: int, /) -> bool:
-        """Whether two models or presets would write different tokens after a node; raises GenctlError."""
-
-
 class ModelThread:
     """Runs commands. `submit`, `look`, `compare`, `stop` and `close` may be called from any thread."""
 
-    def __init__(self, hands: Hands, tell: Callable[[object], object]) -> None:
-        self.hands, self.tell = hands, tell
+    def __init__(self, source: TreeSource, tell: Callable[[object], object]) -> None:
+        self.source, self.tell = source, tell
         self.running = ""  # the command
         self._lines: deque[str] = deque()
         self._wanted: int | None = None
@@ -123,7 +93,7 @@ class ModelThread:
         """Stop what runs at the next token."""
         with self._turn:
             self._stop = True
-        self.hands.pause()
+        self.source.pause()
 
     def close(self, seconds: float | None = None) -> bool:
         """Stop, and wait for the thread to end. False if it did not in time."""
@@ -131,7 +101,7 @@ class ModelThread:
             self._stop = self._closing = True
             self._lines.clear()
             self._turn.notify()
-        self.hands.pause()
+        self.source.pause()
         if self._thread.is_alive():
             self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -158,11 +128,11 @@ class ModelThread:
         self.tell(CommandBegan(line))
         done = CommandDone(line)
         try:
-            for result in self.hands.do(line):
+            for result in self.source.do(line):
                 self.tell(result)
                 self._answer_look()
                 if self._stop:  # it may have come before the command began
-                    self.hands.pause()
+                    self.source.pause()
         except GenctlError as error:
             done = CommandDone(line, error.message, error.hint)
         except MemoryError:
@@ -184,7 +154,7 @@ class ModelThread:
         if node is None:
             return False
         try:
-            look = self.hands.look(node)
+            look = self.source.look(node)
         except GenctlError as error:
             look = NodeLook(node, -1, error=error.message)
         except Exception as error:
@@ -201,7 +171,7 @@ class ModelThread:
             if node is None:
                 break
             try:
-                found[node] = self.hands.differs(node)
+                found[node] = self.source.differs(node)
             except GenctlError:
                 found[node] = False
             if len(found) == 16:

@@ -18,16 +18,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.config.search_conflicts import check_distinct, check_returned
 from genctl.errors import UsageError
+from genctl.io.records import SCHEMA
 from genctl.models.config_numbers import context_of, source_context_of
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.commands.inspect.skeleton import Skeleton
 
-SCHEMA = "genctl/1"
-CROSS, STATE, WINDOW, STATIC = "cross-attention", "recurrent state", "sliding window", "static"
+STATIC = "static"
 SHARED = 64  # least columns of a prompt that its rows share (`decode.cache.shared`), in the native runtime
 
 
@@ -176,8 +177,8 @@ def plan(
         "total_bytes": bytes_total,
         "reserved_bytes": sum(part.reserved(size) for part in parts),
         "weights_bytes": weights,
-        "bytes_per_token": _divided(bytes_total - total(parts, _long(size, size.length - 1)), size.rows),
-        "bytes_per_row": _divided(bytes_total, size.rows),
+        "bytes_per_token": divided(bytes_total - total(parts, _long(size, size.length - 1)), size.rows),
+        "bytes_per_row": divided(bytes_total, size.rows),
         "share_of_weights": bytes_total / weights if weights else None,
         "steps": [],
     }
@@ -319,7 +320,3 @@ def _notes(generation: Generation, parts: Sequence[Part], size: Size, form: str)
     if generation.assistant_model or generation.prompt_lookup_num_tokens or generation.assistant_early_exit:
         notes.append("a draft is kept, with what it pushes out of windows, until it is checked; this is not counted")
     return notes
-
-
-def _divided(amount: int, count: int) -> int | float:
-    return amount // count if amount % count == 0 else amount / count

@@ -170,7 +170,7 @@ def sum_lines(report: Report, width: int | None) -> list[Text]:
     total, reserved, weights = report["total_bytes"], report["reserved_bytes"], report["weights_bytes"]
     last = report["steps"][-1] if report["steps"] else None
     rows = sum(len(step["input_ids"]) for step in report["steps"] if last and step["step"] == last["step"])
-    paragraphs = [[("total", f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else ""))]]
+    paragraphs = [[("total", amount(total))]]
     if rows > 1:
         paragraphs[0].append(("", f"{number(report['bytes_per_row'])} bytes for each of {rows} rows"))
     if report["share_of_weights"] is not None:
@@ -305,6 +305,11 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: set[
     return lines
 
 
+def amount(total: int) -> str:
+    """Bytes as a number, and as people say it."""
+    return f"{total:,} bytes" + (f" ({size(total)})" if total >= 1024 else "")
+
+
 def share(part: float) -> str:
     """A share as a percentage; a small one has two significant digits."""
     return percent(part, significant=2 if part < 0.1 else 0)
@@ -315,3 +320,36 @@ def number(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == int(value) else f"about {value:,.0f}"
+
+
+# -- the part of a page that shows a cache: what was measured, and beside it what a plan says -------------------------
+
+_LAYER = ("layer", "kind", "shape", "bytes")
+_SUMS = ("model", "cache", "total_bytes", "reserved_bytes", "weights_bytes", "bytes_per_token")
+
+
+def cache_part(report: Mapping[str, Any], planned: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The measured layers of each pass, the planned ones, and the heat map if there is one. Inputs are left out."""
+    part = {name: report[name] for name in _SUMS}
+    part["layers"] = _page_layers(report)
+    part["steps"] = [
+        {"step": step["step"], "total_bytes": step["total_bytes"], "layers": _page_layers(step)}
+        for step in report["steps"]
+    ]
+    if planned is not None:
+        part["planned"] = {"total_bytes": planned["total_bytes"], "layers": _page_layers(planned)}
+    if "heatmap" in report:
+        part["heatmap"] = _rounded(report["heatmap"])
+    return part
+
+
+def _page_layers(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{name: layer[name] for name in _LAYER} for layer in report["layers"]]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -11,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.inspect import plan as cache_plan
+from genctl.commands.inspect.cache_inputs import given_lines
+from genctl.commands.inspect.cache_report import cache_part, report_lines
+from genctl.commands.inspect.cache_view import CacheView
+from genctl.commands.inspect.measurement import Measurement
 from genctl.commands.inspect.options import STEPS, InspectOptions, check_length, check_rows
 from genctl.commands.job import Job, Listener, request_of, seed_of, start_seed
 from genctl.config.dry import to_toml
 from genctl.config.layers import Layer, Resolved, resolve
-from genctl.engines.protocol import Flow
+from genctl.engines.protocol import Flow, Request
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.io import writers
 from genctl.io.rows import InputRow
-from genctl.params import Runtime
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from genctl.commands.inspect.measurement import Measurement
-    from genctl.engines.protocol import Request
 
 
 # -- the size of a model in memory -------------------------------------------------------------------------------------
@@ -53,7 +52,7 @@ class InspectJob(Job[InspectOptions]):
         super().__init__(options, interrupt, choice)
         self.steps = STEPS if options.steps is None else options.steps
         self.heat: tuple[int, list[dict[str, Any]], list[dict[str, Any]]] | None = None
-        self.asides: list[str] = []  # notes for the end
+        self.messages.held = []  # notes for the end
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --plan, print the plan."""
@@ -76,17 +75,15 @@ class InspectJob(Job[InspectOptions]):
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the saved prompt cache and the view."""
-        from genctl.commands.inspect.cache_view import CacheView
-
         options, live = self.options, self.options.on_screen
         self.live = live
         self.open_consoles()
         self.saved: writers.Sink | None = None
         self.results: writers.Sink | None = None
         if options.save_cache is not None:
-            self.saved = self.sink(stack, options.save_cache, force=options.force, at_once=True)
+            self.saved = self.sink(stack, options.save_cache, at_once=True)
         if not live:
-            self.results = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            self.results = self.sink(stack, options.output)
         self.view = CacheView(self.out, self.err, live=live, steps=self.steps, quiet=options.quiet)
         stack.enter_context(self.view)
 
@@ -94,14 +91,14 @@ class InspectJob(Job[InspectOptions]):
         """Load the checkpoint and check the settings on it."""
         from genctl.engines.local.session import Session
 
-        session = self.load_engine(self.early.runtime, self.layers, on_event=self.view.feed, live=self.live)
+        session = self.load_engine(self.early, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model
         self.session = session
         self.base, plan = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()
         self.describe(self.base, plan)
         session.use_threads(plan.rows)
-        self.detail(*session.notes())
+        self.messages.detail(*session.notes())
         self.weights = self.view.weights = weights_bytes(session.loaded.model)
 
     def deliver(self, stack: ExitStack) -> None:
@@ -110,21 +107,18 @@ class InspectJob(Job[InspectOptions]):
         self.interrupt.gentle = True
         report = self._measure(requests)
         self.hide()
-        for note in self.asides:
-            super().remark(note)
+        self.messages.release()
         if self.saved is not None and not (self.failed or self.interrupt.status):
             content, tokens = self.session.saved_prompt(requests[0])
             self.saved.write(content)
             self.saved.close()
             if not self.options.quiet:
-                self.say(f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}")
+                self.messages.say(
+                    f"saved {count(tokens, 'token')}, {len(content):,} bytes, to {self.options.save_cache}"
+                )
         if report is not None:
             self._write(report)
             self._show(report)
-
-    def remark(self, line: str) -> None:
-        """Keep a note for the end."""
-        self.asides.append(line)
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
@@ -163,8 +157,6 @@ class InspectJob(Job[InspectOptions]):
 
     def _measure(self, requests: Sequence[Request]) -> dict[str, Any] | None:
         """The report on the prompts; None if none could be decoded."""
-        from genctl.commands.inspect.measurement import Measurement
-
         options, session = self.options, self.session
         measured = Measurement(self.steps)
 
@@ -176,10 +168,10 @@ class InspectJob(Job[InspectOptions]):
                 self.heat = current_norms(session)
 
         self._decode(requests, [*self.listeners, look, self.note_prompt, self.reuse.feed, self.view.feed])
-        self.note(*self.reuse.notes(session, verbose=options.verbose))
+        self.messages.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:
-                self.fail(self._row(prompt.id), prompt.failed.code, prompt.failed.message, hint=prompt.failed.hint)
+                self.fail(self._row(prompt.lane), prompt.failed.code, prompt.failed.message, hint=prompt.failed.hint)
         if not measured.passes or len(measured.failures) == len(measured.prompts):
             return None
         uncached: Measurement | None = None
@@ -188,7 +180,7 @@ class InspectJob(Job[InspectOptions]):
             uncached = Measurement(self.steps)
             self._decode([_uncached(request) for request in requests], [uncached.feed])
             if measured.written() != uncached.written():
-                self.note("without a cache other tokens were written")
+                self.messages.note("without a cache other tokens were written")
         form = self.base.generation.cache_implementation if self._cached else "off"
         report = measured.report(self.weights, form, beside=uncached)
         if self.heat is not None:
@@ -206,9 +198,9 @@ class InspectJob(Job[InspectOptions]):
         flow = Flow(max(len(requests), 1), watch=True, interrupted=self.interrupt)
         self.listen(self.session.stream(requests, None, flow), listeners)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
-        return self._row(lane), self.base.runtime
+        return self._row(lane), self.base
 
     def _row(self, id: str) -> InputRow:
         return next(row for row in self.rows if row.id == id and isinstance(row, InputRow))
@@ -238,28 +230,23 @@ class InspectJob(Job[InspectOptions]):
             for line in self._lines(report, console.width):
                 console.print(line)
 
-        for watcher in self.watchers:
-            watcher.draw(draw)
-        if self.options.report is not None:
-            part = self._page_part(report)
-            for watcher in self.watchers:
-                watcher.settled(to_toml(self.base, defaults=False), cache=part)
+        if self.picture is not None:
+            self.picture.draw(draw)
+        if self.page is not None:
+            self.page.settled(to_toml(self.base, defaults=False), cache=self._page_part(report))
 
     def _page_part(self, report: dict[str, Any]) -> dict[str, Any]:
         from genctl.commands.inspect.cache_estimate import planned_like
-        from genctl.pages.cache_part import cache_part
 
         try:
             planned = planned_like(self.base.runtime, self.base.generation, report, **self.options.trust)
         except GenctlError as error:
             planned = None
-            self.detail(f"the page has no plan beside the measurement: {error.message}")
+            self.messages.detail(f"the page has no plan beside the measurement: {error.message}")
         return cache_part(report, planned)
 
     def _lines(self, report: dict[str, Any], width: int | None) -> list[Any]:
-        from genctl.commands.inspect.cache_inputs import given_lines
         from genctl.commands.inspect.cache_norms import heatmap_lines
-        from genctl.commands.inspect.cache_report import report_lines
         from genctl.commands.inspect.prompt_diff import diff_lines
 
         lines = report_lines(report, width)

@@ -11,56 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
+from genctl.history import LaneHistory
+from genctl.io.records import SCHEMA
 
-SCHEMA = "genctl/1"
 CROSS = "cross-attention"
 STATE = "recurrent state"
-
-
-@dataclass
-class MeasuredPrompt:
-    """One prompt of a measurement, and its result."""
-
-    id: str
-    text: str = ""
-    strategy: str = ""
-    seed: int | None = None
-    tokens: int = 0
-    reused: int = 0
-    read: bool = False  # whether it is prefilled
-    passes: int = 0  # after the prefill
-    finished: events.Finished | None = None
-    failed: events.Failed | None = None
-
-    def ended(self, steps: int) -> dict[str, Any] | None:
-        """The reason for its end and the number of passes; None if it did not end."""
-        if self.finished is None:
-            return None
-        best = self.finished.hypotheses[0] if self.finished.hypotheses else None
-        reason = best.reason if best else "length"
-        if reason == "length" and self.passes >= steps:
-            reason = "steps"
-        ending: dict[str, Any] = {"reason": reason, "steps": self.passes}
-        if best is not None and best.cause:
-            ending["stop"] = best.cause
-        return ending
-
-    def entry(self, steps: int) -> dict[str, Any]:
-        """Its entry in the report."""
-        hypotheses = () if self.finished is None else self.finished.hypotheses
-        return {
-            "id": self.id,
-            "prompt": self.text,
-            "prompt_tokens": self.tokens,
-            "reused_tokens": self.reused,
-            "strategy": self.strategy,
-            "seed": self.seed,
-            "ended": self.ended(steps),
-            "sequences": [
-                {"token_ids": list(hypothesis.tokens), "text": hypothesis.text, "finish_reason": hypothesis.reason}
-                for hypothesis in hypotheses
-            ],
-        }
 
 
 @dataclass
@@ -68,43 +23,40 @@ class Measurement:
     """Collects the events of an observed run of at most `steps` passes after the prefill."""
 
     steps: int
-    prompts: dict[str, MeasuredPrompt] = field(default_factory=dict)
+    prompts: dict[str, LaneHistory] = field(default_factory=dict)
     passes: list[dict[str, Any]] = field(default_factory=list)  # as they are reported
     tokens: list[list[int]] = field(default_factory=list)  # of a single prompt: the tokens of each cached row
     model: str = ""
     _last: dict[str, int] = field(default_factory=dict)  # the newest pass of each prompt
+    _after: dict[str, int] = field(default_factory=dict)  # passes of each prompt after its prefill
 
     def feed(self, event: events.Event) -> dict[str, Any] | None:
         """Take one event. Returns the report of a pass if the event is one."""
+        if isinstance(event, events.CacheRead):
+            return self._pass(event)
+        if isinstance(event, (events.Began, events.Prefilled, events.Finished, events.Failed)):
+            self.prompts[event.lane] = (self.prompts.get(event.lane) or LaneHistory(event.lane)).after(event)
         if isinstance(event, events.Began):
             self.model = event.model or self.model
-            self.prompts[event.lane] = MeasuredPrompt(event.lane, event.prompt, event.strategy, event.seed)
+            self._after[event.lane] = 0
         elif isinstance(event, events.Prefilled):
             self._prefilled(event)
-        elif isinstance(event, events.Finished):
-            self.prompts[event.lane].finished = event
-        elif isinstance(event, events.Failed):
-            self.prompts.setdefault(event.lane, MeasuredPrompt(event.lane)).failed = event
-        elif isinstance(event, events.CacheRead):
-            return self._pass(event)
         return None
 
     @property
-    def failures(self) -> list[MeasuredPrompt]:
+    def failures(self) -> list[LaneHistory]:
         """The prompts that failed."""
         return [prompt for prompt in self.prompts.values() if prompt.failed is not None]
 
     def _prefilled(self, event: events.Prefilled) -> None:
         prompt = self.prompts[event.lane]
-        prompt.tokens, prompt.reused, prompt.read = event.prompt_tokens, event.reused, True
         if event.shared:  # the pass belongs to the other prompt
-            same = next(
-                (other for other in self.prompts.values() if other is not prompt and other.text == prompt.text), None
-            )
-            if same is not None and same.id in self._last:
-                self._last[prompt.id] = self._last[same.id]
-        elif event.reused and prompt.id in self._last:
-            self._reused(self.passes[self._last[prompt.id]])
+            others = (other for other in self.prompts.values() if other is not prompt)
+            same = next((other.lane for other in others if _text(other) == _text(prompt)), "")
+            if same in self._last:
+                self._last[event.lane] = self._last[same]
+        elif event.reused and event.lane in self._last:
+            self._reused(self.passes[self._last[event.lane]])
 
     @staticmethod
     def _reused(entry: dict[str, Any]) -> None:
@@ -119,18 +71,18 @@ class Measurement:
         inputs = event.given
         assert inputs is not None
         lanes = list(dict.fromkeys(event.lanes or (event.lane,)))
-        prefill = not self.prompts[lanes[0]].read
+        prefill = self.prompts[lanes[0]].prefilled is None
         if not prefill:
-            if max(self.prompts[lane].passes for lane in lanes) >= self.steps:
+            if max(self._after[lane] for lane in lanes) >= self.steps:
                 return None  # a search that scores a token before committing it needs one more pass
             for lane in lanes:
-                self.prompts[lane].passes += 1
+                self._after[lane] += 1
         places = {name: place for place, name in enumerate(self.prompts)}
         layers = [dict(layer) for layer in event.layers]
         total = sum(layer["bytes"] for layer in layers)
         before = {self._last[lane] for lane in lanes if lane in self._last}
         entry: dict[str, Any] = {
-            "step": 0 if prefill else max(self.prompts[lane].passes for lane in lanes),
+            "step": 0 if prefill else max(self._after[lane] for lane in lanes),
             "rows": [places[lane] for lane in event.lanes or (event.lane,)],
             **as_given(inputs),
             "layers": layers,
@@ -172,12 +124,12 @@ class Measurement:
         rows = sum(len(entry["input_ids"]) for entry in final)
         report: dict[str, Any] = {"schema": SCHEMA, "model": self.model}
         if len(self.prompts) == 1 and prompts:
-            report |= prompts[0].entry(self.steps)
+            report |= self._entry(prompts[0])
         else:
-            report["prompts"] = [prompt.entry(self.steps) for prompt in prompts]
+            report["prompts"] = [self._entry(prompt) for prompt in prompts]
         if self.failures:
             report["errors"] = [
-                {"id": failure.id, "error": {"code": failure.failed.code, "message": failure.failed.message}}
+                {"id": failure.lane, "error": {"code": failure.failed.code, "message": failure.failed.message}}
                 for failure in self.failures
                 if failure.failed is not None
             ]
@@ -188,7 +140,7 @@ class Measurement:
             "reserved_bytes": sum(entry["reserved_bytes"] for entry in final),
             "weights_bytes": weights,
             "bytes_per_token": per_token(self.passes),
-            "bytes_per_row": _divided(total, rows),
+            "bytes_per_row": divided(total, rows),
             "share_of_weights": total / weights if weights else None,
             "steps": self.passes,
         }
@@ -199,10 +151,36 @@ class Measurement:
     def written(self) -> dict[str, list[tuple[int, ...]]]:
         """The new tokens of each prompt's sequences."""
         return {
-            prompt.id: [hypothesis.tokens for hypothesis in prompt.finished.hypotheses]
+            prompt.lane: [hypothesis.tokens for hypothesis in prompt.finished.hypotheses]
             for prompt in self.prompts.values()
             if prompt.finished is not None
         }
+
+    def _entry(self, prompt: LaneHistory) -> dict[str, Any]:
+        """The entry of a prompt."""
+        began, read, finished = prompt.began, prompt.prefilled, prompt.finished
+        return {
+            "id": prompt.lane,
+            "prompt": _text(prompt),
+            "prompt_tokens": read.prompt_tokens if read else 0,
+            "reused_tokens": read.reused if read else 0,
+            "strategy": began.strategy if began else "",
+            "seed": began.seed if began else None,
+            "ended": None if finished is None else self._ended(finished),
+            "sequences": [
+                {"token_ids": list(hypothesis.tokens), "text": hypothesis.text, "finish_reason": hypothesis.reason}
+                for hypothesis in (finished.hypotheses if finished else ())
+            ],
+        }
+
+    def _ended(self, finished: events.Finished) -> dict[str, Any]:
+        """The reason for the end of a prompt and the number of passes."""
+        best, passes = finished.hypotheses[0] if finished.hypotheses else None, self._after[finished.lane]
+        reason = best.reason if best else "length"
+        if reason == "length" and passes >= self.steps:
+            reason = "steps"
+        stop = {"stop": best.cause} if best is not None and best.cause else {}
+        return {"reason": reason, "steps": passes, **stop}
 
     def _put_beside(self, uncached: Measurement) -> None:
         names = ("input_ids", "position_ids", "attention_mask", "past_length")
@@ -210,6 +188,11 @@ class Measurement:
         for entry in self.passes:
             match = passes.get((entry["step"], tuple(entry["rows"])))
             entry["without_cache"] = None if match is None else {name: match[name] for name in names}
+
+
+def _text(prompt: LaneHistory) -> str:
+    """The prompt as the model reads it."""
+    return prompt.began.prompt if prompt.began else ""
 
 
 def as_given(inputs: events.Given) -> dict[str, Any]:
@@ -248,7 +231,7 @@ def per_token(passes: Sequence[dict[str, Any]]) -> int | float | None:
         if not entry["cache_position"]:
             new = len(entry["input_ids"][0])
         if new > 0:
-            return _divided(entry["growth_bytes"], new * len(entry["rows"]))
+            return divided(entry["growth_bytes"], new * len(entry["rows"]))
     return None
 
 
@@ -256,7 +239,8 @@ def _reach(entry: dict[str, Any]) -> int:
     return int(entry["past_length"] + len(entry["input_ids"][0]))
 
 
-def _divided(total: int, count: int) -> int | float | None:
+def divided(total: int, count: int) -> int | float | None:
+    """A share of bytes, a whole number where it is one; None of nothing."""
     if not count:
         return None
     return total // count if total % count == 0 else total / count

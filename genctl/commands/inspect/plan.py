@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.inspect.cache_report import PIPE, layer_lines, number, share
+from genctl.commands.inspect.cache_report import PIPE, Report, amount, layer_lines, number, share
 from genctl.commands.inspect.options import InspectOptions
-from genctl.commands.memory_size import memory_bytes
+from genctl.commands.options import memory_bytes
 from genctl.config.layers import Resolved
 from genctl.errors import Exit, UsageError, count, size
+from genctl.io.writers import report_text
 from genctl.terminal import theme, widgets
+from genctl.terminal.console import make_consoles
+from genctl.terminal.widgets import visible
 
 # A cache estimate as text: its layers, sums for each kind, and what fits into a memory.
 
-
-Report: TypeAlias = Mapping[str, Any]
 
 INDENT = 10  # cells of the words before each line of sums
 NOT_COUNTED = "activations and the framework's own memory are not counted"
@@ -43,7 +43,7 @@ def plan_lines(report: Report, width: int | None) -> list[Text]:
 
 def _sums(report: Report) -> list[tuple[str, list[str], Any]]:
     total, weights, plan = report["total_bytes"], report["weights_bytes"], report["plan"]
-    phrases = [_amount(total)]
+    phrases = [amount(total)]
     if plan["rows"] > 1:
         phrases.append(f"{number(report['bytes_per_row'])} bytes for each of {plan['rows']:,} rows")
     phrases.append(f"{number(report['bytes_per_token'])} bytes for each new token of each row")
@@ -57,7 +57,7 @@ def _sums(report: Report) -> list[tuple[str, list[str], Any]]:
             for kind, amount in kinds.items()
         ]
         entries.append(("", each, theme.PLAIN))
-    phrases = [_amount(weights), plan["dtype"]]
+    phrases = [amount(weights), plan["dtype"]]
     if report["share_of_weights"]:
         phrases.append(f"the cache is {share(report['share_of_weights'])} of them")
     return [*entries, ("weights", phrases, theme.PLAIN)]
@@ -77,7 +77,7 @@ def _fit(report: Report) -> list[tuple[str, list[str], Any]]:
     else:
         verdict = f"fits, {size(left)} left"
     style = theme.PLAIN if plan["fits"] else theme.ERROR
-    entries = [("memory", [_amount(memory), verdict], style)]
+    entries = [("memory", [amount(memory), verdict], style)]
     rows = "" if plan["rows"] == 1 else f" in {plan['rows']:,} rows"
     if plan["longest_length"] is None:
         longest = ["any length: nothing that is kept grows with it"]
@@ -95,10 +95,6 @@ def _fit(report: Report) -> list[tuple[str, list[str], Any]]:
     else:
         most = f"{count(plan['largest_batch'], 'prompt')} of {count(plan['length'], 'token')}"
     return [*entries, ("largest", [most], theme.PLAIN), ("", [NOT_COUNTED], theme.DIM)]
-
-
-def _amount(amount: int) -> str:
-    return f"{amount:,} bytes" + (f" ({size(amount)})" if amount >= 1024 else "")
 
 
 def _entry(name: str, words: list[str], style: Any, width: int | None) -> list[Text]:
@@ -144,11 +140,7 @@ def perform(options: InspectOptions, early: Resolved) -> int:
     return int(Exit.CHECK if report["plan"]["fits"] is False else Exit.DONE)
 
 
-def _write(report: Mapping[str, Any], options: InspectOptions) -> None:
-    from genctl.io.writers import report_text
-    from genctl.terminal.console import make_consoles
-    from genctl.terminal.widgets import visible
-
+def _write(report: Report, options: InspectOptions) -> None:
     out, err = make_consoles(options.color)
     if options.format == "text":
         for line in plan_lines(report, out.width if out.is_terminal else None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.text import Text
@@ -64,12 +64,9 @@ SHOWN = 6  # tokens shown after the common prefix
 class DecodingCount:
     """One decoding of the second prompt, counted while it runs."""
 
-    tokens_read: int = 0  # of the prompt: tokens fed to the model before the first new token
+    prompt_tokens_read: int = 0  # of the prompt: tokens fed to the model before the first new token
     passes: int = 0  # through the decoder, those of the prompt included
     token_ids: list[list[int]] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return {"prompt_tokens_read": self.tokens_read, "passes": self.passes, "token_ids": self.token_ids}
 
 
 def difference(
@@ -102,8 +99,8 @@ def difference(
         "reused_tokens": reused,
         "share_reused": reused / len(ids[1]),
         "spared_bytes": spared(prefix, reused),
-        "with_reuse": reading.as_json(),
-        "without_reuse": alone.as_json(),
+        "with_reuse": asdict(reading),
+        "without_reuse": asdict(alone),
         "tokens_agree": reading.token_ids == alone.token_ids,
         "reason": _reason(session, prefix, common, reused, ids),
     }
@@ -151,7 +148,7 @@ def _decode(
             if isinstance(event, events.Prefilled):
                 reused = event.reused
                 # not counted: an encoder's pass, which reads the whole source or does not happen
-                reading.tokens_read = event.prompt_tokens - reused if forward.is_encoder_decoder else fed
+                reading.prompt_tokens_read = event.prompt_tokens - reused if forward.is_encoder_decoder else fed
             elif isinstance(event, events.Finished):
                 reading.token_ids = [list(hypothesis.tokens) for hypothesis in event.hypotheses]
             elif isinstance(event, events.Failed):

@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text as Line
 
 from genctl.commands.parity.view import short_names, signed
 from genctl.comparing.statistics import Interval, bootstrap
-from genctl.engines.protocol import Flow, Report
+from genctl.engines.protocol import Engine, Flow, Report, Request
 from genctl.engines.scored_text import Options, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.io.records import SCHEMA, finite
 from genctl.results import Collector
 from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging
-
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine, Request
 
 Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
 

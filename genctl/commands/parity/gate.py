@@ -6,22 +6,23 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from genctl.commands.parity import golden_file
-from genctl.commands.parity.servers import check_server, is_server, server_side
+from genctl.commands.parity.loading import LoadedSides, check_same
+from genctl.commands.parity.options import check_server
 from genctl.commands.parity.sides import read_side
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side
+from genctl.engines.protocol import EngineSetup, Request
 from genctl.errors import InputError, UsageError, count, quote
 from genctl.io import writers
-
-if TYPE_CHECKING:
-    from genctl.commands.parity.loading import LoadedSides
-    from genctl.engines.protocol import Request
-    from genctl.parity.recorded import Golden
-    from genctl.parity.sides import LocalSide
-    from genctl.parity.values import Parity
+from genctl.models.text import detokenizer
+from genctl.parity.golden import compare as compare_golden
+from genctl.parity.measure import measure
+from genctl.parity.recorded import Golden
+from genctl.parity.remote import compare as compare_server
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Parity
 
 NEW_TOKENS = 32  # of each prompt
 
@@ -45,14 +46,12 @@ class GoldenOutcome:
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
     first, second = (_side(text, max_new_tokens) for text in (reference, other))
-    early = second.early()
-    if is_server(first.early()):
-        check_server(first, first.early(), is_reference=True)
-    if is_server(early):
-        check_server(second, early, is_reference=False)
+    for side in (first, second):
+        if side.is_server:
+            check_server(side, is_reference=side is first)
     with closing(_loaded()) as loaded:
         mine = _load(loaded, first, prompts)
-        compared = _with_server if is_server(early) else _with_checkpoint
+        compared = _with_server if second.is_server else _with_checkpoint
         one = compared(loaded, (first, second), mine, prompts)
     for id, reason in one.failed.items():
         raise InputError(f"text {int(id) + 1} could not be compared: {reason}")
@@ -60,9 +59,6 @@ def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: 
 
 
 def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    from genctl.commands.parity.loading import check_same
-    from genctl.parity.measure import measure
-
     theirs = _load(loaded, sides[1], prompts)
     named = [(str(number), text) for number, text in enumerate(prompts, 1)]
     check_same(mine.session.loaded, theirs.session.loaded, named)
@@ -70,11 +66,9 @@ def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalS
 
 
 def _with_server(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    from genctl.parity.remote import compare as compare_server
-
     first, second = sides
-    engine, resolved = loaded.engine(second, second.early())
-    server = server_side(loaded, second, engine, resolved, first, mine, _ids(prompts))
+    engine, resolved = loaded.engine(second)
+    server = loaded.server(second, engine, resolved, first, mine, _ids(prompts))
     return compare_server(mine, server, _requests(mine, prompts)).parity
 
 
@@ -86,7 +80,7 @@ def check_golden(
     Raises GenctlError.
     """
     name, read = path.stem, _side(side, max_new_tokens)
-    if is_server(read.early()):
+    if read.is_server:
         raise UsageError(
             f"golden {name} and {read.name}: both tell the best tokens alone",
             hint=f'genctl_parity("./model", "{read.name}", prompts) compares the server with the checkpoint itself',
@@ -122,12 +116,9 @@ def _other_test(golden: Golden, prompts: Sequence[str], max_new_tokens: int) -> 
 
 
 def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> GoldenOutcome:
-    from genctl.commands.parity import goldens
-    from genctl.parity.golden import compare as compare_golden
-
-    goldens.check_same(golden, side)
+    golden_file.check_same(golden, side)
     one = compare_golden(golden, side)
-    name, why = f"golden {path.stem}", goldens.not_tied(one)
+    name, why = f"golden {path.stem}", golden_file.not_tied(one)
     sides = f"{side.name} against {path.name}, which has {golden.reference}"
     notes = [f"note: {note}" for note in (sides, *one.notes)]
     words, short = "\n".join((f"{name}: {one.sentence}", *notes)), f"{name}: {one.word}"
@@ -138,17 +129,14 @@ def _compared(path: Path, golden: Golden, side: LocalSide, *, update: bool) -> G
     if why:
         stays = f"{name} stays as it is"
         return GoldenOutcome(False, "\n".join((f"{stays}: {why}", *notes)), one, stays)
-    requests, _ = goldens.again(golden, side)
+    requests, _ = golden_file.again(golden, side)
     size = _save(path, side, requests, {text.id: text.prompt for text in golden.texts})
     return GoldenOutcome(True, f"{name}: {one.sentence}; rewritten, {size:,} bytes", one)
 
 
 def _loaded() -> LoadedSides:
-    from genctl.commands.parity.loading import LoadedSides
-    from genctl.engines.protocol import EngineSetup
-
-    def setup(side: Side, early: Resolved) -> EngineSetup:
-        return EngineSetup(early.runtime, side.layers, need_tokenizer=True, named=early.names_model)
+    def setup(early: Resolved, layers: Sequence[Layer]) -> EngineSetup:
+        return EngineSetup(early.runtime, tuple(layers), need_tokenizer=True, named=early.names_model)
 
     return LoadedSides(setup)
 
@@ -159,7 +147,7 @@ def _side(text: str, max_new_tokens: int) -> Side:
 
 
 def _load(loaded: LoadedSides, side: Side, prompts: Sequence[str]) -> LocalSide:
-    return loaded.load(side, side.early(), _ids(prompts))
+    return loaded.load(side, _ids(prompts))
 
 
 def _ids(prompts: Sequence[str]) -> list[str]:
@@ -167,8 +155,6 @@ def _ids(prompts: Sequence[str]) -> list[str]:
 
 
 def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
-    from genctl.engines.protocol import Request
-
     if not prompts:
         raise InputError("there is no prompt to compare the sides on")
     pairs = enumerate(prompts)
@@ -177,10 +163,7 @@ def _requests(side: LocalSide, prompts: Sequence[str]) -> list[Request]:
 
 def _save(path: Path, side: LocalSide, requests: Sequence[Request], prompts: Mapping[str, str]) -> int:
     """Write a golden file, all of it or nothing. Returns its bytes."""
-    from genctl.commands.parity.goldens import recorded
-    from genctl.models.text import detokenizer
-
-    golden, failed = recorded(side, requests, (), prompts)
+    golden, failed = golden_file.recorded(side, requests, (), prompts)
     if failed:
         raise InputError(next(iter(failed.values())))
     content = golden_file.content(golden, detokenizer(side.session.loaded.tokenizer).piece)

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard
+from functools import partial
+from typing import TypeGuard
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
-from genctl.commands.parity.checks import failed_checks
-from genctl.commands.parity.options import ParityCommandOptions, sides_of
-from genctl.commands.parity.rows import own_length, refused_settings
-from genctl.commands.parity.servers import check_servers, is_server, server_side, told_tops
-from genctl.commands.parity.sides import unused
+from genctl.commands.parity import by_text, golden_file
+from genctl.commands.parity.live import LivePairs
+from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
+from genctl.commands.parity.options import ParityCommandOptions, check_servers, sides_of
+from genctl.commands.parity.output import ParityOutput, failed_checks
+from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, told_tops, tops_of, worst_positions
+from genctl.commands.parity.sides import own_length, refused_settings, unused
+from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
-from genctl.config.sides import Side, each
+from genctl.config.sides import Side
+from genctl.engines.protocol import Engine, Request
+from genctl.engines.scored_text import TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow
+from genctl.models.text import detokenizer
+from genctl.parity import golden as against_golden
+from genctl.parity import remote
+from genctl.parity.measure import ParityOptions, measure
+from genctl.parity.read_once import ReadOnce
+from genctl.parity.recorded import Golden
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import Parity, Text
 from genctl.terminal.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from genctl.commands.parity.distributions import Tops
-    from genctl.commands.parity.loading import LoadedSides
-    from genctl.commands.parity.report import ParityPage
-    from genctl.commands.parity.view import Naming
-    from genctl.engines.protocol import Engine, EngineSetup, Request
-    from genctl.engines.scored_text import TextToScore
-    from genctl.parity.recorded import Golden
-    from genctl.parity.sides import LocalSide
-    from genctl.parity.values import Parity, Text
-
 
 NOTHING = "there is nothing to compare the sides on"
 
@@ -43,7 +44,7 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def __init__(self, options: ParityCommandOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.page: ParityPage | None = None
+        self.report: ParityPage | None = None
         self.golden: Golden | None = None  # the reference of --expect
         self.saved_to: writers.Sink | None = None  # the golden file that is written
         self.checks: list[str] = []  # sentences of checks that failed
@@ -53,13 +54,10 @@ class ParityJob(Job[ParityCommandOptions]):
         """The sides, without the settings of their checkpoints."""
         options = self.options
         self.sides = sides_of(options)
-        self.earlies = each(self.sides, Side.early)
-        for early in self.earlies:
-            self.check_early(early)
-        check_servers(options, self.sides, self.earlies)
+        for side in self.sides:
+            self.check_early(side.early)
+        check_servers(options, self.sides)
         if options.expect is not None:
-            from genctl.commands.parity import golden_file
-
             self.golden = golden_file.read(options.expect)
         return None
 
@@ -90,34 +88,23 @@ class ParityJob(Job[ParityCommandOptions]):
         try:
             if message := refused_settings(row):
                 raise InputError(message)
-            self.lengths[row.id] = own_length(row, self.earlies[0])
+            self.lengths[row.id] = own_length(row, self.sides[0].early)
         except GenctlError as error:
             self.fail(row, error.code, error.message)
             return False
         return True
 
-    def open_watchers(self, stack: ExitStack) -> None:
-        """Begin the page of --report and the picture of --svg."""
-        options = self.options
-        if options.svg is not None:
-            from genctl.commands.screen_file import ScreenFile
-
-            self.watchers.append(stack.enter_context(ScreenFile(options.svg, force=options.force)))
-        if options.report is not None:
-            from genctl.commands.parity.report import ParityPage
-
-            self.page = stack.enter_context(ParityPage(options.report, force=options.force))
+    def open_page(self, stack: ExitStack, path: str) -> None:
+        """Begin the page of the comparison."""
+        self.report = stack.enter_context(ParityPage(path, force=self.options.force))
 
     def open(self, stack: ExitStack) -> None:
         """Open the outputs and the view."""
-        from genctl.commands.parity.live import LivePairs
-        from genctl.commands.parity.output import ParityOutput
-
         options = self.options
         self.open_consoles()
         sink = None
         if options.format != "text" or options.to_file:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
         if (path := options.save or (options.expect if options.update else None)) is not None:
             self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
             stack.callback(self.saved_to.abandon)
@@ -139,15 +126,14 @@ class ParityJob(Job[ParityCommandOptions]):
             self.results.finish()  # what is compared with earlier sides is not lost
             raise
         self.hide()
-        for watcher in self.watchers:
-            watcher.draw(self.results.draw)
+        if self.picture is not None:
+            self.picture.draw(self.results.draw)
         self.results.finish()
 
     def _compare(self, stack: ExitStack) -> None:
-        from genctl.commands.parity.loading import LoadedSides, check_models
-
-        check_models(self.earlies)
-        loaded = LoadedSides(self._setup)
+        check_models(self.sides)
+        needed = self.options.are_texts or self.options.texts is not None
+        loaded = LoadedSides(partial(self.setup, need_tokenizer=needed))
         stack.callback(loaded.close)
         if self.options.by_text:
             self._compare_texts(loaded)
@@ -157,22 +143,17 @@ class ParityJob(Job[ParityCommandOptions]):
             self._compare_tokens(loaded, stack)
 
     def _compare_tokens(self, loaded: LoadedSides, stack: ExitStack) -> None:
-        from genctl.commands.parity.distributions import tops_of
-        from genctl.commands.parity.loading import check_same
-        from genctl.parity.measure import ParityOptions, measure
-        from genctl.parity.read_once import ReadOnce
-
         prompts = [(row.name, row.prompt) for row in self.rows if row.prompt]
-        again = len(self.sides) > 2 or self.page is not None or self.saved_to is not None
-        reference = stack.enter_context(ReadOnce(self._load(loaded, 0), keep=again))
+        again = len(self.sides) > 2 or self.report is not None or self.saved_to is not None
+        reference = stack.enter_context(ReadOnce(self._load(loaded, self.sides[0]), keep=again))
         self._name(reference)
         requests, texts = self._work(reference)
-        for number in range(1, len(self.sides)):
-            loaded.keep(self.earlies[0], self.earlies[number])
-            if is_server(self.earlies[number]):
-                self._compare_server(loaded, number, reference, requests, texts)
+        for side in self.sides[1:]:
+            loaded.keep(self.sides[0], side)
+            if side.is_server:
+                self._compare_server(loaded, side, reference, requests, texts)
                 continue
-            other = self._load(loaded, number)
+            other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
             one = measure(
@@ -191,64 +172,55 @@ class ParityJob(Job[ParityCommandOptions]):
             self._save(reference, requests, texts)
 
     def _compare_server(
-        self, loaded: LoadedSides, number: int, reference: LocalSide, requests: Sequence[Request], texts: Sequence[Text]
+        self, loaded: LoadedSides, side: Side, reference: LocalSide, requests: Sequence[Request], texts: Sequence[Text]
     ) -> None:
-        from genctl.commands.parity.distributions import tops_of
-        from genctl.parity.remote import compare
-
-        side, ids = self.sides[number], [row.id for row in self.rows]
-        engine, resolved = loaded.engine(side, self.earlies[number])
+        engine, resolved = loaded.engine(side)
         self._describe(side, engine, resolved)
-        server = server_side(loaded, side, engine, resolved, self.sides[0], reference, ids)
+        ids = [row.id for row in self.rows]
+        server = loaded.server(side, engine, resolved, self.sides[0], reference, ids)
         self.view.begin(server.name)
         heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
-        found = compare(reference, server, requests, texts, **heard)
+        found = remote.compare(reference, server, requests, texts, **heard)
         self._end_if_interrupted()
         self._take(found.parity, tops_of(reference, self.interrupt), told_tops(found.told))
 
     def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
-        from genctl.commands.parity import goldens
-        from genctl.commands.parity.distributions import recorded_tops, tops_of
-        from genctl.parity.golden import compare
-
-        side = self._load(loaded, 0)
+        side = self._load(loaded, self.sides[0])
         self._name(side)
-        goldens.check_same(golden, side)
+        golden_file.check_same(golden, side)
         self.view.begin(side.name)
         heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
-        one = compare(golden, side, **heard)
+        one = against_golden.compare(golden, side, **heard)
         self._end_if_interrupted()
         self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
         if self.options.update:
-            if why := goldens.not_tied(one):
+            if why := golden_file.not_tied(one):
                 self.checks.append(f"--update leaves {self.options.expect} as it is: {why}")
             else:
-                self._save(side, *goldens.again(golden, side))
+                self._save(side, *golden_file.again(golden, side))
 
-    def _load(self, loaded: LoadedSides, number: int) -> LocalSide:
-        side = self.sides[number]
-        found = loaded.load(side, self.earlies[number], [row.id for row in self.rows])
+    def _load(self, loaded: LoadedSides, side: Side) -> LocalSide:
+        found = loaded.load(side, [row.id for row in self.rows])
         self._describe(side, found.session, found.resolved)
         return found
 
     def _name(self, side: LocalSide) -> None:
         """Take what tokens and rows are called, and what is known of the reference."""
         golden = "" if self.golden is None else self.options.expect or ""
-        naming = self.results.naming = _naming(side, self.rows, golden)
-        if self.page is not None:
+        piece = detokenizer(side.session.loaded.tokenizer).piece
+        naming = self.results.naming = Naming(piece, {row.id: row.name for row in self.rows}, golden)
+        if self.report is not None:
             session = side.session
-            self.page.naming = naming
-            self.page.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
+            self.report.naming = naming
+            self.report.facts = [("digest", session.loaded.fingerprint()), *session.about.facts]
 
     def _save(self, side: LocalSide, requests: Sequence[Request], texts: Sequence[Text]) -> None:
         """Write the golden file, all of it or nothing."""
-        from genctl.commands.parity import golden_file, goldens
-
         assert self.saved_to is not None
         self.view.begin(side.name)
         self.view.stage("recording")
         prompts = {row.id: row.prompt or "" for row in self.rows}
-        golden, failed = goldens.recorded(side, requests, texts, prompts, self.interrupt)
+        golden, failed = golden_file.recorded(side, requests, texts, prompts, self.interrupt)
         self._end_if_interrupted()
         for id, message in failed.items():
             row = next(row for row in self.rows if row.id == id)
@@ -259,19 +231,16 @@ class ParityJob(Job[ParityCommandOptions]):
         self.saved_to.write(content)
         self.saved_to.close()
         what = f"{count(len(golden.texts), 'text')}, {count(len(golden.known), 'position')}"
-        self.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
+        self.messages.note(f"{self.options.save or self.options.expect}: {what}, {len(content):,} bytes")
 
     def _compare_texts(self, loaded: LoadedSides) -> None:
         """With --by-text: every side scores the given texts, or those that the reference writes."""
-        from genctl.commands.parity import by_text
-        from genctl.commands.parity.loading import WIDTH
-
         texts: list[tuple[str, TextToScore]] = []
         outcomes: list[by_text.Outcomes] = []
         answers = False
-        for side, early in zip(self.sides, self.earlies, strict=True):
-            loaded.keep(early)
-            engine, resolved = loaded.engine(side, early)
+        for side in self.sides:
+            loaded.keep(side)
+            engine, resolved = loaded.engine(side)
             self._describe(side, engine, resolved)
             self.view.begin(side.name)
             width = engine.width(resolved, WIDTH)
@@ -296,9 +265,6 @@ class ParityJob(Job[ParityCommandOptions]):
                 self.results.texts(by_text.compared(names, outcomes[0], outcomes[-1]))
 
     def _texts_by(self, engine: Engine, resolved: Resolved, width: int) -> list[tuple[str, TextToScore]]:
-        from genctl.commands.parity import by_text
-        from genctl.engines.scored_text import TextToScore
-
         if self.options.texts is not None:
             return [
                 (row.id, TextToScore(row.prompt or "", row.extra.get("context"), row.extra.get("target")))
@@ -324,37 +290,19 @@ class ParityJob(Job[ParityCommandOptions]):
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
 
-    def _setup(self, side: Side, early: Resolved) -> EngineSetup:
-        from genctl.engines.protocol import EngineSetup
-
-        return EngineSetup(
-            early.runtime,
-            side.layers,
-            need_tokenizer=self.options.are_texts or self.options.texts is not None,
-            allow_pickle=self.options.allow_pickle,
-            trust_remote_code=self.options.trust_remote_code,
-            allow_plugins=self.options.allow_plugins,
-            named=early.names_model,
-            note=self.note,
-            remark=self.remark,
-            interrupted=self.interrupt,
-        )
-
     def _describe(self, side: Side, engine: Engine, resolved: Resolved) -> None:
         """Notes on a side, and on settings that a comparison does not use."""
         self.hide()
-        self.detail(*(f"{side.place}: {line}" for line in engine.notes()))
+        self.messages.detail(*(f"{side.place}: {line}" for line in engine.notes()))
         lines = [f"its checkpoint is {engine.about.name}"] if side.kind == "preset" else []
         lines += [*unused(engine.resolve(side.layers)), *engine.plan(resolved).remarks]
-        self.note(*(f"{side.place}: {line}" for line in lines))
+        self.messages.note(*(f"{side.place}: {line}" for line in lines))
 
     def _work(self, reference: LocalSide) -> tuple[list[Request], list[Text]]:
         """What the sides read: prompts, which the reference continues, or texts."""
         if self.options.texts is None:
             seed = reference.resolved.runtime.seed or 0
             return [self._request(row, reference.resolved, seed) for row in self.rows], []
-        from genctl.commands.parity.rows import GivenTexts
-
         texts = [text for _, text in self.usable(iter(self.rows), GivenTexts(reference).encode)]
         if not texts:
             raise InputError(NOTHING)
@@ -369,12 +317,10 @@ class ParityJob(Job[ParityCommandOptions]):
 
     def _take(self, one: Parity, *tops: Tops) -> None:
         """A pair is compared: check and write it. `tops` give the best tokens of both sides."""
-        if self.page is not None:
-            from genctl.commands.parity.distributions import worst_positions
-
+        if self.report is not None:
             worst = worst_positions(one, *tops)
             self._end_if_interrupted()
-            self.page.pair(one, worst)
+            self.report.pair(one, worst)
         self.view.end(one)
         failed = failed_checks(self.options, one)
         self.checks += failed
@@ -393,10 +339,3 @@ def _recorded_row(number: int, text: Text) -> InputRow:
     ids = None if text.prompt else text.prompt_ids
     where = f"text {text.name} of the golden file"
     return InputRow(text.id, number, text.prompt or None, ids, where=where, own_id=text.id != str(number))
-
-
-def _naming(side: LocalSide, rows: Sequence[InputRow], golden: str) -> Naming:
-    from genctl.commands.parity.view import Naming
-    from genctl.models.text import detokenizer
-
-    return Naming(detokenizer(side.session.loaded.tokenizer).piece, {row.id: row.name for row in rows}, golden)

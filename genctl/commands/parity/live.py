@@ -12,9 +12,7 @@ from genctl.errors import count
 from genctl.parity.values import Parity, Position
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import takes_lines
-from genctl.terminal.live_region import LiveRegion
-
-LINE_S = 10.0  # until the first line on a terminal that cannot redraw; each pause is twice the one before
+from genctl.terminal.live_region import LiveRegion, RareLines
 
 _STAGES = {
     "writing": "texts are written",
@@ -32,12 +30,11 @@ class LivePairs:
     def __init__(self, console: Console, clock: Callable[[], float], *, quiet: bool) -> None:
         self._console, self._clock = console, clock
         self._draws = console.is_interactive and not quiet
-        self._prints = takes_lines(console) and not quiet
+        self._rare = RareLines(clock) if takes_lines(console) and not quiet else None
         self._region = LiveRegion(console, clock)
         self._finished: list[Text] = []
         self._name = self._stage = ""
         self._positions, self._kl = 0, 0.0
-        self._began, self._pause = clock(), LINE_S
 
     def begin(self, name: str) -> None:
         """A pair follows."""
@@ -72,11 +69,9 @@ class LivePairs:
         return Text(" · ".join(words), style=theme.DIM)
 
     def _show(self, *, at_once: bool = False) -> None:
-        now = self._clock()
-        if self._prints and now - self._began >= self._pause:
-            self._pause = 2 * (now - self._began)
+        if self._rare is not None and self._rare.is_due():
             self._console.print(self._line())
-        if self._draws and (at_once or self._region.is_due(now)):
+        if self._draws and (at_once or self._region.is_due(self._clock())):
             room = max(self._console.height - 2, 1)
             lines = [*self._finished, self._line()][-room:]
             self._region.draw([widgets.fit(line.copy(), self._console.width) for line in lines])

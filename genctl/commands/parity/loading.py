@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 from torch import Tensor
 
 from genctl.commands.engine_choice import LOCAL, SERVERS
 from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
-from genctl.config.layers import Resolved
+from genctl.commands.parity.sides import BY_TEXT
+from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
+from genctl.engines.local.score_texts import TextReader
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup, Request, never
-from genctl.errors import GenctlError, ModelError, quote
-from genctl.models.text import encode
+from genctl.errors import GenctlError, InputError, ModelError, quote
+from genctl.io.rows import InputRow
+from genctl.models.hub import LoadedModel
+from genctl.models.text import detokenizer, encode
+from genctl.parity.remote import ServerSide
 from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
 from genctl.parity.values import Text
 
-if TYPE_CHECKING:
-    from genctl.models.hub import LoadedModel
-
-
 # -- whether two sides read and write the same tokens ------------------------------------------------------------------
-
-
-HINT = "--by-text compares bits per byte of the texts alone"
 
 
 def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple[str, str]]) -> None:
@@ -51,7 +49,7 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
     for id in sorted(mine.keys() | theirs.keys()):
         if mine.get(id) != theirs.get(id):
             shown = [_token(tokens.get(id)) for tokens in (mine, theirs)]
-            raise ModelError(f"{names} have different vocabularies: id {id} is {' and '.join(shown)}", hint=HINT)
+            raise ModelError(f"{names} have different vocabularies: id {id} is {' and '.join(shown)}", hint=BY_TEXT)
     for name, text in texts:
         try:
             ids = [encode(one.tokenizer, text, add_special_tokens=True) for one in (reference, other)]
@@ -65,7 +63,7 @@ def check_same(reference: LoadedModel, other: LoadedModel, texts: Iterable[tuple
             ]
             raise ModelError(
                 f"{names} have different tokenizers: token {at + 1} of text {name} is {' and '.join(shown)}",
-                hint=HINT,
+                hint=BY_TEXT,
             )
 
 
@@ -130,32 +128,54 @@ WIDTH = 16  # texts read at once where no batch size is set, as `run` does in a 
 class LoadedSides:
     """Loads sides. `setup` makes what an engine is loaded with."""
 
-    setup: Callable[[Side, Resolved], EngineSetup]
+    setup: Callable[[Resolved, Sequence[Layer]], EngineSetup]
     engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
 
-    def engine(self, side: Side, early: Resolved) -> tuple[Engine, Resolved]:
+    def engine(self, side: Side) -> tuple[Engine, Resolved]:
         """The engine of a side, and its settings. Raises what loading raises."""
-        key = loaded_with(early.runtime, "prompt_cache")
+        key = loaded_with(side.early.runtime, "prompt_cache")
         if key not in self.engines:
-            choice = LOCAL if early.runtime.backend is None else SERVERS
-            self.engines[key] = choice.load(self.setup(side, early))
+            choice = SERVERS if side.is_server else LOCAL
+            self.engines[key] = choice.load(self.setup(side.early, side.layers))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.plan(resolved)
         return engine, resolved
 
-    def load(self, side: Side, early: Resolved, ids: Sequence[str]) -> LocalSide:
+    def load(self, side: Side, ids: Sequence[str]) -> LocalSide:
         """A side, ready to read. `ids` are those of all texts, in order. Raises what loading raises."""
-        engine, resolved = self.engine(side, early)
+        engine, resolved = self.engine(side)
         assert isinstance(engine, Session)
         width = engine.width(resolved, WIDTH)
         if side.resume is not None:
             return ResumedSide(side.name, engine, resolved, width=width, ids=ids, done=side.resume)
         return LocalSide(side.name, engine, resolved, width=width)
 
-    def keep(self, *earlies: Resolved) -> None:
-        """Let go of all checkpoints but those of these settings."""
-        kept = {loaded_with(early.runtime, "prompt_cache") for early in earlies}
+    def server(
+        self, side: Side, engine: Engine, resolved: Resolved, first: Side, reference: LocalSide, ids: Sequence[str]
+    ) -> ServerSide:
+        """A server, ready to be asked; with what is declared of it, the `first` side is loaded a second time."""
+        from genctl.engines.server.session import RemoteSession
+        from genctl.engines.server.told import TokenNames, ToldDistributions
+
+        assert isinstance(engine, RemoteSession)
+        checkpoint = reference.session.loaded
+        if checkpoint.tokenizer is None:
+            raise ModelError(f"{side.name}: a server writes tokens as texts, and {checkpoint.name} has no tokenizer")
+        if checkpoint.is_encoder_decoder:
+            raise ModelError(f"{side.name}: a server continues texts, and {checkpoint.name} is an encoder-decoder")
+        width = engine.width(resolved, WIDTH)
+        names = TokenNames(checkpoint.tokenizer, detokenizer(checkpoint.tokenizer).piece)
+        told = ToldDistributions(engine.servers, names, reference.name, width=width, hint=BY_TEXT)
+        declared = None
+        if side.declared is not None:
+            own = replace(first, layers=(*first.layers, side.declared))
+            declared = self.load(own, ids)
+        return ServerSide(side.name, told, declared)
+
+    def keep(self, *sides: Side) -> None:
+        """Let go of all checkpoints but those of these sides."""
+        kept = {loaded_with(side.early.runtime, "prompt_cache") for side in sides}
         for key in [key for key in self.engines if key not in kept]:
             self.engines.pop(key).close()
 
@@ -164,10 +184,38 @@ class LoadedSides:
         self.keep()
 
 
-def check_models(earlies: Sequence[Resolved]) -> None:
+def check_models(sides: Sequence[Side]) -> None:
     """Look for every checkpoint before the first is loaded. Raises ModelError for one that is not there."""
     from genctl.models.resolve import resolve
 
-    local = [early.runtime for early in earlies if early.runtime.backend is None]
+    local = [side.early.runtime for side in sides if not side.is_server]
     for model, revision, offline in dict.fromkeys((each.model, each.revision, each.offline) for each in local):
         resolve(model, revision=revision, offline=offline, configs_only=True)
+
+
+# -- the texts of --texts, as token ids: the first token of a text has no score, and is its prompt ---------------------
+
+
+class GivenTexts:
+    """Encodes texts for the reference. Raises ModelError for a checkpoint without a tokenizer."""
+
+    def __init__(self, reference: LocalSide) -> None:
+        planner = reference.session.planner
+        start = planner.decoder_start if planner.decoder_start is not None else planner.bos
+        self._reader = TextReader(planner.loaded, eos=None, start=start, add_eos=False)
+        self._context = planner.context
+
+    def encode(self, row: InputRow) -> Text:
+        """The text of a row, after its context, or its target. Raises InputError."""
+        text, target, context = row.prompt or "", row.extra.get("target"), row.extra.get("context")
+        if self._reader.is_encoder_decoder:
+            if target is None:
+                raise InputError(f"{row.where}: an encoder-decoder reads a target given its source: there is no target")
+            encoded = self._reader.target(text, target)
+            return Text(row.id, encoded.source or (), encoded.ids[1:], text, row.name)
+        if target is not None:
+            raise InputError(f"{row.where}: a target is for encoder-decoders; a causal model's text has a context")
+        encoded = self._reader.plain(text) if context is None else self._reader.after_context(context, text)
+        if self._context is not None and len(encoded.ids) > self._context:
+            raise InputError(f"{row.where}: {len(encoded.ids)} tokens, and the model reads {self._context}")
+        return Text(row.id, encoded.ids[: encoded.first], encoded.ids[encoded.first :], context or "", row.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genctl import params
@@ -17,7 +18,7 @@ from genctl.cli.table import (
     same_file,
 )
 from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
-from genctl.commands.parity.sides import DECODING, is_prompt, read_sides
+from genctl.commands.parity.sides import BY_TEXT, DECODING, is_prompt, read_sides
 from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.config.sides import FORM, Side, is_results
@@ -92,6 +93,37 @@ def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     if twice is not None and len(names) > 2:
         raise UsageError(f"the side {twice} is given twice")
     return sides
+
+
+def check_servers(options: ParityCommandOptions, sides: Sequence[Side]) -> None:
+    """Raises UsageError for what cannot be asked of a server."""
+    for number, side in enumerate(sides):
+        if not side.is_server:
+            continue
+        if options.by_text:
+            if side.declared is not None:
+                keys = " and ".join(side.declared.values)
+                raise UsageError(f"{side.place}: {keys} explains logits, and --by-text compares none")
+            continue
+        if options.expect is not None:
+            raise UsageError(
+                f"--expect {options.expect} and {side.name}: both tell the best tokens alone",
+                hint="compare the server with the checkpoint itself: genctl parity ./model openai:URL",
+            )
+        check_server(side, is_reference=number == 0)
+        if options.show_layers:
+            raise UsageError(f"--layers and {side.name}: no server tells of its layers")
+
+
+def check_server(side: Side, *, is_reference: bool) -> None:
+    """Raises UsageError for a server whose tokens cannot be compared."""
+    if is_reference:
+        raise UsageError(
+            f"{side.place}: a server tells its best tokens alone, and the reference's whole distribution is needed",
+            hint=f"give a checkpoint first, then {side.name}; {BY_TEXT}",
+        )
+    if side.early.runtime.tokenizer is not None:
+        raise UsageError(f"{side.place}: the tokenizer of the reference makes the ids, so tokenizer has no effect")
 
 
 def _sets_length(options: ParityCommandOptions) -> bool:

@@ -3,40 +3,89 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from genctl.commands.page_file import repeating
+from torch import Tensor
+
+from genctl.commands.page_file import FileAtEnd, repeating, versions_used
 from genctl.commands.parity import view
-from genctl.commands.parity.distributions import Top, WorstPosition
 from genctl.commands.parity.view import Naming
-from genctl.commands.watcher import FileAtEnd
+from genctl.engines.server.told import ToldTop
 from genctl.errors import count, without_secrets
-from genctl.identity import versions
+from genctl.pages import charts
 from genctl.pages.page import digest, file_text, filled
-from genctl.parity.values import LayerDifference, Parity
+from genctl.parity.recorded import Golden
+from genctl.parity.sides import LocalSide
+from genctl.parity.values import LayerDifference, Parity, Position, Text
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 
-# The page of a comparison of sides: charts, texts and tables, without a script.
+# -- the most probable tokens of both sides at the worst positions -----------------------------------------------------
+
+WORST = 12  # positions on a page
+TOP = 8  # tokens of each distribution
+
+Top: TypeAlias = tuple[tuple[int, float], ...]  # token and log-probability, the most probable first
+Place: TypeAlias = tuple[str, int]  # a text and the index of a token
+Tops: TypeAlias = "Callable[[Sequence[Text], set[Place]], dict[Place, Top]]"  # of texts, at places in them
 
 
-def parity_page(
-    title: str, command: str, facts: Sequence[tuple[str, str]], pairs: Sequence[Mapping[str, Any]]
-) -> bytes:
-    """The page in UTF-8. `pairs` have the fields that the template names; every text in them is escaped there."""
-    style = file_text("page.css") + file_text("parity.css")
-    text = filled(
-        "parity.html.jinja",
-        title=title,
-        command=command,
-        facts=facts,
-        pairs=pairs,
-        style=style,
-        style_digest=digest(style),
-    )
-    return text.encode("utf-8", "backslashreplace")
+@dataclass(frozen=True)
+class WorstPosition:
+    """A position with the best tokens of both sides."""
+
+    position: Position
+    reference: Top
+    other: Top
+
+
+def worst_positions(one: Parity, reference: Tops, other: Tops) -> list[WorstPosition]:
+    """The positions with the largest KL, the worst first."""
+    chosen = sorted(one.positions, key=lambda each: each.kl, reverse=True)[:WORST]
+    chosen = [each for each in chosen if each.kl > 0]
+    wanted = {each.text for each in chosen}
+    texts = [text for text in one.texts if text.id in wanted]
+    places = {(each.text, each.index) for each in chosen}
+    both = [tops(texts, places) for tops in (reference, other)]
+    keys = [(each, (each.text, each.index)) for each in chosen]
+    return [WorstPosition(each, both[0][key], both[1][key]) for each, key in keys if key in both[0] and key in both[1]]
+
+
+def tops_of(side: LocalSide, interrupted: Callable[[], str]) -> Tops:
+    """The best tokens of a side, whose texts are read once more."""
+
+    def tops(texts: Sequence[Text], places: set[Place]) -> dict[Place, Top]:
+        found: dict[Place, Top] = {}
+
+        def receive(number: int, index: int, logits: Tensor) -> None:
+            place = texts[number].id, index
+            if place in places:
+                values, ids = logits.detach().double().log_softmax(-1).topk(min(TOP, logits.shape[-1]))
+                found[place] = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+
+        side.read(texts, receive, interrupted=interrupted)
+        return found
+
+    return tops
+
+
+def recorded_tops(golden: Golden) -> Tops:
+    """The best tokens of a recording."""
+    return lambda texts, places: {place: golden.known[place].top[:TOP] for place in places if place in golden.known}
+
+
+def told_tops(told: Mapping[tuple[str, int], ToldTop]) -> Tops:
+    """The best tokens that a server told."""
+
+    def best(one: ToldTop) -> tuple[tuple[int, float], ...]:
+        return tuple(sorted(one.known.items(), key=lambda pair: -pair[1])[:TOP])
+
+    return lambda texts, places: {place: best(told[place]) for place in places if place in told}
+
+
+# -- the page: charts, texts and tables, without a script --------------------------------------------------------------
 
 
 FLOOR = 1e-12  # nats: smaller KL is drawn there
@@ -59,25 +108,30 @@ class ParityPage(FileAtEnd):
         self._pairs.append((one, worst))
 
     def content(self) -> bytes:
-        """The page."""
-
+        """The page in UTF-8. Every text in it is escaped by the template."""
         reference = self.naming.reference(self._pairs[0][0].reference)
-        found = versions("torch", "transformers")
         facts = [
             ("reference", visible(reference)),
             ("texts", f"{len(self._pairs[0][0].texts):,}"),
             *((label, visible(value)) for label, value in self.facts),
-            ("versions", ", ".join(f"{name} {version}" for name, version in found.items())),
+            ("versions", versions_used()),
         ]
         pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
-        command = visible(without_secrets(repeating(sys.argv[1:])))
-        return parity_page(f"Parity with {visible(reference)}", command, facts, pairs)
+        style = file_text("page.css") + file_text("parity.css")
+        text = filled(
+            "parity.html.jinja",
+            title=f"Parity with {visible(reference)}",
+            command=visible(without_secrets(repeating())),
+            facts=facts,
+            pairs=pairs,
+            style=style,
+            style_digest=digest(style),
+        )
+        return text.encode("utf-8", "backslashreplace")
 
 
 def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:
     from markupsafe import Markup
-
-    from genctl.pages import charts
 
     figures, fault = one.summary, one.fault
     heads, rows = view.figure_rows(one)
@@ -112,8 +166,6 @@ def _failed(one: Parity, naming: Naming) -> list[str]:
 
 
 def _histogram(one: Parity) -> str:
-    from genctl.pages import charts
-
     counts = [0] * (len(EDGES) + 1)
     for position in one.positions:
         counts[sum(position.kl >= edge for edge in EDGES)] += 1
@@ -122,8 +174,6 @@ def _histogram(one: Parity) -> str:
 
 
 def _curve(one: Parity) -> str:
-    from genctl.pages import charts
-
     by_index: dict[int, list[float]] = {}
     for position in one.positions:
         by_index.setdefault(position.index, []).append(position.kl)
@@ -158,10 +208,7 @@ def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
 def _partings(one: Parity, naming: Naming) -> list[dict[str, Any]]:
     found = []
     for parting in view.worst_first(one.partings)[:PARTINGS]:
-        ways = []
-        for place, token in enumerate((parting.token_reference, parting.token_other)):
-            chances = (parting.logprobs_reference[place], parting.logprobs_other[place])
-            ways.append(f"{naming.token(token)} {' → '.join(map(view.chance, chances))}")
+        ways = view.ways(parting, naming)
         found.append(
             {
                 "row": naming.row(parting.text),

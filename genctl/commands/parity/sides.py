@@ -1,4 +1,4 @@
-"""The sides of `genctl parity`: which settings may differ between them."""
+"""The sides of `genctl parity`: which settings may differ between them, and which may be those of a row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from genctl import params
 from genctl.config import presets
 from genctl.config.check import did_you_mean, known, named
-from genctl.config.layers import Layer, Resolved
-from genctl.config.sides import LOADING, RESUME, Kind, Side, each, exists, read, split
+from genctl.config.layers import Layer, Resolved, overlay, row_layer
+from genctl.config.sides import LOADING, RESUME, Kind, Side, check, exists, read, split
 from genctl.errors import GenctlError, UsageError
+from genctl.io.rows import InputRow
 from genctl.params import Generation, Runtime
 
 KINDS: tuple[Kind, ...] = ("server", "file", "checkpoint", "mode", "preset")  # a name that is no other is a checkpoint
@@ -45,6 +46,7 @@ _REASONS = {
     "system": "all sides read the same prompts; --system holds for all sides",
 }
 COMPARED = (*(key for key in LOADING if key not in _REASONS), "batch_size", "prompt_cache", *DECODING, RESUME)
+BY_TEXT = "--by-text compares bits per byte of the texts alone"  # what may help where tokens differ
 OF_SERVERS = ("model", "tokenizer", "batch_size")
 DECLARED = ("dtype", "quantize")  # of a server: not set, but said of it, for what they explain
 _GROUP_REASONS = {
@@ -69,7 +71,7 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
             sides.append(read_side(text, beneath))
         except GenctlError as error:
             mistakes.append(error)
-    each(sides, Side.early, mistakes)
+    check(sides, mistakes)
     return tuple(sides)
 
 
@@ -126,3 +128,31 @@ def unused(resolved: Resolved) -> list[str]:
             if item.metadata["neutral"] is None or value != item.metadata["neutral"]:
                 notes.append(f"{key} ({setting.place}) is not used: it only chooses among the tokens, greedily here")
     return notes
+
+
+# -- settings of single rows: a row has the length of its text, and nothing else; sides have the others ----------------
+
+LENGTH = "max_new_tokens"
+FIELDS = {"reference", "context", "target"}  # of other commands, and of --texts
+
+
+def refused_settings(row: InputRow) -> str:
+    """Why a row cannot have its settings, or an empty string."""
+    keys = sorted({*row.params, *row.extra} - FIELDS - {LENGTH})
+    if not keys:
+        return ""
+    reasons = "; ".join(dict.fromkeys(map(_reason, keys)))
+    return f"{row.where}: settings belong to a side, so a row has no {', '.join(keys)} ({reasons})"
+
+
+def _reason(key: str) -> str:
+    if key in COMPARED:
+        return f"{key}: write MODEL@{key}=…"
+    return refused(key) if key in known() else f"{key}: a prompt has none here"
+
+
+def own_length(row: InputRow, base: Resolved) -> int | None:
+    """The length that a row sets above the settings of all rows; None if it sets none. Raises PresetError."""
+    if LENGTH not in row.params:
+        return None
+    return overlay(base, row_layer({LENGTH: row.params[LENGTH]}, row.where)).generation.max_new_tokens

@@ -217,13 +217,18 @@ def worst_first(partings: Sequence[TextParting]) -> list[TextParting]:
 
 def parting_lines(parting: TextParting, naming: Naming, width: int | None) -> list[Text]:
     """Where a text parts: both tokens with their probabilities on both sides, and the verdict."""
-    ways = []
-    for place, token in enumerate((parting.token_reference, parting.token_other)):
-        chances = (parting.logprobs_reference[place], parting.logprobs_other[place])
-        ways.append(f"{naming.token(token)} {' → '.join(map(chance, chances))}")
-    sentence = f"text {naming.row(parting.text)}, token {parting.index + 1}: {' or '.join(ways)}"
+    sentence = f"text {naming.row(parting.text)}, token {parting.index + 1}: {' or '.join(ways(parting, naming))}"
     sentence += f", margin {nats(parting.margin)} nats"
     return _after(f"  {parting.verdict:<6} ", verdict_style(parting.verdict), sentence, width)
+
+
+def ways(parting: TextParting, naming: Naming) -> list[str]:
+    """How the reference goes on, and how the other: each token with its probabilities on both sides."""
+    tokens = (parting.token_reference, parting.token_other)
+    chances = zip(parting.logprobs_reference, parting.logprobs_other, strict=True)
+    return [
+        f"{naming.token(token)} {' → '.join(map(chance, both))}" for token, both in zip(tokens, chances, strict=True)
+    ]
 
 
 def _curve(one: Parity, width: int | None) -> list[Text]:

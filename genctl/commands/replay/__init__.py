@@ -1,1 +1,1 @@
-"""`genctl replay` and `genctl report`: what a recording shows, again. Enter by file."""
+"""`genctl replay` and `genctl report`: what a recording shows, again. Enter by `replay`."""

@@ -1,4 +1,4 @@
-"""`genctl replay`: show a recorded run again."""
+"""`genctl replay` and `genctl report`: show a recorded run again, or make a page of it."""
 # ruff: noqa: RUF009 — `option` returns a dataclass field, which is what a dataclass default may be
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from math import inf
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
@@ -23,11 +24,11 @@ from genctl.cli.table import (
     given,
     needless_force,
     option,
-    same_file,
     switch,
 )
 from genctl.commands.event_log import read_recording
-from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat
+from genctl.commands.messages import Messages
+from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat, pictures
 from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
@@ -70,11 +71,7 @@ def _live(options: ReplayOptions) -> bool:
 
 CONFLICTS: tuple[Conflict, ...] = (
     needless_force("report", "svg"),
-    (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
-    same_file("svg", "file"),
-    same_file("svg", "report"),
-    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
-    same_file("report", "file"),
+    *pictures("file"),
     (lambda options: options.speed is not None and not 0 < options.speed < inf, "--speed {speed:g}: must be above 0"),
     (given("step", "speed"), "--step waits for a key and --speed sets a pace; leave out one of them"),
     (given("tree_format", "step"), "--tree-format {tree_format} writes the tree and shows no steps"),
@@ -103,24 +100,71 @@ REPLAY = Command(
 )
 
 
+@dataclass(frozen=True)
+class ReportOptions(CommandOptions):
+    """The command line of `genctl report`."""
+
+    file: str = argument("a file that --events wrote; - is standard input", "EVENTS", required=True)
+    output: str | None = option("where the page goes (default: EVENTS with the suffix .html)", "FILE", "--output", "-o")
+    force: bool = switch("replace an existing page")
+    quiet: bool = QUIET
+
+
+REPORT_CONFLICTS: tuple[Conflict, ...] = (
+    (
+        given(file=["-"], without=["output"]),
+        "a recording on standard input has no name; give the page one with --output FILE",
+    ),
+    (given(output=["-"]), "--output -: a page is a file that a browser opens; give it a name"),
+)
+
+REPORT = Command(
+    "report",
+    ReportOptions,
+    "genctl.commands.replay.replay:write_page",
+    """The page opens from disk and loads nothing: tokens coloured by probability, the search tree step by step, runs of
+    a comparison side by side. --report FILE of the other commands writes the same page, with the run's settings.""",
+    ("genctl report run.jsonl", "genctl report run.jsonl -o run.html --force"),
+    conflicts=REPORT_CONFLICTS,
+    knobs=(),
+)
+
+
+def _recording(file: str) -> list[events.Event]:
+    """The events of a file; notes say what they leave out. Raises InputError."""
+    gc_pause.resume()  # no model is loaded here
+    return read_recording(file, Messages().remark)
+
+
+def _write_page(recorded: list[events.Event], path: str, *, force: bool) -> None:
+    from genctl.commands.page_file import PageFile
+
+    with PageFile(path, force=force, live=False) as page:
+        for event in recorded:
+            page.feed(event)
+
+
+def write_page(options: ReportOptions) -> int:
+    """Write the page of a recording. Returns the exit status."""
+    target = str(PurePath(options.file).with_suffix(".html")) if options.output is None else options.output
+    recorded = _recording(options.file)
+    if target == options.file:
+        raise UsageError(f"{options.file} is the recording; give the page another name with --output")
+    _write_page(recorded, target, force=options.force)
+    if not options.quiet:
+        Messages().say(f"wrote {target}")
+    return _status(recorded)
+
+
 def perform(options: ReplayOptions) -> int:
     """Show the recording. Returns the exit status."""
     from genctl.terminal.console import make_consoles
-    from genctl.terminal.message import print_message
 
-    torn: list[str] = []
-    gc_pause.resume()  # no model is loaded here
-    recorded = read_recording(options.file, torn.append, lambda words: print_message(f"note: {words}"))
-    for place in torn:
-        print_message(f"note: {place}: the recording was interrupted here")
+    recorded = _recording(options.file)
     if not options.force:
         check_absent(path for path in (options.report, options.svg) if path is not None)
     if options.report is not None:
-        from genctl.commands.page_file import PageFile
-
-        with PageFile(options.report, force=options.force, live=False) as page:
-            for event in recorded:
-                page.feed(event)
+        _write_page(recorded, options.report, force=options.force)
     searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     if options.svg is not None:
         from genctl.commands.screen_file import ScreenFile
@@ -173,7 +217,7 @@ def perform(options: ReplayOptions) -> int:
                 view.replay(_unfinished(recorded[: steps[before]], settled))
                 came, at = before, steps[before]
     if ended:
-        print_message(f"stopped at step {came} of {len(steps)}")
+        Messages().say(f"stopped at step {came} of {len(steps)}")
     elif not options.quiet:
         _sum_up(view, err)
     return _status(recorded)
@@ -272,9 +316,7 @@ def _write(recorded: list[events.Event], err: Console, options: ReplayOptions) -
         trees.close()
     unfinished = 0 if search.stream is None else search.stream.unfinished
     if unfinished:
-        from genctl.terminal.message import print_message
-
-        print_message(f"error: the recording ends before {unfinished} of its prompts are done")
+        Messages().say(f"error: the recording ends before {unfinished} of its prompts are done")
         return int(Exit.ROWS_FAILED)
     return _status(recorded)
 

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from genctl import events
 from genctl.commands import job
-from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice, engine_of, shared
 from genctl.commands.options import shown_top
-from genctl.commands.run.options import RunOptions, check_search
-from genctl.commands.run.output import FirstFailure, open_records, records_of
-from genctl.commands.run.row_source import Grouping, RowSource
+from genctl.commands.run.options import RunOptions, check_backend, check_search
+from genctl.commands.run.output import FirstFailure, Results
+from genctl.commands.run.row_source import Grouping, RowSource, looked_over
 from genctl.commands.run.screen import Screen
 from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import Flow
-from genctl.errors import Exit, count
-from genctl.io.record_output import RecordOutput, RowTally
+from genctl.engines.protocol import Flow, Report, Request, Skipped
+from genctl.errors import Exit, UsageError, count
+from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
-from genctl.params import Runtime
 from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Report, Request, Skipped
-    from genctl.io.input_scan import InputScan
-
-    Rows: TypeAlias = "Iterator[Request | Skipped | None]"
-
 # Formats whose records say which row each token of a beam continued.
 PARENTS = tuple(name for name, format in FORMATS.items() if format.nested)
-AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 
 
 class RunJob(job.Job[RunOptions]):
@@ -45,11 +40,8 @@ class RunJob(job.Job[RunOptions]):
 
     def __init__(self, options: RunOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
-        self.tally = RowTally()
         self.watched: tuple[int, ...] = ()  # ids, known once there is a tokenizer
         self.rows: dict[str, InputRow] = {}  # those that are being decoded
-        self.stopped: FirstFailure | None = None
-        self.said_full = False  # that a text ended because the context was full
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint; with --dry, print the whole job."""
@@ -63,12 +55,8 @@ class RunJob(job.Job[RunOptions]):
             return None
         from genctl.config.dry import to_toml
 
-        sys.stdout.write(to_toml(self.planned()))
+        sys.stdout.write(to_toml(self.choice.planned(self.early.runtime, self.layers, self.options.trust)))
         return int(Exit.DONE)
-
-    def planned(self) -> Resolved:
-        """The settings with those of the checkpoint, whose weights are not read."""
-        return self.choice.planned(self.early.runtime, self.layers, self.options.trust)
 
     def open(self, stack: ExitStack) -> None:
         """Open the output, the event log and the view; look the input file over."""
@@ -79,37 +67,37 @@ class RunJob(job.Job[RunOptions]):
         self.source = RowSource(self.input)
         self.view = self.screen = Screen(options, self.interrupt, live=self.live, lone=self.lone, several=several)
         self.shown = self.live or options.stream
-        self.output: RecordOutput = open_records(options, self.tally, self.say_failed, shown=self.shown)
+        self.results = Results(options, self.messages, self.say_failed, live=self.live, shown=self.shown)
+        self.output: RecordOutput = self.results.output
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
-        self.open_event_log(stack, options.events, force=options.force)
+        self.open_event_log(stack, options.events)
         self.screen.open(stack)
-        for watcher in self.watchers:
-            watcher.draw(self.screen.drawn)
-        self.looked = self._look()
-        self._show_prompt()
+        if self.picture is not None:
+            self.picture.draw(self.screen.drawn)
+        wanted = options.resume or self.screen.wants_bar
+        self.looked = looked_over(options.input, options.input_kind) if wanted else None
+        if self.live and self.lone and options.echo is not False:
+            self.show_prompt(self.source.first())
 
     def load(self) -> None:
         """Load the checkpoint; begin or continue the output."""
         options, early = self.options, self.early
         self.engine = engine = self.load_engine(
-            early.runtime,
-            self.layers,
-            on_event=self.screen.loading,
-            named=early.names_model,
-            live=self.shown,
-            waits=self.waits,
+            early, self.layers, on_event=self.screen.loading, live=self.shown, waits=self.waits
         )
-        self.screen.view.load_s = self.load_s
+        if self.screen.view is not None:
+            self.screen.view.load_s = self.load_s
         self.base, plan = self.settle(engine, self.layers, options.strategy)
         if options.with_tokens:
             plan.require_logprobs("--scores" if options.scores else "--top-logprobs")
-        self.texts, self.encoder_decoder = engine.about.has_texts, engine.about.is_encoder_decoder
+        self.results.about, self.results.load_s = engine.about, self.load_s
+        self.results.reused = self.reuse.path is not None
         self.watched = engine.watched(options.watch)
         width = engine.width(self.base, 1 if self.live else job.WIDTH)
         shared = self.choice.batches
         self.grouping = Grouping.of(engine, plan, self.output, width=width, lone=self.lone, shared=shared)
         if options.verbose:
-            self.detail(*engine.notes())
+            self.messages.detail(*engine.notes())
         self.describe(self.base, plan)
         self._begin()
         if self.live and self.lone:
@@ -120,7 +108,7 @@ class RunJob(job.Job[RunOptions]):
         options, output = self.options, self.output
         self.source.skip(output)
         if output.finished:
-            self.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
+            self.messages.say(f"{options.output} is complete: {count(output.done, 'row')}, nothing to do")
             return
         total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
         self.screen.open_bar(stack, total, done=output.done)
@@ -132,37 +120,18 @@ class RunJob(job.Job[RunOptions]):
 
     # -- before decoding -----------------------------------------------------------------------------------------------
 
-    def _look(self) -> InputScan | None:
-        """Look the input file over, where the number of its rows or its content is needed."""
-        options = self.options
-        if options.input in (None, "-") or not (options.resume or self.screen.wants_bar):
-            return None
-        from genctl.io.input_scan import scan
-
-        assert options.input is not None
-        return scan(options.input, options.input_kind)
-
-    def _show_prompt(self) -> None:
-        """Show a single prompt at once, in the line that says that the checkpoint is loaded."""
-        if not (self.live and self.lone) or self.options.echo is False:
-            return
-        row = self.source.first()
-        if row is not None:
-            self.show_prompt(row)
-
     def _begin(self) -> None:
         """Choose the seed, and with --resume compare the job with the one that began the output."""
         looked = self.looked
         self.seed = job.start_seed(self.base)
-        if self.watchers:
+        if self.page is not None:
             from genctl.config.dry import to_toml
 
-        for watcher in self.watchers:
-            watcher.settled(to_toml(self.base, defaults=False), seed=self.seed)
+            self.page.settled(to_toml(self.base, defaults=False), seed=self.seed)
         if not self.options.resume:
             return
         if changed := self.grouping.changed(self.options.output):
-            self.remark(changed)
+            self.messages.remark(changed)
         from genctl.commands.run.resume import identity
 
         header = identity(
@@ -184,48 +153,32 @@ class RunJob(job.Job[RunOptions]):
         """Decode all rows. Where a row's numbers depend on its neighbours, in groups that do not depend on where a run
         began (`requests.grouped`).
         """
-        if not self.choice.live:
+        if self.screen.view is not None and not self.choice.live:
             self.screen.view.begin()
         self.listen(self._stream(), self.listeners)
-        if self.interrupt.status:
-            return
-        if self.stopped is not None:
-            self.output.stop(self.stopped.index, [self.stopped.record])
-        else:
-            self.output.end_of_input(self.source.taken)
+        if not self.interrupt.status:
+            self.results.end(self.source.taken)
 
     def _stream(self) -> Generator[events.Event, None, None]:
-        options, grouping = self.options, self.grouping
+        options, grouping, results = self.options, self.grouping, self.results
         flow = Flow(
             grouping.width,
             grouping.span,
             continuous=bool(grouping.invariant_by),
             threads=grouping.threads,
-            ahead=self.ahead,
+            ahead=grouping.ahead(at_hand=options.unordered and not self.waits),
             ordered=not options.unordered or options.strict,
             interrupted=self.interrupt,
-            enough=lambda last: self.stopped is not None and last >= self.stopped.index,
-            on_shortage=self._shortage,
+            enough=lambda last: results.stopped is not None and last >= results.stopped.index,
+            on_shortage=partial(self.messages.shortage, "prompts"),
             on_progress=self.screen.progress,
         )
         return self.engine.stream(self._requests(), self._report(), flow)
 
-    @property
-    def ahead(self) -> int:
-        """How many rows are read ahead: only with --unordered, so that an interrupt leaves the beginning of the input;
-        and never from a pipe or a keyboard, which would keep other rows waiting.
-        """
-        at_hand = self.options.unordered and not self.waits
-        return AHEAD * self.grouping.width if at_hand and self.grouping.width > 1 else 0
-
-    def _shortage(self, width: int, fewer: int) -> None:
-        self.say_shortage("prompts", width, fewer)
-
-    def _requests(self) -> Rows:
+    def _requests(self) -> Iterator[Request | Skipped | None]:
         """A request for each row, or what stands for it where there is none (`Engine.stream`)."""
-        from genctl.engines.protocol import Skipped
-
-        idle = self._idle if self._reads_beside else None
+        # nothing is decoded in this process until the next row comes
+        idle = (lambda: self.choice.live and not self.rows) if self._reads_beside else None
         for row in self.source.take(self.output, lambda: self._cut_short, idle):
             if row is None:
                 yield None
@@ -240,7 +193,7 @@ class RunJob(job.Job[RunOptions]):
     @property
     def _cut_short(self) -> bool:
         """Whether the run ends before the input does."""
-        return bool(self.interrupt.status) or self.stopped is not None
+        return bool(self.interrupt.status) or self.results.stopped is not None
 
     @property
     def _reads_beside(self) -> bool:
@@ -249,22 +202,16 @@ class RunJob(job.Job[RunOptions]):
             return False
         return not self.choice.live or (bool(self.grouping.invariant_by) and self.grouping.width > 1)
 
-    def _idle(self) -> bool:
-        """Whether nothing is decoded in this process until the next row comes."""
-        return self.choice.live and not self.rows
-
     def _report(self) -> Report:
-        from genctl.engines.protocol import Report
-
         options, top = self.options, shown_top(self.options)
         listened = options.events or options.report or options.svg or options.with_tokens
         listened = listened or self.base.runtime.processed_logprobs
         steps = self.choice.live or bool(listened or options.tree or options.tree_format)
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)
 
-    def source_of(self, lane: str) -> tuple[InputRow, Runtime]:
+    def source_of(self, lane: str) -> tuple[InputRow, Resolved]:
         """The row of a lane that begins, and the settings of its run."""
-        return self.rows[lane], self.base.runtime
+        return self.rows[lane], self.base
 
     def _collect(self, event: events.Event) -> None:
         result = self.collector.feed(event)
@@ -278,40 +225,17 @@ class RunJob(job.Job[RunOptions]):
         if result.error is not None:
             self.fail(row, result.error.code, result.error.message, said=self.live, hint=result.error.hint)
             return
-        if self.stopped is not None and row.index > self.stopped.index:
-            return
-        if row.index >= self.output.done:
-            for note in result.shortfalls(self.of(row)):
-                self.say(f"warning: {note}")
-            self._say_full(row, result)
-        self.tally.look(row.index, self.of(row), result, self.options.fail_on, texts=self.texts)
         trees = [] if self.screen.search is None else self.screen.search.records(row.id)
-        records: Sequence[Mapping[str, Any]] = trees or records_of(
-            self.options,
-            row,
-            result,
-            load_s=self.load_s,
-            encoder_decoder=self.encoder_decoder,
-            saved=self.reuse.path is not None,
-            texts=self.texts,
-        )
-        self.output.put(row.index, records)
-        self._count(row)
-
-    def _say_full(self, row: InputRow, result: Result) -> None:
-        """Say once that a text ended because the context was full, where no view shows the ends of texts."""
-        full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
-        if full is not None and not self.said_full and not self.live:
-            self.said_full = True
-            self.note(f"{self.of(row)}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
+        if self.results.take(row, self.of(row), result, trees):
+            self._count(row)
 
     def fail(self, row: InputRow | BadRow, code: str, message: str, *, said: bool = False, hint: str = "") -> None:
         """Write the record of a row that failed; with --strict it is the last one."""
         if not self.options.strict:
             super().fail(row, code, message, said=said, hint=hint)
             self._count(row, failed=True)
-        elif self.stopped is None or row.index < self.stopped.index:
-            self.stopped = FirstFailure(self.of(row), row.index, error_record(row.id, code, message))
+        else:
+            self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message)))
 
     def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
         if row.index >= self.output.done:
@@ -322,35 +246,37 @@ class RunJob(job.Job[RunOptions]):
     def keep_partial(self) -> None:
         """Write what the unfinished rows have so far; with --resume the next run decodes them again."""
         if not self.options.resume and self.choice.live:
-            for result in self.collector.unfinished(texts=self.texts):
+            for result in self.collector.unfinished(texts=self.engine.about.has_texts):
                 self._take(result)
         self.output.hurried = True
         self.status()
 
     def status(self) -> int:
         """The exit status. Raises CheckError where a requested check failed."""
-        self.closing_notes()
+        self.messages.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
+        self.messages.detail(*self.engine.done.shares)
         if self._cut_short and self.options.resume:
-            done, them = count(self.tally.rows, "row is", "rows are"), "it" if self.tally.rows == 1 else "them"
-            self.say(f"{done} in {self.options.output}; the same command goes on after {them}")
-        if self.interrupt.status:
-            return self.interrupt.status
-        if self.output.differs:
-            self.say(
-                f"note: rows of {self.options.output} that were decoded again came out differently (another machine or "
-                "number of threads, or a time limit); what was written stays"
-            )
-        if self.stopped is not None:
-            self.say(self.stopped.sentence())
-            return int(Exit.ROWS_FAILED)
-        return self.tally.status()
-
-    def closing_notes(self) -> None:
-        """Print notes on what was found while decoding."""
-        self.note(*self.reuse.notes(self.engine, verbose=self.options.verbose))
-        self.detail(*self.engine.done.shares)
+            written = self.results.tally.rows
+            done, them = count(written, "row is", "rows are"), "it" if written == 1 else "them"
+            self.messages.say(f"{done} in {self.options.output}; the same command goes on after {them}")
+        return self.interrupt.status or self.results.status()
 
     def say_failed(self, record: Mapping[str, Any]) -> None:
         """Print why a row failed; with --strict `status` does."""
         if not self.options.strict:
             super().say_failed(record)
+
+
+def run(options: RunOptions) -> int | None:
+    """`genctl run` and `genctl beam`: by this process, servers, workers, or ranks that share a model."""
+    choice = engine_of(options)
+    if choice is SERVERS:
+        choice = replace(SERVERS, check=check_backend)
+    elif choice is LOCAL and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        choice = EngineChoice(shared, _check_ranks, ranks=True)
+    return RunJob.perform(options, choice)
+
+
+def _check_ranks(options: RunOptions, early: Resolved) -> None:
+    if options.resume:
+        raise UsageError("--tensor-parallel and --resume: only one process can do that")

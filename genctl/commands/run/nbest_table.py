@@ -98,8 +98,9 @@ def table(lane: LaneHistory, beams: int, width: int) -> list[Text]:
     if len(entries) > len(shown):
         lines.append(Text(f"  … and {len(entries) - len(shown)} more", style=theme.DIM))
     words = [departures.legend(ids)] if shared else []
+    words += [f"no room for {', '.join(left_out)}"] if left_out else []
     lines = [widgets.fit(line, width) for line in lines]
-    legend = DOT.join([*_marks(entries, criterion(lane) if chosen else ""), *words, *_no_room(left_out)])
+    legend = DOT.join([*_marks(entries, criterion(lane) if chosen else ""), *words])
     return lines + lines_of_items(Text(legend, style=theme.DIM), width)
 
 
@@ -138,7 +139,3 @@ def _marks(entries: list[RankedSequence], score: str) -> list[str]:
     if any(entry.mark == PUSHED_OUT for entry in entries):
         words.append(f"{PUSHED_OUT} pushed out by better ones")
     return words
-
-
-def _no_room(left_out: list[str]) -> list[str]:
-    return [f"no room for {', '.join(left_out)}"] if left_out else []

@@ -168,7 +168,7 @@ BRIEF: dict[str, tuple[str, ...]] = {
 RUN = Command(
     "run",
     RunOptions,
-    "genctl.commands.run.choose_engine:run",
+    "genctl.commands.run.job:run",
     """Prompts are arguments, else --input, else standard input, one per line. On a terminal the text streams as it is
     written; in a pipe it is plain.""",
     (
@@ -182,7 +182,7 @@ RUN = Command(
 BEAM = Command(
     "beam",
     BeamOptions,
-    "genctl.commands.run.choose_engine:run",
+    "genctl.commands.run.job:run",
     """As genctl run, with num_beams = 5 where nothing else sets it. On a terminal the beams evolve, and a table of all
     finished hypotheses follows, with the formula of the score. In a pipe comes the best text, or with
     --num-return-sequences N and --format tsv or jsonl the N best with their scores (and, in jsonl, `parents`: the row

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from genctl.commands.messages import Messages
 from genctl.commands.run.options import RunOptions
+from genctl.engines.protocol import About
+from genctl.errors import Exit
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
 from genctl.io.records import other_entry, result_record
 from genctl.io.rows import InputRow
 from genctl.results import Result
 
-if TYPE_CHECKING:
-    pass
+
+@dataclass
+class FirstFailure:
+    """With --strict, the first row that failed: nothing is written after its record."""
+
+    subject: str  # what messages call the row
+    index: int
+    record: dict[str, Any]
+
+    def sentence(self) -> str:
+        """The error that ends the run."""
+        before = {0: "no row is before it", 1: "the row before it is written"}.get(
+            self.index, f"the {self.index:,} rows before it are written"
+        )
+        return f"error: {self.subject}{self.record['error']['message']}; --strict stops here, {before}"
 
 
 def open_records(
@@ -37,58 +53,104 @@ def open_records(
     return RecordOutput(writer, sink, tally, unordered=options.unordered)
 
 
-@dataclass
-class FirstFailure:
-    """With --strict, the first row that failed: nothing is written after its record."""
+class Results:
+    """What a run writes, in the order of the input: the records of each row, up to the first failure with --strict.
 
-    subject: str  # what messages call the row
-    index: int
-    record: dict[str, Any]
+    `about` is that of the engine, and `reused` whether a --prompt-cache counts; both are known once it is loaded.
+    """
 
-    def sentence(self) -> str:
-        """The error that ends the run."""
-        before = {0: "no row is before it", 1: "the row before it is written"}.get(
-            self.index, f"the {self.index:,} rows before it are written"
-        )
-        return f"error: {self.subject}{self.record['error']['message']}; --strict stops here, {before}"
+    about: About
+    load_s: float
+    reused: bool
 
+    def __init__(
+        self,
+        options: RunOptions,
+        messages: Messages,
+        on_error: Callable[[writers.Record], None],
+        *,
+        live: bool,
+        shown: bool,
+    ) -> None:
+        self.options, self.messages, self.live = options, messages, live
+        self.tally = RowTally()
+        self.output = open_records(options, self.tally, on_error, shown=shown)
+        self.stopped: FirstFailure | None = None
+        self._said_full = False  # that a text ended because the context was full
 
-def records_of(
-    options: RunOptions,
-    row: InputRow,
-    result: Result,
-    *,
-    load_s: float,
-    encoder_decoder: bool,
-    saved: bool = False,
-    texts: bool = True,
-) -> list[dict[str, Any]]:
-    """One record for each sequence of a row. `saved`: --prompt-cache. `texts`: there is a tokenizer to write any."""
-    records = []
-    for number, sequence in enumerate(result.sequences):
-        hypothesis = sequence.hypothesis
-        if options.format in writers.TEXTS and not texts:  # the same as on a terminal
-            hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
-        if options.echo:
-            between = "\t" if encoder_decoder else ""
-            hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
-        extra: dict[str, Any] = {}
-        if result.drafted:
-            extra = {"drafted": result.drafted, "accepted": result.accepted}
-        if "beam" in result.strategy:
-            extra["parents"] = list(sequence.parents)
-        if result.others and number == 0 and options.with_tokens:
-            extra["others"] = [other_entry(other.hypothesis) for other in result.others]
-        records.append(
-            result_record(
-                row,
-                result,
-                number,
-                hypothesis=hypothesis,
-                tokens=options.with_tokens or any(token.processed is not None for token in sequence.tokens),
-                load_s=load_s if options.timing else None,
-                extra=extra,
-                reused_tokens=result.reused if saved else None,
+    def take(self, row: InputRow, subject: str, result: Result, trees: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Write a result, or its `trees` in place of texts. `subject` is what messages call the row.
+
+        Returns whether it is written: not after the failure that ends the run.
+        """
+        if self.stopped is not None and row.index > self.stopped.index:
+            return False
+        if row.index >= self.output.done:
+            for note in result.shortfalls(subject):
+                self.messages.say(f"warning: {note}")
+            self._say_full(subject, result)
+        self.tally.look(row.index, subject, result, self.options.fail_on, texts=self.about.has_texts)
+        self.output.put(row.index, trees or self._records(row, result))
+        return True
+
+    def stop(self, failure: FirstFailure) -> None:
+        """The first failure, in the order of the input, is the last record."""
+        if self.stopped is None or failure.index < self.stopped.index:
+            self.stopped = failure
+
+    def end(self, rows: int) -> None:
+        """All is decoded that is to be; the input had so many rows."""
+        if self.stopped is not None:
+            self.output.stop(self.stopped.index, [self.stopped.record])
+        else:
+            self.output.end_of_input(rows)
+
+    def status(self) -> int:
+        """The exit status of a run that was not interrupted. Raises CheckError where a requested check failed."""
+        if self.output.differs:
+            self.messages.remark(
+                f"rows of {self.options.output} that were decoded again came out differently (another machine or "
+                "number of threads, or a time limit); what was written stays"
             )
-        )
-    return records
+        if self.stopped is not None:
+            self.messages.say(self.stopped.sentence())
+            return int(Exit.ROWS_FAILED)
+        return self.tally.status()
+
+    def _say_full(self, subject: str, result: Result) -> None:
+        """Say once that a text ended because the context was full, where no view shows the ends of texts."""
+        full = next((one.hypothesis.cause for one in result.sequences if one.finish_reason == "context"), None)
+        if full is not None and not self._said_full and not self.live:
+            self._said_full = True
+            self.messages.note(f"{subject}the text ends at the {full}, before max_new_tokens (finish_reason: context)")
+
+    def _records(self, row: InputRow, result: Result) -> list[dict[str, Any]]:
+        """One record for each sequence of a row."""
+        options, records = self.options, []
+        for number, sequence in enumerate(result.sequences):
+            hypothesis = sequence.hypothesis
+            if options.format in writers.TEXTS and not self.about.has_texts:  # the same as on a terminal
+                hypothesis = dataclasses.replace(hypothesis, text="".join(f"<{id}>" for id in hypothesis.tokens))
+            if options.echo:
+                between = "\t" if self.about.is_encoder_decoder else ""
+                hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
+            extra: dict[str, Any] = {}
+            if result.drafted:
+                extra = {"drafted": result.drafted, "accepted": result.accepted}
+            if "beam" in result.strategy:
+                extra["parents"] = list(sequence.parents)
+            if result.others and number == 0 and options.with_tokens:
+                extra["others"] = [other_entry(other.hypothesis) for other in result.others]
+            records.append(
+                result_record(
+                    row,
+                    result,
+                    number,
+                    hypothesis=hypothesis,
+                    tokens=options.with_tokens or any(token.processed is not None for token in sequence.tokens),
+                    load_s=self.load_s if options.timing else None,
+                    extra=extra,
+                    reused_tokens=result.reused if self.reused else None,
+                )
+            )
+        return records

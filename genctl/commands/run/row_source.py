@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from genctl.commands import job
+from genctl.engines.protocol import Engine, JobPlan
 from genctl.errors import count
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Engine, JobPlan
+    from genctl.io.input_scan import InputScan
 
 ROOM = 4096  # rows that are read ahead
+AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
 MOMENT_S = 0.1  # that is waited for a row where there is nothing else to do
 END = object()
 
@@ -56,6 +58,12 @@ class Grouping:
         """Rows of a group, of which all are decoded again beside the first that is missing."""
         return 1 if self.invariant_by else self.span
 
+    def ahead(self, *, at_hand: bool) -> int:
+        """How many rows are read ahead: only where they are `at_hand` with --unordered, so that an interrupt leaves the
+        beginning of the input, and never from a pipe or a keyboard, which would keep other rows waiting.
+        """
+        return AHEAD * self.width if at_hand and self.width > 1 else 0
+
     def changed(self, output: str | None) -> str:
         """A note if this run uses another number of threads than the run that began the output, else ""."""
         if self.invariant_by or None in (self.threads, self.begun_with) or self.threads == self.begun_with:
@@ -64,6 +72,16 @@ class Grouping:
             f"{output} was begun with {count(self.begun_with or 0, 'thread')}, and goes on with {self.threads}: the "
             "last digits of log-probabilities may differ from those of an uninterrupted run"
         )
+
+
+def looked_over(path: str | None, format: str) -> InputScan | None:
+    """What an input file has, where the number of its rows or its content is needed; None for another input."""
+    if path in (None, "-"):
+        return None
+    from genctl.io.input_scan import scan
+
+    assert path is not None
+    return scan(path, format)
 
 
 class RowSource:

@@ -6,12 +6,11 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.text import Text
 
-from genctl.commands.notes import RepeatedErrors
+from genctl.commands.messages import RepeatedErrors
 from genctl.commands.run.nbest_table import table
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
 from genctl.history import LaneHistory, Path
@@ -162,9 +161,7 @@ class RunView:
     def __enter__(self) -> RunView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, OSError):  # a stream is closed: restore the terminal, write nothing more
             with contextlib.suppress(OSError):
                 self._bar.close()

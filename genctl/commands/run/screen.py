@@ -17,8 +17,6 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal, never_fail_to_encode
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from rich.console import Console
 
     from genctl.commands.run.run_view import RunView
@@ -38,7 +36,7 @@ class Screen:
         self.live, self.lone, self.several = live, lone, several
         self.err: Console | None = None
         self.bar: RowsBar | None = None
-        self.view: RunView | SilentView = SilentView()
+        self.view: RunView | None = None  # made where anything is shown: the import of Rich takes time
         if shows(options, live=live):
             from genctl.terminal.console import make_consoles
 
@@ -55,7 +53,8 @@ class Screen:
 
     def open(self, stack: ExitStack) -> None:
         """Begin to draw, until `stack` closes."""
-        stack.enter_context(self.view)
+        if self.view is not None:
+            stack.enter_context(self.view)
         if self.search is not None:
             stack.enter_context(self.search)
 
@@ -78,7 +77,7 @@ class Screen:
 
     def feed(self, event: Event) -> None:
         """Draw an event. A failed row is reported with its record, unless the view shows it."""
-        if self.live or not isinstance(event, Failed):
+        if self.view is not None and (self.live or not isinstance(event, Failed)):
             self.view.feed(event)
 
     def beside(self, *, counts: bool) -> list[Callable[[Event], object]]:
@@ -94,7 +93,8 @@ class Screen:
         with self.interrupt.busy():
             if self.bar is not None:
                 self.bar.hide()  # an auxiliary model is loaded: its bar takes the place of ours
-            self.view.feed(event)
+            if self.view is not None:
+                self.view.feed(event)
 
     def progress(self, progress: StreamProgress) -> None:
         """Show what the engine is at work on."""
@@ -112,7 +112,8 @@ class Screen:
         """Take away what moves on the terminal."""
         if self.bar is not None:
             self.bar.hide()
-        self.view.pause()
+        if self.view is not None:
+            self.view.pause()
 
 
 def shows(options: RunOptions, *, live: bool) -> bool:
@@ -165,29 +166,3 @@ def wants_bar(options: RunOptions, err: Console | None, *, live: bool) -> bool:
     from genctl.terminal.console import takes_lines
 
     return err.is_interactive or takes_lines(err)
-
-
-class SilentView:
-    """Takes the place of a `RunView` and shows nothing, without Rich, whose import takes time."""
-
-    load_s: float | None = None
-
-    def feed(self, event: Event) -> None:
-        """Ignore the event."""
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def pause(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-    def __enter__(self) -> SilentView:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Do nothing."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.events import Event
@@ -21,8 +20,6 @@ from genctl.terminal.word_wrap import terminal_wrap
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.cli.table import Color
-    from genctl.commands.options import TreeFormat
     from genctl.pages.search_tree import SearchTrees
 
 
@@ -90,9 +87,7 @@ class StreamView:
     def __enter__(self) -> StreamView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not isinstance(error, OSError):  # else the stream is gone
             self.close()
 
@@ -164,33 +159,14 @@ def terminal_stream(color: Color, *, echo: bool, messages: bool) -> StreamView:
     return StreamView(write, echo=echo, between="\n", write_prompt=write_prompt, prompt_of=prompt_of)
 
 
-class ShownSearch(Protocol):
-    """What the options of `run`, `beam` and `replay` have in common here."""
-
-    @property
-    def tree(self) -> bool:
-        """Draw the search tree."""
-
-    @property
-    def tree_format(self) -> TreeFormat | None:
-        """Write the search tree in place of the texts."""
-
-    @property
-    def echo(self) -> bool | None:
-        """Begin the text with the prompt."""
-
-    @property
-    def color(self) -> Color:
-        """When to color."""
-
-
 class Search:
     """Listens to a run for `--stream`, `--tree` and `--tree-format`.
 
-    With `live` the view on the terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
+    `options` have tree, tree_format, echo and color, as those of `run`, `beam` and `replay`. With `live` the view on a
+    terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
     """
 
-    def __init__(self, options: ShownSearch, err: Console | None, *, stream: bool, live: bool) -> None:
+    def __init__(self, options: Any, err: Console | None, *, stream: bool, live: bool) -> None:
         self.options = options
         self.err = err
         self.trees: SearchTrees | None = None
@@ -229,9 +205,7 @@ class Search:
     def __enter__(self) -> Search:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if isinstance(error, OSError):  # a stream is gone
             return
         if self.stream is not None:

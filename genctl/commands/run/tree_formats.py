@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rich.style import Style
 from rich.text import Text
 
 from genctl.errors import count
-from genctl.pages.search_tree import Node, SearchTree, plain
+from genctl.events import Event
+from genctl.io.records import finite
+from genctl.pages.search_tree import Node, SearchTree, SearchTrees
 from genctl.terminal import theme, widgets
 from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words
@@ -157,6 +159,14 @@ def ending(node: Node) -> str:
     return f"live{total}" if node.state == "live" else ""
 
 
+def dots_of(events: Iterable[Event]) -> list[str]:
+    """The trees of all lanes in the DOT language."""
+    trees = SearchTrees()
+    for event in events:
+        trees.feed(event)
+    return [tree_dot(tree) for tree in trees.take_all()]
+
+
 def tree_dot(tree: SearchTree) -> str:
     """The tree in the DOT language, one node per token."""
     lines = [
@@ -214,9 +224,9 @@ def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
         fields["state"] = "root" if node.parent is None else node.state
         if node.token is not None:
             fields |= {"step": node.step, "id": node.token.id, "text": node.token.text}
-            fields["logprob"] = plain(node.token.logprob)
+            fields["logprob"] = finite(node.token.logprob)
         if node.total is not None:
-            fields["total"] = plain(node.total)
+            fields["total"] = finite(node.total)
         if node.note:
             fields["note"] = node.note
         if node.died is not None:
@@ -225,7 +235,7 @@ def _json_nodes(tree: SearchTree) -> Iterator[dict[str, Any]]:
             hypothesis = node.hypothesis
             fields |= {
                 "finish_reason": hypothesis.reason,
-                "score": plain(hypothesis.score),
+                "score": finite(hypothesis.score),
                 "new_tokens": hypothesis.length,
             }
         if node.place is not None:

@@ -12,22 +12,28 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from genctl.commands.engine_choice import LOCAL, EngineChoice, engine_of
 from genctl.commands.job import WIDTH, Job, Rows
 from genctl.commands.options import shown_top
+from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions, check_encoding
+from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
+from genctl.engines.scored_text import Detail, Options, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
+from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.loading_bar import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
+from genctl.terminal.summary import put, put_words
+from genctl.terminal.widgets import no_room
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from genctl.commands.score.token_heat import Figures
-    from genctl.engines.scored_text import Options, Scored, TextToScore
+    from genctl.commands.page_file import PageFile
 
 
 # -- a scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
@@ -83,21 +89,18 @@ class ScoreJob(Job[ScoreOptions]):
         options = self.options
         writer: writers.Writer = writers.Unclosed()
         if not self.shown:
-            sink = self.sink(stack, options.output, force=options.force, stdout=sys.stdout)
+            sink = self.sink(stack, options.output)
             writer = scored.open_writer(options.format, sink, on_error=self.say_failed)
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
         """Load the checkpoint, and check whether it can score texts as the options say."""
-        from genctl.terminal.loading_bar import LoadingBar
-
         bar = LoadingBar(self.err, time.monotonic)
         with closing(bar):
             self.engine = engine = self.load_engine(
-                self.used_runtime(),
+                replace(self.early, runtime=self.used_runtime()),
                 on_event=None if self.options.quiet else bar.show,
                 need_tokenizer=False,
-                named=self.early.names_model,
                 live=self.shown,
             )
         if self.early.runtime.backend is not None:
@@ -105,7 +108,7 @@ class ScoreJob(Job[ScoreOptions]):
         self.name = engine.about.name
         width = engine.width(self.early, 1 if self.shown or self.lone else WIDTH)
         self.outcomes = engine.score(self._wanted(), self.scoring(width), interrupted=self.interrupt)
-        self.detail(*engine.notes())
+        self.messages.detail(*engine.notes())
 
     def used_runtime(self) -> Runtime:
         """The settings of the checkpoint without those that are of no use here; a note says which."""
@@ -115,7 +118,7 @@ class ScoreJob(Job[ScoreOptions]):
         for name, unset in (("prompt_cache", None), ("compile", False), ("row_timeout", None)):
             if getattr(runtime, name) != unset:  # a settings file says so
                 place = self.early.origins[name]
-                self.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
+                self.messages.note(f"{name} ({place}) is not used: genctl score reads every text as a whole")
                 runtime = replace(runtime, **{name: unset})  # type: ignore[arg-type]  # each has its own type
         return runtime
 
@@ -127,23 +130,21 @@ class ScoreJob(Job[ScoreOptions]):
                 self.fail(row, outcome.code, outcome.message)
                 continue
             self._show(row, outcome)
-            if self.watchers:
-                self._tell(row, outcome)
+            if self.page is not None:
+                self._tell(self.page, row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])
-        self.detail(*self.engine.done.findings)
+        self.messages.detail(*self.engine.done.findings)
         self.output.close(cut_short=bool(self.interrupt.status))
 
     def status(self) -> int:
         """The exit status. Prints the summary."""
         self._sum_up()
         status = super().status()
-        self.detail(*self.engine.done.shares)
+        self.messages.detail(*self.engine.done.shares)
         return status
 
     def scoring(self, width: int) -> Options:
         """How texts are scored, `width` in a pass."""
-        from genctl.engines.scored_text import Detail, Options
-
         options = self.options
         return Options(
             add_eos=options.add_eos,
@@ -153,7 +154,7 @@ class ScoreJob(Job[ScoreOptions]):
             batch_size=width,
             chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details or options.report is not None, self.top),
-            captions=self.shown or self.details or bool(self.watchers),
+            captions=self.shown or self.details or bool(options.report or options.svg),
             context=options.context,
             target=options.target,
             rank=options.rank,
@@ -183,8 +184,6 @@ class ScoreJob(Job[ScoreOptions]):
 
     def _texts_of(self, row: InputRow) -> TextToScore:
         """What is scored of a row: its own fields, else the flags. Raises InputError where they contradict."""
-        from genctl.engines.scored_text import TextToScore
-
         candidates = row.extra.get("candidates", ())
         context = row.extra.get("context", self.options.context)
         target = row.extra.get("target", self.options.target)
@@ -224,23 +223,17 @@ class ScoreJob(Job[ScoreOptions]):
             **{name: getattr(result, name) for name in ("nll", "ppl", "bpb", "bits", "bytes")},
         )
 
-    def _tell(self, row: InputRow, outcome: Sequence[Scored]) -> None:
-        """Tell the watchers of a row: its figures, and events as if its text had been generated."""
-        from genctl.commands.score.token_heat import figures
-
+    def _tell(self, page: PageFile, row: InputRow, outcome: Sequence[Scored]) -> None:
+        """Tell the page of a row: its figures, and events as if its text had been generated."""
         for one in outcome:
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
-            for watcher in self.watchers:
-                watcher.figures(lane, {"": figures(_figures(one))})
-                for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
-                    watcher.feed(event)
+            page.figures(lane, {"": figures(one)})
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+                page.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:
         """Count a row. Show it on a terminal, and with --scores on standard error beside results in a pipe."""
-        from genctl.commands.score import token_heat
-        from genctl.terminal.summary import put_words
-
         for one in outcome:
             self.texts += 1
             self.nll += one.nll
@@ -252,8 +245,8 @@ class ScoreJob(Job[ScoreOptions]):
             if outcome[0].rank is None and not self.options.quiet:
                 put_words(console, token_heat.legend())
 
-        for watcher in self.watchers:
-            watcher.draw(draw)
+        if self.picture is not None:
+            self.picture.draw(draw)
         if self.shown or (self.details and self.options.format == "text"):
             self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
 
@@ -261,18 +254,13 @@ class ScoreJob(Job[ScoreOptions]):
         """Print a row: `shown` with its heat map, else its tokens alone."""
         from rich.text import Text
 
-        from genctl.commands.score import token_heat
-        from genctl.terminal import widgets
-        from genctl.terminal.summary import put
-
         width = console.width
         lines = []
         if not (self.lone or self.options.rank):
             lines.append(widgets.header(width, f"text {row.name}", row.prompt or ""))
         ranked = outcome[0].rank is not None
         if ranked and shown:
-            entries = [token_heat.RankedToken(one.text, _figures(one)) for one in outcome]
-            lines += token_heat.ranking(entries, BY[self.options.by or "mean"], width)
+            lines += token_heat.ranking(outcome, BY[self.options.by or "mean"], width)
         for one in outcome:
             if ranked and self.details:
                 lines.append(widgets.header(width, f"rank {one.rank}", one.text))
@@ -285,15 +273,10 @@ class ScoreJob(Job[ScoreOptions]):
         for line in lines:
             console.print(line)
         if shown and not ranked:
-            put(console, Text(token_heat.figures(_figures(outcome[0]))))
+            put(console, Text(token_heat.figures(outcome[0])))
 
     def _sum_up(self) -> None:
         from rich.text import Text
-
-        from genctl.commands.score import token_heat
-        from genctl.terminal import theme
-        from genctl.terminal.summary import put_words
-        from genctl.terminal.widgets import no_room
 
         if self.options.quiet:
             return
@@ -307,20 +290,12 @@ class ScoreJob(Job[ScoreOptions]):
             return
         words = [count(self.texts, "text")]
         if self.tokens:
-            from genctl.engines.scored_text import Scored
-
-            words.append(token_heat.figures(_figures(Scored("", (), self.nll, self.tokens, self.bytes, ()))))
+            words.append(token_heat.figures(Scored("", (), self.nll, self.tokens, self.bytes, ())))
         if self.failed:
             words.append(f"{self.failed} failed")
-        self.say(" · ".join(words))
+        self.messages.say(" · ".join(words))
 
 
 def score(options: ScoreOptions) -> int | None:
     """`genctl score`."""
     return ScoreJob.perform(options, engine_of(options))
-
-
-def _figures(one: Scored) -> Figures:
-    from genctl.commands.score.token_heat import Figures
-
-    return Figures(one.nll, one.bits, one.ppl, one.bpb, one.count)

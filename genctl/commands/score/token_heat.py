@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.text import Text
 
+from genctl.engines.scored_text import Scored
 from genctl.errors import count
 from genctl.events import Token
 from genctl.terminal import departures, theme, widgets
@@ -18,25 +18,6 @@ from genctl.terminal.text_width import first_cells, hanging, last_cells, one_lin
 CONTEXT = 3  # lines of context shown before the text
 TEXT = 20  # cells that a candidate has at least, where less important columns can make room
 LEAST_FIRST = ("bits/byte", "perplexity", "total")
-
-
-@dataclass(frozen=True)
-class Figures:
-    """A text's sums: nats and bits over `tokens` scored ones, perplexity, bits per byte of UTF-8 (NaN: no bytes)."""
-
-    nll: float
-    bits: float
-    ppl: float
-    bpb: float
-    tokens: int
-
-
-@dataclass(frozen=True)
-class RankedToken:
-    """A ranked candidate."""
-
-    text: str
-    figures: Figures
 
 
 def heat(context: str, lead: str, tokens: Sequence[Token], width: int) -> list[Text]:
@@ -63,7 +44,7 @@ def legend() -> Text:
     return line
 
 
-def figures(sums: Figures) -> str:
+def figures(sums: Scored) -> str:
     """A text's sums in words."""
     words = [
         f"perplexity {number(sums.ppl)}",
@@ -72,7 +53,7 @@ def figures(sums: Figures) -> str:
     ]
     if not math.isnan(sums.bpb):
         words.append(f"{sums.bpb:.3f} bits/byte")
-    words.append(count(sums.tokens, "token"))
+    words.append(count(sums.count, "token"))
     return " · ".join(words)
 
 
@@ -92,7 +73,7 @@ def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
     return lines
 
 
-def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
+def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
     """Candidates, best first, in lines of at most `width` cells. `by` names the sort key in words."""
     columns = {"mean": 9, "total": 10, "perplexity": 10, "bits/byte": 9, "tokens": 6}
     left_out = []
@@ -109,19 +90,17 @@ def ranking(entries: Sequence[RankedToken], by: str, width: int) -> list[Text]:
     cut = any(cell_len(one_line(text)) > room for text in texts)
     if cut and (common := departures.column(found := departures.departures(texts, [()] * len(texts)))):
         shared, shown = common, departures.parts(texts, found, max(room - len(common[0]), 8))
-    for rank, entry in enumerate(entries, 1):
-        sums = entry.figures
-        mean = -sums.nll / sums.tokens
+    for rank, sums in enumerate(entries, 1):
         cells = {
-            "mean": widgets.rounded(mean),
+            "mean": widgets.rounded(sums.mean),
             "total": widgets.rounded(-sums.nll),
             "perplexity": number(sums.ppl),
             "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
-            "tokens": f"{sums.tokens:,}",
+            "tokens": f"{sums.count:,}",
         }
         line = Text(f"{rank:>4}", style=theme.CHOSEN if rank == 1 else theme.PLAIN)
         for name, size in columns.items():
-            style = theme.colour(math.exp(min(mean, 0.0))) if name == "mean" else ""
+            style = theme.colour(math.exp(min(sums.mean, 0.0))) if name == "mean" else ""
             line.append(" ").append(f"{cells[name]:>{size}}", style=style)
         line.append(f"  {shared[rank - 1]}").append_text(shown[rank - 1])
         lines.append(line)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from genctl.comparing import references
 from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
-from genctl.comparing.statistics import RunStatistics, bootstrap, wins
+from genctl.comparing.statistics import RunStatistics, bootstrap
 from genctl.events import Hypothesis, Token
 from genctl.results import Sequence
 from tests.cli.tool import genctl
@@ -130,8 +130,11 @@ def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
 
 
 def test_wins_count_ties_and_leave_out_what_failed() -> None:
-    found = wins([-1.0, -2.0, -3.0, None, -1.0], [-2.0, -2.000001, -1.0, -1.0, None])
-    assert (found.won, found.tied, found.lost) == (1, 1, 1)
+    tally = RunStatistics(["a", "b"])
+    for values in zip([-1.0, -2.0, -3.0, None, -1.0], [-2.0, -2.000001, -1.0, -1.0, None], strict=True):
+        known = zip("ab", values, strict=True)
+        tally.add({run: [{"mean_logprob": value}] for run, value in known if value is not None})
+    assert tally.wins("a", "b") == (1, 1, 1)
 
 
 def test_a_tally_pairs_prompts() -> None:
@@ -146,7 +149,7 @@ def test_a_tally_pairs_prompts() -> None:
     assert perplexity is not None
     assert perplexity.low <= perplexity.mean <= perplexity.high
     assert perplexity.mean == pytest.approx(math.exp(13 / 3))
-    assert tally.wins("a", "b").won == 2
+    assert tally.wins("a", "b")[0] == 2
 
 
 # -- references --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from genctl.commands.compare import report as shown
 from genctl.commands.compare.view import Column, CompareView, picture
+from genctl.comparing.metrics import Divergence
 from genctl.events import Event, Failed, Stepped, Token
 from genctl.terminal import number_table
 from genctl.terminal.run_history import RunHistory
@@ -82,8 +83,8 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
     lines.append(Text(""))
     lines += shown.partings_lines(
         [
-            shown.Parting("nucleus", "greedy", 6, other, token),
-            shown.Parting("beam5@elsewhere", "greedy", 11, None, Token(2, -0.01, ""), comparable=False),
+            shown.Parting("nucleus", Divergence("greedy", 6, 0, other, token)),
+            shown.Parting("beam5@elsewhere", Divergence("greedy", 11, 0, None, Token(2, -0.01, "")), comparable=False),
         ],
         width,
     )

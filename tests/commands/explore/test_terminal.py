@@ -177,15 +177,15 @@ def test_a_dumb_terminal_is_refused_with_what_does_the_same(tmp_path: Path) -> N
 CRASH = """
 import sys
 sys.path.insert(0, {root!r})
-from genctl.commands.explore import screen, screen_app
+from genctl.commands.explore import screen_app
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.cli.app import _explained
 from tests.tree.trees import explorer
-def fail(self):
+def fail(self, *command):
     raise ZeroDivisionError("planted")
-screen_app.ExploreApp.action_undo = fail
+screen_app.ExploreApp.action_run = fail
 try:
-    screen.run_screen(TreeSource(explorer()), saved="t.jsonl")
+    screen_app.run_screen(TreeSource(explorer()), saved="t.jsonl")
 except Exception as error:
     print(_explained(error)[0])
 """

@@ -18,7 +18,7 @@ from genctl.commands.inspect.cache_estimate import Part, Size, largest, plan, ro
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
 from genctl.commands.inspect.plan import COLUMNS, perform
 from genctl.commands.inspect.skeleton import MOST_LAYERS, build
-from genctl.commands.memory_size import memory_bytes
+from genctl.commands.options import memory_bytes
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.params import Generation, Runtime

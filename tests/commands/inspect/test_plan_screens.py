@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.commands.inspect.plan import plan_lines
-from genctl.commands.memory_size import memory_bytes
+from genctl.commands.options import memory_bytes
 from genctl.params import Generation, Runtime
 
 

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 def test_a_side_goes_above_the_flags_of_all_sides() -> None:
     flags = flags_layer({"dtype": "bfloat16", "threads": 2})
     first, second = read_sides(["m@dtype=float32", "m"], [flags])
-    assert (first.early().runtime.dtype, first.early().runtime.threads) == ("float32", 2)
-    assert second.early().runtime.dtype == "bfloat16"
+    assert (first.early.runtime.dtype, first.early.runtime.threads) == ("float32", 2)
+    assert second.early.runtime.dtype == "bfloat16"
 
 
 def test_all_mistakes_of_all_sides_are_said_at_once() -> None:
@@ -63,10 +63,10 @@ def test_a_side_may_be_a_preset_and_have_a_name_of_its_own(tmp_path: Path, monke
     (tmp_path / "presets" / "small.toml").write_text('dtype = "bfloat16"\nthreads = 1\n')
     monkeypatch.chdir(tmp_path)
     small, named = read_sides(["small", "two=small@threads=2"], [flags_layer({"dtype": "float32"})])
-    assert (small.name, small.early().runtime.dtype, small.early().runtime.threads) == ("small", "bfloat16", 1)
-    assert (named.name, named.early().runtime.threads) == ("two", 2)
+    assert (small.name, small.early.runtime.dtype, small.early.runtime.threads) == ("small", "bfloat16", 1)
+    assert (named.name, named.early.runtime.threads) == ("two", 2)
     (tmp_path / "small").mkdir()  # a checkpoint, then
-    assert read_side("small", ()).early().runtime.model == "small"
+    assert read_side("small", ()).early.runtime.model == "small"
 
 
 def test_every_knob_that_a_side_takes_is_one() -> None:

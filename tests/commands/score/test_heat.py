@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.commands.score import token_heat
+from genctl.engines.scored_text import Scored
 from genctl.events import Token
 from genctl.terminal import theme
 from tests.screens import check_screen
@@ -79,7 +80,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
     ):
         out.print(line)
     assert written(out).splitlines()[0] == "␛[2J␛]0;gone␇[red]⟨U+202E⟩␍"
-    entry = token_heat.RankedToken("\x1b[2J[red]\n", token_heat.Figures(1.0, 1.4, 2.7, 0.5, 1))
+    entry = scored("\x1b[2J[red]\n", 1.0, 1, 3)
     out = console(terminal=True)
     for line in token_heat.ranking([entry], "x", 80):
         out.print(line)
@@ -90,6 +91,10 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
 @pytest.mark.parametrize("value", [1.0, 1.49764, 999.9, 123456.7, math.inf])
 def test_perplexities_stay_short(value: float) -> None:
     assert len(token_heat.number(value)) <= 9
+
+
+def scored(text: str, nll: float, count: int, size: int) -> Scored:
+    return Scored(text, (), nll, count, size, ())
 
 
 def check(name: str, lines: list[Text]) -> None:
@@ -104,7 +109,7 @@ TOKENS = [made_up(step, text) for step, text in enumerate(STORY)]
 
 
 def test_the_heat_map_at_80_columns() -> None:
-    figures = Text(token_heat.figures(token_heat.Figures(61.25, 88.37, 1.49764, 0.523, 1234)))
+    figures = Text(token_heat.figures(scored("", 61.25, 1234, 169)))
     check("heat_80", [*token_heat.heat("Under the old oak", "", TOKENS, 80), figures, token_heat.legend()])
 
 
@@ -114,19 +119,16 @@ def test_the_table_of_tokens_at_80_columns() -> None:
 
 def test_the_ranking_at_80_columns() -> None:
     entries = [
-        token_heat.RankedToken(" Paris", token_heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)),
-        token_heat.RankedToken(
-            " London, which is not the capital of France at all", token_heat.Figures(45.0, 64.92, 90.0, 1.3, 10)
-        ),
-        token_heat.RankedToken("", token_heat.Figures(1800.0, 2596.8, math.inf, math.nan, 2)),
+        scored(" Paris", 0.5, 1, 6),
+        scored(" London, which is not the capital of France at all", 45.0, 10, 50),
+        scored("", 1800.0, 2, 0),
     ]
     check("ranking_80", token_heat.ranking(entries, "mean log-probability", 80))
 
 
 def test_candidates_that_begin_alike_show_where_they_differ() -> None:
     begin = "Once upon a time there was a curious girl who lived by the sea in a"
-    figures = token_heat.Figures(0.5, 0.72, 1.6487, 0.12, 1)
-    entries = [token_heat.RankedToken(f"{begin} {end}", figures) for end in ("house", "boat")]
+    entries = [scored(f"{begin} {end}", 0.5, 1, 6) for end in ("house", "boat")]
     lines = [line.plain for line in token_heat.ranking(entries, "mean", 80)]
     assert lines[1].endswith(f"+{len(begin) + 1} │ …house")
     assert lines[2].endswith(f"+{len(begin) + 1} │ …boat")

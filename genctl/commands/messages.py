@@ -1,0 +1,147 @@
+"""What a command says on standard error beside its results, and what it counts for that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from genctl import events
+from genctl.engines.protocol import Engine
+
+_PLACE = re.compile(r",? ?\b(line|record|argument) \d+(?=:)")  # where in the input: no difference between two errors
+
+
+class RepeatedErrors:
+    """Prints an error once. Errors with the same message are counted, and `close` prints how many there were."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
+        self._more: dict[str, int] = {}
+
+    def is_new(self, message: str) -> bool:
+        """Whether this is the first error with its message, apart from its place in the input. Counts the others."""
+        key = _PLACE.sub("", message).removeprefix(": ")
+        self._more[key] = self._more.get(key, -1) + 1
+        return self._more[key] == 0
+
+    def close(self) -> None:
+        """Say how many more there were of each message. A second call says nothing."""
+        several = len(self._more) > 1
+        for message, more in self._more.items():
+            if more:
+                self._say(f"error: {more:,} more like it" + (f": {message}" if several else ""))
+        self._more.clear()
+
+
+class Messages:
+    """Lines for a person. `hide` takes away what moves on the terminal before one is printed.
+
+    `quiet` leaves notes out, `verbose` adds details. Where there is a list `held`, notes wait in it for `release`.
+    """
+
+    def __init__(
+        self,
+        *,
+        quiet: bool = False,
+        verbose: bool = False,
+        color: str = "auto",
+        hide: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._quiet, self._verbose, self._color, self._hide = quiet, verbose, color, hide
+        self._errors = RepeatedErrors(self.say)
+        self._said: set[str] = set()
+        self.held: list[str] | None = None
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        from genctl.terminal.message import print_message
+
+        self._hide()
+        print_message(line, color=self._color)
+
+    def remark(self, line: str) -> None:
+        """Print a note, with --quiet too."""
+        if self.held is None:
+            self.say(f"note: {line}")
+        else:
+            self.held.append(line)
+
+    def note(self, *lines: str) -> None:
+        """Print notes, but not with --quiet."""
+        for line in () if self._quiet else lines:
+            self.remark(line)
+
+    def detail(self, *lines: str) -> None:
+        """Print notes with --verbose only."""
+        for line in lines if self._verbose else ():
+            self.remark(line)
+
+    def note_once(self, line: str, subject: str = "") -> None:
+        """Print a note about something, if there is any, the first time."""
+        if line and self.is_new(line):
+            self.note(f"{subject}{line}")
+
+    def is_new(self, line: str) -> bool:
+        """Whether this is asked of a line for the first time."""
+        new = line not in self._said
+        self._said.add(line)
+        return new
+
+    def error(self, message: str, subject: str = "", hint: str = "") -> None:
+        """Print an error, once for all that are alike, and what may help."""
+        if self._errors.is_new(message):
+            self.say(f"error: {subject}{message}")
+            self.advise(hint)
+
+    def advise(self, hint: str) -> None:
+        """Print what may help after an error, if there is anything."""
+        if hint:
+            self.say(f"hint: {hint}")
+
+    def shortage(self, what: str, width: int, fewer: int) -> None:
+        """Say that memory is short."""
+        self.remark(f"not enough memory for {width} {what} at once, going on with {fewer}")
+
+    def release(self) -> None:
+        """Print the notes that were held, and hold no more."""
+        held, self.held = self.held or [], None
+        for line in held:
+            self.remark(line)
+
+    def close(self) -> None:
+        """Say how many errors were alike."""
+        self._errors.close()
+
+
+@dataclass
+class Reuse:
+    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it has no notes."""
+
+    path: str | None
+    prompts: int = 0
+    tokens: int = 0
+    reused: int = 0
+    useless: int = 0  # prompts for which nothing could be reused
+
+    def feed(self, event: events.Event) -> None:
+        """Take in one event."""
+        if self.path is None or not isinstance(event, events.Prefilled) or event.shared:
+            return
+        self.prompts += 1
+        self.tokens += event.prompt_tokens
+        self.reused += event.reused
+        self.useless += not event.reused
+
+    def notes(self, engine: Engine, *, verbose: bool) -> list[str]:
+        """Notes for the end of a run: if nothing was reused, and with `verbose` the amount.
+
+        `verbose` also adds notes about the model.
+        """
+        lines = list(engine.done.findings) if verbose else []
+        if self.useless:
+            amount = "nothing" if self.prompts == 1 else f"for {self.useless} of {self.prompts} prompts nothing"
+            lines.append(f"{amount} of the prompt cache {self.path} could be reused: {engine.about.reuse_limit}")
+        if verbose and self.prompts:
+            lines.append(f"reused {self.reused} of {self.tokens} prompt token{'' if self.tokens == 1 else 's'}")
+        return lines
