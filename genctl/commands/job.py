@@ -101,7 +101,7 @@ class Job(ABC, Generic[SomeOptions]):
     def check_launch(self, runtime: Runtime) -> None:
         """Raises UsageError where several processes would each do the whole job, or one is to share what it does."""
         if runtime.tensor_parallel or "WORLD_SIZE" in os.environ:
-            from genctl.engines.ranks import launch
+            from genctl.engines import launch
 
             launch.check(runtime, shares=self.choice.ranks)
 

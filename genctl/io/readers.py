@@ -199,7 +199,7 @@ def read(
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
-      is used twice, a hash is kept of each id that is said (see `genctl.io.ids`): the only thing that grows.
+      is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
     - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
 
@@ -255,9 +255,8 @@ def _read(
     remarks: _Remarks,
 ) -> Rows:
     from genctl.io import jsonl
-    from genctl.io.ids import UsedIds
 
-    ids = UsedIds()
+    ids = jsonl.UsedIds()
     fields = fields or jsonl.fields
     index = -1
     for piece in _pieces(source, kind, name, limit):

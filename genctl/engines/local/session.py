@@ -243,7 +243,7 @@ class Session:
         """The ids of the tokens that --watch names. Raises UsageError."""
         if not tokens:
             return ()
-        from genctl.models.watched import watched_ids
+        from genctl.models.text import watched_ids
 
         return watched_ids(self.loaded, tokens)
 
