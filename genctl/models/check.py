@@ -144,7 +144,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             hint=f"give its base as the model, and --adapter {folder}",
         )
     if not (folder / "config.json").is_file():
-        holds = _holds(folder)
+        holds = weights.few(sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir()), 6)
         why = f"it has no config.json, only {holds}" if holds else "it is empty"
         raise ModelError(f"{folder} is not a checkpoint: {why}")
     config = read_json(folder / "config.json", "config.json")
@@ -274,8 +274,3 @@ def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):
             yield value, f"{weights.shown(name)}."
-
-
-def _holds(folder: Path) -> str:
-    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
-    return weights.few(names, 6)

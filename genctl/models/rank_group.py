@@ -89,8 +89,13 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
     return box[0]
 
 
-def awaited(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, by `broadcast`. It may take long; a rank that does not answer is still noticed."""
+def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
+    """What `make` returns on rank 0, on every rank. It is not called on the others.
+
+    `waits`: it may take long; a rank that does not answer meanwhile is still noticed.
+    """
+    if not waits:
+        return broadcast(None if dist.get_rank() else make())
     if dist.get_rank():
         while not (answer := broadcast(None))[0]:
             continue
@@ -112,13 +117,6 @@ def awaited(make: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return broadcast((True, value))[1]
-
-
-def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
-    """What `make` returns on rank 0, on every rank. It is not called on the others. `waits`: it may take long."""
-    if waits:
-        return awaited(make)
-    return broadcast(None if dist.get_rank() else make())
 
 
 def share(tensor: Tensor) -> Tensor:

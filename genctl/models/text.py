@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl.errors import InputError, ModelError, UsageError
-from genctl.models.decoding import cleans, decoded, is_tokenizer_error, safe_cut, vocabulary_of
-from genctl.models.library_errors import without_panic_reports
+from genctl.models.decoding import cleans, decoded, safe_cut, vocabulary_of
+from genctl.models.library_errors import is_library_error, without_panic_reports
 from genctl.sequences import shared_length
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, *, add_special_tokens:
         with without_panic_reports():
             ids = list(tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
     except BaseException as error:
-        if is_tokenizer_error(error):
+        if is_library_error(error):
             raise InputError(f"the tokenizer cannot read the prompt: {type(error).__name__}: {error}") from error
         raise
     if not ids:

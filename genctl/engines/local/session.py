@@ -318,7 +318,7 @@ class Session:
             at_once = fewer
 
         in_groups = flow.span is not None and not flow.continuous
-        whole = iter([_requests_of(requests)])
+        whole = iter([(request for request in requests if not isinstance(request, Skipped))])
         groups: Iterator[Iterator[Request | None]] = grouped(requests, flow.span or 1) if in_groups else whole
         for group in groups:
             yield from self._decoded(group, report or Report(), flow, at_once, shortage)
@@ -430,10 +430,6 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
     if session.forward.compiled is not None:
         session.forward.compiled.say = setup.note
     return session
-
-
-def _requests_of(requests: Rows) -> Iterator[Request | None]:
-    return (request for request in requests if not isinstance(request, Skipped))
 
 
 def check_settings(generation: Generation) -> None:
