@@ -57,7 +57,7 @@ class Session:
     def __init__(
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
-        from genctl.decode.kept_texts import KeptTexts
+        from genctl.decode.prefix_cache import KeptTexts
         from genctl.engines.local.planner import Planner
         from genctl.engines.local.runtime import reuse_limit, runtime_of
 
@@ -183,7 +183,7 @@ class Session:
 
     def keep_texts(self, most: int | None) -> None:
         """Keep what is read of each request, in `most` bytes where they are bounded: later ones read only the rest."""
-        from genctl.decode.kept_texts import KeptTexts
+        from genctl.decode.prefix_cache import KeptTexts
 
         self.texts = KeptTexts(most)
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from genctl.engines.scored_text import By, Scored, TextToScore, goodness
-from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
+from genctl.engines.server.answer import EchoedPrompt, echoed, scored_after
 from genctl.engines.server.failure import MALFORMED, Trouble
 from genctl.engines.server.server import Server
 from genctl.engines.server.whole_answers import in_order, patiently

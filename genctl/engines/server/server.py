@@ -10,9 +10,8 @@ from typing import Any
 from genctl.engines.server import fields as known_fields
 from genctl.engines.server import retry
 from genctl.engines.server.address import Address
-from genctl.engines.server.answer import tokens_of
+from genctl.engines.server.answer import echoed, tokens_of
 from genctl.engines.server.client import Client
-from genctl.engines.server.echo import echoed
 from genctl.engines.server.failure import MALFORMED, Late, Trouble, one_line
 from genctl.errors import BackendError, InputError
 
