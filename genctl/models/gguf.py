@@ -134,11 +134,7 @@ def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
     except ImportError:  # an older transformers has only the other reader
         pass
     try:
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
     except ImportError as error:
         raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})

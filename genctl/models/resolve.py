@@ -22,16 +22,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
 _CANONICAL = (
-    "openai-community",
-    "google-t5",
-    "google-bert",
-    "FacebookAI",
-    "distilbert",
-    "Salesforce",
-    "xlnet",
-    "albert",
+    "openai-community", "google-t5", "google-bert", "FacebookAI", "distilbert", "Salesforce", "xlnet", "albert",
     "transfo-xl",
-)
+)  # fmt: skip
 _ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
 _CONFIGS = ["config.json", "generation_config.json"]
 _PICKLES = ["pytorch_model*.bin"]

@@ -290,9 +290,7 @@ class Scorer:
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
         with_text = [
             dataclasses.replace(
-                token,
-                text=added(token.id),
-                top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
+                token, text=added(token.id), top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
             )
             for token in tokens
         ]

@@ -381,11 +381,7 @@ class Session:
             yield event if completing is None else completing.completed(event)
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)

@@ -151,11 +151,7 @@ class PoolEngine:
             yield events.Failed(request.id, "worker", f"{group.lost}, each time while they decoded {rows}")
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
         self.pool.ask("check_scoring", options)

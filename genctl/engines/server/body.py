@@ -51,13 +51,8 @@ OWN = {
     "logit_bias", "sampler", "keep_stop", "pad_token_id", *GRAMMARS,
 }  # fmt: skip
 NO_FIELD = "has no field for it"
-_HERE = (
-    "prompt_cache",
-    "truncate",
-    "chat_template",
-    "tools",
-    "processed_logprobs",
-)  # settings of the run that no server takes
+# settings of the run that no server takes
+_HERE = ("prompt_cache", "truncate", "chat_template", "tools", "processed_logprobs")
 
 
 def sampling_fields(

@@ -101,11 +101,7 @@ class RemoteLane:
         ordered = [self._hypotheses[slot] for slot in sorted(self._hypotheses)]
         now = monotonic()
         yield events.Finished(
-            self.name,
-            tuple(ordered),
-            self._prompt_tokens,
-            now - self._first,
-            self._first - self._began,
+            self.name, tuple(ordered), self._prompt_tokens, now - self._first, self._first - self._began
         )
 
     @property

@@ -142,11 +142,7 @@ class RemoteSession:
             server.client.hear()
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
         from genctl.engines.server.scorer import RemoteScorer
