@@ -30,9 +30,9 @@ FLAGS = ("workers", "address")
 
 
 def _local(setup: EngineSetup) -> Engine:
-    from genctl.engines.local.session import load_local
+    from genctl.engines.local.session import Session, load_session
 
-    return load_local(setup)
+    return load_session(Session, setup)
 
 
 def _servers(setup: EngineSetup) -> Engine:

@@ -31,7 +31,7 @@ from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Report, Request, Skipped
-    from genctl.io.input_scan import InputScan
+    from genctl.io.readers import InputScan
 
     Rows: TypeAlias = "Iterator[Request | Skipped | None]"
 
@@ -137,7 +137,7 @@ class RunJob(job.Job[RunOptions]):
         options = self.options
         if options.input in (None, "-") or not (options.resume or self.screen.wants_bar):
             return None
-        from genctl.io.input_scan import scan
+        from genctl.io.readers import scan
 
         assert options.input is not None
         return scan(options.input, options.input_kind)

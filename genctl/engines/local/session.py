@@ -403,13 +403,11 @@ class Session:
         """Does nothing: a session has no processes or connections."""
 
 
-def load_local(setup: EngineSetup) -> Session:
-    """The checkpoint, loaded here. Raises ModelError, UsageError or PresetError."""
-    return load_session(Session, setup)
-
-
 def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
-    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling."""
+    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling.
+
+    Raises ModelError, UsageError or PresetError.
+    """
     threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
     session = kind.load(
         setup.runtime,
