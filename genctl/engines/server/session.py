@@ -149,15 +149,7 @@ class RemoteSession:
 
         unable = [f"--{name.replace('_', '-')}" for name in UNABLE if getattr(options, name)]
         unable += ["--tokenizer"] if self._tokenizer is not None else []
-        scorer = RemoteScorer(
-            self.servers,
-            by=options.by,
-            top=options.detail.top,
-            width=options.batch_size,
-            row_timeout=options.row_timeout,
-            unable=unable,
-        )
-        return scorer.score(texts, interrupted)
+        return RemoteScorer(self.servers, options, unable).score(texts, interrupted)
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
