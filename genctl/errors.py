@@ -249,3 +249,11 @@ def printable(text: str) -> str:
 def quote(text: str, most: int = 60) -> str:
     """`text` in quotes, unprintable characters as escapes, cut after `most` characters."""
     return repr(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out: in Python, in torch or on an accelerator."""
+    if isinstance(error, MemoryError) or type(error).__name__ in ("OutOfMemoryError", "OutOfMemory"):
+        return True
+    words = str(error).lower()
+    return any(f"{lack} memory" in words for lack in ("out of", "can't allocate", "cannot allocate", "not enough"))

@@ -30,9 +30,9 @@ FLAGS = ("workers", "address")
 
 
 def _local(setup: EngineSetup) -> Engine:
-    from genctl.engines.local.session import load_local
+    from genctl.engines.local.session import Session, load_session
 
-    return load_local(setup)
+    return load_session(Session, setup)
 
 
 def _servers(setup: EngineSetup) -> Engine:
@@ -49,7 +49,7 @@ def _pool(options: Any, setup: EngineSetup) -> Engine:
 
 def shared(setup: EngineSetup) -> Engine:
     """Ranks that compute the same rows together."""
-    from genctl.engines.ranks.shared import load_shared
+    from genctl.engines.local.shared import load_shared
 
     return load_shared(setup)
 
@@ -79,7 +79,7 @@ class EngineChoice:
     def meet(self, stack: ExitStack) -> None:
         """Meet the other ranks, if there are any. A rank that follows writes nothing from now on."""
         if self.ranks:
-            from genctl.engines.ranks import launch
+            from genctl.engines import launch
             from genctl.models import rank_group as group
 
             here = launch.launch_of()

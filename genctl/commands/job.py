@@ -96,7 +96,7 @@ class Job(ABC, Generic[SomeOptions]):
             check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
             check_download(resolved)
         if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
-            from genctl.engines.ranks import launch
+            from genctl.engines import launch
 
             launch.check(resolved.runtime, shares=self.choice.ranks)
 

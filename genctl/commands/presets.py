@@ -132,7 +132,7 @@ def schema(color: Color = "auto") -> None:
     """Print the JSON Schema (draft 2020-12) of a preset, for completion and checks in editors."""
     import json
 
-    from genctl.config.schema import schema as preset_schema
+    from genctl.config.presets import schema as preset_schema
 
     _out(color).file.write(json.dumps(preset_schema(), indent=2, ensure_ascii=False) + "\n")
 

@@ -27,7 +27,7 @@ from genctl.config.check import (
 )
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
 from genctl.config.generation_fields import REFUSED
-from genctl.config.listed_knobs import LISTS
+from genctl.config.listed_knobs import LISTS, check_list
 from genctl.config.toml import printable
 from genctl.errors import PresetError
 from genctl.params import Generation, Runtime
@@ -273,8 +273,6 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     if layer.kind == "model" and key in OUTWARD:
         raise Wrong(f"{key} names {OUTWARD[key]}, which a checkpoint may not choose")
     if key in LISTS:
-        from genctl.config.listed import check_list
-
         return check_list(key, value)
     if key == "about":
         return _about(value)

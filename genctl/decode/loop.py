@@ -15,9 +15,8 @@ from contextlib import closing
 from genctl import events
 from genctl.decode.batch import Batch
 from genctl.decode.choose import choose
-from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.memory import OutOfMemory
-from genctl.decode.prefix_cache import PrefixCache, Prompt
+from genctl.decode.prefix_cache import KeptTexts, PrefixCache, Prompt
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.scheduler import LaneQueue, Scheduler, Waiting
 from genctl.decode.transfer import Asked

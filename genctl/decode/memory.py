@@ -16,6 +16,7 @@ from genctl.decode.cache.layer import CROSS
 from genctl.decode.runtime import ModelRuntime, depth_of
 from genctl.decode.types import Lane
 from genctl.errors import ModelError
+from genctl.errors import is_shortage as is_shortage
 
 if TYPE_CHECKING:
     from genctl.decode.lane import LaneState
@@ -34,14 +35,6 @@ class OutOfMemory(Exception):
     def without_frames(self) -> OutOfMemory:
         """A copy without the traceback, whose frames hold tensors of what did not fit."""
         return OutOfMemory(str(self), failed_inside_choice=self.failed_inside_choice)
-
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether an exception means that memory ran out, on the CPU or on an accelerator."""
-    if isinstance(error, (OutOfMemory, MemoryError, torch.OutOfMemoryError)):
-        return True
-    words = str(error)
-    return "out of memory" in words or "can't allocate memory" in words or "not enough memory" in words
 
 
 class shortages:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from genctl.events import Token
@@ -95,8 +96,9 @@ def perplexity(nll: float, count: int) -> float:
         return math.inf
 
 
-def goodness(scored: Scored, by: By) -> float:
-    """What candidates are sorted by: higher is better."""
-    if by == "total":
-        return -scored.nll
-    return scored.mean if by == "mean" else -scored.bpb
+def ranked(candidates: Sequence[Scored], by: By) -> list[Scored]:
+    """The candidates of a text with their places, the best first; equal ones in their order."""
+    worth = {"total": lambda one: -one.nll, "mean": lambda one: one.mean, "bits-per-byte": lambda one: -one.bpb}[by]
+    placed = [replace(one, candidate=place) for place, one in enumerate(candidates)]
+    placed.sort(key=worth, reverse=True)
+    return [replace(one, rank=rank) for rank, one in enumerate(placed, 1)]

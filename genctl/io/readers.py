@@ -7,7 +7,10 @@ prompt seems to be missing there. A byte order mark at the start is dropped. Inp
 
 from __future__ import annotations
 
+import hashlib
+import stat
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
@@ -32,6 +35,7 @@ LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt)
 ENDLESS = 2**30  # bytes after which a line is taken to have no end
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
 _CHUNK = 2**16
+SCANNED = 2**20  # bytes of a file that are counted at once
 _LOOKED_AT = 3  # lines that look like JSON before a remark
 _BOM = b"\xef\xbb\xbf"
 
@@ -199,7 +203,7 @@ def read(
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
-      is used twice, a hash is kept of each id that is said (see `genctl.io.ids`): the only thing that grows.
+      is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
     - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
 
@@ -255,9 +259,8 @@ def _read(
     remarks: _Remarks,
 ) -> Rows:
     from genctl.io import jsonl
-    from genctl.io.ids import UsedIds
 
-    ids = UsedIds()
+    ids = jsonl.UsedIds()
     fields = fields or jsonl.fields
     index = -1
     for piece in _pieces(source, kind, name, limit):
@@ -360,3 +363,47 @@ def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
             yield chunk
     except OSError as error:
         raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
+
+
+# -- an input file before it is read: its number of rows, and whether it has changed -----------------------------------
+
+
+@dataclass(frozen=True)
+class InputScan:
+    """A regular file: its rows as `read` will number them, its bytes, and their digest in hex."""
+
+    rows: int
+    bytes: int
+    digest: str
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that must be equal for the same input."""
+        return {"bytes": self.bytes, "digest": self.digest}
+
+
+def scan(path: str | Path, kind: str) -> InputScan | None:
+    """Read a regular file once, in pieces. None for anything else (a pipe can be read only once) and on any failure,
+    which the reader will report.
+
+    `kind` is an input format.
+    """
+    separator = {"lines": b"\n", "jsonl": b"\n", "nul": b"\0"}.get(kind)
+    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n", "nul": b"\0"}.get(kind, b"")
+    digest = hashlib.blake2b(digest_size=16)
+    rows = size = seen = 0
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
+            return None
+        with Path(path).open("rb") as file:
+            while piece := file.read(SCANNED):
+                digest.update(piece)
+                size += len(piece)
+                if separator is None:
+                    continue
+                # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
+                if rest := piece.rstrip(blank):
+                    rows = seen + rest.count(separator) + 1
+                seen += piece.count(separator)
+    except (OSError, ValueError):
+        return None
+    return InputScan(rows if separator is not None else 1, size, digest.hexdigest())

@@ -26,15 +26,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 # The kinds that change only the base's own layers, so that callers of the base are not affected.
 _FIRST = re.compile(r"\.lora_(A|embedding_A)(\.|$)")
 _SIZES = (
-    "r",
-    "init_r",
-    "target_r",
-    "oft_block_size",
-    "boft_block_size",
-    "boft_block_num",
-    "n_frequency",
-    "num_vectors",
-)
+    "r", "init_r", "target_r", "oft_block_size", "boft_block_size", "boft_block_num", "n_frequency", "num_vectors",
+)  # fmt: skip
 _LEAST = 64  # sizes up to this one are always accepted
 _PLAIN = re.compile(r"[\w.]*").fullmatch
 # How peft searches for each of these in the name of a module.

@@ -95,7 +95,7 @@ def auto_class(checkpoint: check.Checkpoint, config: PreTrainedConfig, trust_rem
 
 # Classes among those of language models that cannot continue a text; for architectures see `Architecture.unfit`.
 _UNFIT_CLASSES = {
-    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself",
+    "Emu3ForConditionalGeneration": "reads pictures, and transformers does not find its text model by itself"
 }
 
 

@@ -37,7 +37,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The facts about one `model_type`. Raises ValueError for a native family without a tokenizer."""
+    """The facts about one `model_type`."""
 
     name: str
     native: Native | None = None
@@ -66,270 +66,67 @@ class Architecture:
     audio_parts: bool = False  # nested configs describe audio models, not the language model
     unfit: str = ""  # why it cannot continue a text, although transformers lists it among language models
 
-    def __post_init__(self) -> None:
-        if self.native is not None and not self.tokenizer:
-            raise ValueError(
-                f"the native family {self.name} has no tokenizer: name the class that transformers registers for it, "
-                "or BACKEND, NO_CLASS or LEFT_TO_TRANSFORMERS"
-            )
+
+def _family(
+    file: str, name: str, model_class: str, tokenizer: str, context: int | None = None, **facts: Any
+) -> Architecture:
+    """The row of a native family, which is the function `name` of `genctl/native/FILE_families.py`."""
+    compared: Literal["decoder", "encoder-decoder"] = "encoder-decoder" if file == "seq2seq" else "decoder"
+    return Architecture(name, Native(f"{file}.{name}", model_class, context), tokenizer, compared=compared, **facts)
 
 
 _ROWS = (
     # -- decoders with a native family
-    Architecture(
-        "llama",
-        native=Native("llama.llama", "LlamaForCausalLM", context=2048),
-        tokenizer=NO_CLASS,
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "mistral",
-        native=Native("llama.mistral", "MistralForCausalLM", context=131072),
-        tokenizer=BACKEND,
-        compared="decoder",
-        reads_tekken=True,
-        dense=True,
-    ),
-    Architecture(
-        "qwen2",
-        native=Native("llama.qwen2", "Qwen2ForCausalLM", context=32768),
-        tokenizer="Qwen2Tokenizer",
-        compared="decoder",
-        tokenizer_wins=True,
-        dense=True,
-    ),
-    Architecture(
-        "qwen3",
-        native=Native("llama.qwen3", "Qwen3ForCausalLM", context=32768),
-        tokenizer="Qwen2Tokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "gemma",
-        native=Native("gemma.gemma", "GemmaForCausalLM", context=8192),
-        tokenizer="GemmaTokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "gemma2",
-        native=Native("gemma.gemma2", "Gemma2ForCausalLM", context=8192),
-        tokenizer="GemmaTokenizer",
-        compared="decoder",
-    ),
-    Architecture(
-        "gemma3_text",
-        native=Native("gemma.gemma3_text", "Gemma3ForCausalLM", context=131072),
-        tokenizer="GemmaTokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "granite",
-        native=Native("llama.granite", "GraniteForCausalLM", context=2048),
-        tokenizer=BACKEND,
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "olmo",
-        native=Native("llama.olmo", "OlmoForCausalLM", context=2048),
-        tokenizer="GPTNeoXTokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "olmo2",
-        native=Native("llama.olmo2", "Olmo2ForCausalLM", context=2048),
-        tokenizer=BACKEND,
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "stablelm",
-        native=Native("llama.stablelm", "StableLmForCausalLM", context=4096),
-        tokenizer=BACKEND,
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "starcoder2",
-        native=Native("llama.starcoder2", "Starcoder2ForCausalLM", context=4096),
-        tokenizer="GPT2Tokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "phi",
-        native=Native("llama.phi", "PhiForCausalLM", context=2048),
-        tokenizer="GPT2Tokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "phi3",
-        native=Native("llama.phi3", "Phi3ForCausalLM", context=4096),
-        tokenizer=BACKEND,
-        compared="decoder",
-        tokenizer_wins=True,
-        reads_again=True,
-    ),
-    Architecture(
-        "gpt2", native=Native("gpt.gpt2", "GPT2LMHeadModel"), tokenizer="GPT2Tokenizer", compared="decoder", dense=True
-    ),
-    Architecture(
-        "gptj",
-        native=Native("gpt.gptj", "GPTJForCausalLM"),
-        tokenizer="GPT2Tokenizer",
-        compared="decoder",
-        computes_positions=True,
-    ),
-    Architecture(
-        "gpt_neox",
-        native=Native("gpt.gpt_neox", "GPTNeoXForCausalLM", context=2048),
-        tokenizer="GPTNeoXTokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "opt",
-        native=Native("gpt.opt", "OPTForCausalLM", context=2048),
-        tokenizer="GPT2Tokenizer",
-        compared="decoder",
-        dense=True,
-    ),
-    Architecture(
-        "bloom", native=Native("gpt.bloom", "BloomForCausalLM"), tokenizer=NO_CLASS, compared="decoder", unbounded=True
-    ),
-    Architecture(
-        "falcon", native=Native("gpt.falcon", "FalconForCausalLM", context=2048), tokenizer=NO_CLASS, compared="decoder"
-    ),
-    Architecture(
-        "smollm3",
-        native=Native("llama.smollm3", "SmolLM3ForCausalLM", context=32768),
-        tokenizer=NO_CLASS,
-        compared="decoder",
-    ),
-    Architecture(
-        "olmo3", native=Native("llama.olmo3", "Olmo3ForCausalLM", context=2048), tokenizer=BACKEND, compared="decoder"
-    ),
-    Architecture(
-        "glm4", native=Native("llama.glm4", "Glm4ForCausalLM", context=131072), tokenizer=BACKEND, compared="decoder"
-    ),
-    Architecture(
-        "ernie4_5",
-        native=Native("llama.ernie4_5", "Ernie4_5ForCausalLM", context=131072),
-        tokenizer=BACKEND,
-        tokenizer_wins=True,
-        compared="decoder",
-    ),
-    Architecture(
-        "cohere2",
-        native=Native("llama.cohere2", "Cohere2ForCausalLM", context=8192),
-        tokenizer="CohereTokenizer",
-        compared="decoder",
-    ),
-    Architecture(
-        "gpt_bigcode", native=Native("gpt.gpt_bigcode", "GPTBigCodeForCausalLM"), tokenizer=BACKEND, compared="decoder"
-    ),
-    Architecture(
-        "codegen",
-        native=Native("gpt.codegen", "CodeGenForCausalLM"),
-        tokenizer="GPT2Tokenizer",
-        compared="decoder",
-        computes_positions=True,
-    ),
-    Architecture(
-        "mpt",
-        native=Native("gpt.mpt", "MptForCausalLM"),
-        tokenizer="GPTNeoXTokenizer",
-        compared="decoder",
-        unbounded=True,
-    ),
+    _family("llama", "llama", "LlamaForCausalLM", NO_CLASS, 2048, dense=True),
+    _family("llama", "mistral", "MistralForCausalLM", BACKEND, 131072, reads_tekken=True, dense=True),
+    _family("llama", "qwen2", "Qwen2ForCausalLM", "Qwen2Tokenizer", 32768, tokenizer_wins=True, dense=True),
+    _family("llama", "qwen3", "Qwen3ForCausalLM", "Qwen2Tokenizer", 32768, dense=True),
+    _family("gemma", "gemma", "GemmaForCausalLM", "GemmaTokenizer", 8192, dense=True),
+    _family("gemma", "gemma2", "Gemma2ForCausalLM", "GemmaTokenizer", 8192),
+    _family("gemma", "gemma3_text", "Gemma3ForCausalLM", "GemmaTokenizer", 131072, dense=True),
+    _family("llama", "granite", "GraniteForCausalLM", BACKEND, 2048, dense=True),
+    _family("llama", "olmo", "OlmoForCausalLM", "GPTNeoXTokenizer", 2048, dense=True),
+    _family("llama", "olmo2", "Olmo2ForCausalLM", BACKEND, 2048, dense=True),
+    _family("llama", "stablelm", "StableLmForCausalLM", BACKEND, 4096, dense=True),
+    _family("llama", "starcoder2", "Starcoder2ForCausalLM", "GPT2Tokenizer", 4096, dense=True),
+    _family("llama", "phi", "PhiForCausalLM", "GPT2Tokenizer", 2048, dense=True),
+    _family("llama", "phi3", "Phi3ForCausalLM", BACKEND, 4096, tokenizer_wins=True, reads_again=True),
+    _family("gpt", "gpt2", "GPT2LMHeadModel", "GPT2Tokenizer", dense=True),
+    _family("gpt", "gptj", "GPTJForCausalLM", "GPT2Tokenizer", computes_positions=True),
+    _family("gpt", "gpt_neox", "GPTNeoXForCausalLM", "GPTNeoXTokenizer", 2048, dense=True),
+    _family("gpt", "opt", "OPTForCausalLM", "GPT2Tokenizer", 2048, dense=True),
+    _family("gpt", "bloom", "BloomForCausalLM", NO_CLASS, unbounded=True),
+    _family("gpt", "falcon", "FalconForCausalLM", NO_CLASS, 2048),
+    _family("llama", "smollm3", "SmolLM3ForCausalLM", NO_CLASS, 32768),
+    _family("llama", "olmo3", "Olmo3ForCausalLM", BACKEND, 2048),
+    _family("llama", "glm4", "Glm4ForCausalLM", BACKEND, 131072),
+    _family("llama", "ernie4_5", "Ernie4_5ForCausalLM", BACKEND, 131072, tokenizer_wins=True),
+    _family("llama", "cohere2", "Cohere2ForCausalLM", "CohereTokenizer", 8192),
+    _family("gpt", "gpt_bigcode", "GPTBigCodeForCausalLM", BACKEND),
+    _family("gpt", "codegen", "CodeGenForCausalLM", "GPT2Tokenizer", computes_positions=True),
+    _family("gpt", "mpt", "MptForCausalLM", "GPTNeoXTokenizer", unbounded=True),
     # -- decoders with experts
-    Architecture(
-        "mixtral",
-        native=Native("expert.mixtral", "MixtralForCausalLM", context=131072),
-        tokenizer=BACKEND,
-        compared="decoder",
-    ),
-    Architecture(
-        "qwen3_moe",
-        native=Native("expert.qwen3_moe", "Qwen3MoeForCausalLM", context=32768),
-        tokenizer="Qwen2Tokenizer",
-        compared="decoder",
-    ),
-    Architecture(
-        "gpt_oss",
-        native=Native("expert.gpt_oss", "GptOssForCausalLM", context=131072),
-        tokenizer=NO_CLASS,
-        compared="decoder",
-    ),
+    _family("expert", "mixtral", "MixtralForCausalLM", BACKEND, 131072),
+    _family("expert", "qwen3_moe", "Qwen3MoeForCausalLM", "Qwen2Tokenizer", 32768),
+    _family("expert", "gpt_oss", "GptOssForCausalLM", NO_CLASS, 131072),
     # -- encoder-decoders with a native family
-    Architecture(
-        "t5",
-        native=Native("seq2seq.t5", "T5ForConditionalGeneration"),
-        tokenizer="T5Tokenizer",
-        compared="encoder-decoder",
-        dense=True,
-        relative=True,
-        unbounded=True,
-    ),
-    Architecture(
-        "mt5",
-        native=Native("seq2seq.mt5", "MT5ForConditionalGeneration"),
-        tokenizer="T5Tokenizer",
-        compared="encoder-decoder",
-        dense=True,
-        relative=True,
-        unbounded=True,
-    ),
-    Architecture(
-        "bart",
-        native=Native("seq2seq.bart", "BartForConditionalGeneration", context=1024),
-        tokenizer="RobertaTokenizer",
-        compared="encoder-decoder",
-        dense=True,
-    ),
-    Architecture(
-        "mbart",
-        native=Native("seq2seq.mbart", "MBartForConditionalGeneration", context=1024),
-        tokenizer=LEFT_TO_TRANSFORMERS,
-        compared="encoder-decoder",
-        dense=True,
-    ),
-    Architecture(
-        "marian",
-        native=Native("seq2seq.marian", "MarianMTModel", context=1024),
-        tokenizer=LEFT_TO_TRANSFORMERS,
-        compared="encoder-decoder",
-        dense=True,
-        computes_positions=True,
-    ),
-    Architecture(
+    _family("seq2seq", "t5", "T5ForConditionalGeneration", "T5Tokenizer", dense=True, relative=True, unbounded=True),
+    _family("seq2seq", "mt5", "MT5ForConditionalGeneration", "T5Tokenizer", dense=True, relative=True, unbounded=True),
+    _family("seq2seq", "bart", "BartForConditionalGeneration", "RobertaTokenizer", 1024, dense=True),
+    _family("seq2seq", "mbart", "MBartForConditionalGeneration", LEFT_TO_TRANSFORMERS, 1024, dense=True),
+    _family("seq2seq", "marian", "MarianMTModel", LEFT_TO_TRANSFORMERS, 1024, dense=True, computes_positions=True),
+    _family(
+        "seq2seq",
         "pegasus",
-        native=Native("seq2seq.pegasus", "PegasusForConditionalGeneration", context=1024),
-        tokenizer="PegasusTokenizer",
-        compared="encoder-decoder",
+        "PegasusForConditionalGeneration",
+        "PegasusTokenizer",
+        1024,
         dense=True,
         computes_positions=True,
     ),
-    Architecture(
-        "umt5",
-        native=Native("seq2seq.umt5", "UMT5ForConditionalGeneration"),
-        tokenizer=BACKEND,
-        compared="encoder-decoder",
-        relative=True,
-        unbounded=True,
-    ),
-    Architecture(
-        "m2m_100",
-        native=Native("seq2seq.m2m_100", "M2M100ForConditionalGeneration", context=1024),
-        tokenizer=LEFT_TO_TRANSFORMERS,
-        compared="encoder-decoder",
-        computes_positions=True,
+    _family("seq2seq", "umt5", "UMT5ForConditionalGeneration", BACKEND, relative=True, unbounded=True),
+    _family(
+        "seq2seq", "m2m_100", "M2M100ForConditionalGeneration", LEFT_TO_TRANSFORMERS, 1024, computes_positions=True
     ),
     # -- architectures on transformers' classes with further facts
     Architecture("cpmant", cache_differs=True, reads_history=True),

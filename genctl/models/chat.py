@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from genctl.errors import InputError, ModelError, quote
 from genctl.models.resolve import brief
-from genctl.models.text import encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,14 +31,6 @@ _WORKER = "import sys; sys.path[:] = sys.argv[1:]; from genctl.models.chat_worke
 # Variables that a process needs to start. All others are removed: any of them may hold a secret.
 _PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _PASSED_PREFIXES = ("LC_", "DYLD_")
-
-
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], *, system: str | None = None, name: str = ""
-) -> list[int]:
-    """The ids of a conversation, ready for the assistant's turn. Raises as `render_chat_text` does."""
-    text = render_chat_text(tokenizer, messages, system=system, name=name)
-    return encode(tokenizer, text, add_special_tokens=False)  # the template contains them
 
 
 def render_chat_text(

@@ -19,29 +19,16 @@ from genctl.models.generation_settings import GenerationSettings
 from genctl.models.weights import WeightFiles, read_json
 
 TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "sentencepiece.model",
-    "source.spm",
-    "vocab.json",
-    "vocab.txt",
-    "tekken.json",
-    "tiktoken.model",
-)
+    "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "sentencepiece.model",
+    "source.spm", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model",
+)  # fmt: skip
 _READ_WHOLE = (".json", ".jinja", ".txt", ".model", ".spm", ".tiktoken")  # libraries read these into memory completely
 
 _HIDDEN = ("hidden_size", "d_model", "n_embd", "dim")
 LAYERS = (
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "encoder_layers",
-    "decoder_layers",
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers",
     "num_decoder_layers",
-)
+)  # fmt: skip
 _INNER = ("intermediate_size", "d_ff", "ffn_dim", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size")
 _HEADS = ("num_attention_heads", "n_head", "num_heads")
 _HEAD_DIM = ("head_dim", "d_kv", "qk_nope_head_dim", "v_head_dim", "qk_head_dim")
@@ -49,14 +36,9 @@ _WINDOWS = ("sliding_window", "attention_chunk_size")
 _POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx")
 _POSITION_TABLES = ("wpe.weight", "embed_positions.weight", "position_embeddings.weight")
 _COUNTS = (
-    "num_attention_heads",
-    "n_head",
-    "num_heads",
-    "num_key_value_heads",
-    "num_local_experts",
-    "num_experts",
+    "num_attention_heads", "n_head", "num_heads", "num_key_value_heads", "num_local_experts", "num_experts",
     "num_labels",
-)
+)  # fmt: skip
 
 _MOST_LAYERS = 1 << 16
 _WIDEST = 1 << 24  # larger than any dimension of a published model
@@ -144,7 +126,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             hint=f"give its base as the model, and --adapter {folder}",
         )
     if not (folder / "config.json").is_file():
-        holds = _holds(folder)
+        holds = weights.few(sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir()), 6)
         why = f"it has no config.json, only {holds}" if holds else "it is empty"
         raise ModelError(f"{folder} is not a checkpoint: {why}")
     config = read_json(folder / "config.json", "config.json")
@@ -274,8 +256,3 @@ def parts(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for name, value in config.items():
         if isinstance(value, dict) and (name.endswith("_config") or name in ("encoder", "decoder")):
             yield value, f"{weights.shown(name)}."
-
-
-def _holds(folder: Path) -> str:
-    names = sorted(path.name + ("/" if path.is_dir() else "") for path in folder.iterdir())
-    return weights.few(names, 6)

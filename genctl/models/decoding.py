@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
 from genctl.errors import ModelError
+from genctl.models.library_errors import is_library_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,30 +27,18 @@ class DecodingVocabulary:
         self.way, self.fallback = _way(tokenizer)
         self.special = frozenset(tokenizer.all_special_ids) if self.backend is None else special_of(self.backend)
         self.skipped = self.special if skip else frozenset()
-        self._writes: dict[int, bool] = {}
-        self._bytes: dict[int, bytes] = {}
-        self._characters: dict[int, str | None] = {}
-        self._pieces: dict[int, str] = {}
-        self._alone: dict[int, str] = {}
+        # of one id, asked at each token that a text gets
+        self.writes, self.bytes_of, self.piece = cache(self._writes), cache(self._bytes_of), cache(self._piece)
+        self.characters, self.alone = cache(self._characters), cache(lambda id: self.raw([id]))
         self._anchor: int | None = None
 
     def raw(self, ids: list[int]) -> str:
         """decode() without the clean-up of spaces."""
         return decoded(self.tokenizer, ids, skip_special_tokens=self.skip, clean=False)
 
-    def alone(self, id: int) -> str:
-        """`raw` of one token."""
-        text = self._alone.get(id)
-        if text is None:
-            text = self._alone[id] = self.raw([id])
-        return text
-
-    def writes(self, id: int) -> bool:
+    def _writes(self, id: int) -> bool:
         """Whether an id takes part in decoding: decode() leaves out skipped ids and those without a token."""
-        writes = self._writes.get(id)
-        if writes is None:
-            writes = self._writes[id] = id not in self.skipped and self.token(id) is not None
-        return writes
+        return id not in self.skipped and self.token(id) is not None
 
     def lead(self, prompt: Sequence[int]) -> list[int]:
         """The end of a prompt that decides what text new tokens add: nothing before it changes that."""
@@ -76,32 +66,22 @@ class DecodingVocabulary:
             return cast("str | None", self.backend.id_to_token(id))
         return cast("str | None", self.tokenizer.convert_ids_to_tokens(id))
 
-    def bytes_of(self, id: int) -> bytes:
+    def _bytes_of(self, id: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
-        content = self._bytes.get(id)
-        if content is None:
-            content = self._bytes[id] = bytes_of(self.token(id) or "")
-        return content
+        return bytes_of(self.token(id) or "")
 
-    def characters(self, id: int) -> str | None:
+    def _characters(self, id: int) -> str | None:
         """What a token of a byte-level vocabulary adds between characters; None if it leaves one incomplete."""
-        if id not in self._characters:
-            content = self.bytes_of(id) if self.writes(id) else b""
-            text, read = codecs.utf_8_decode(content, "replace", False)
-            self._characters[id] = text if read == len(content) else None
-        return self._characters[id]
+        content = self.bytes_of(id) if self.writes(id) else b""
+        text, read = codecs.utf_8_decode(content, "replace", False)
+        return text if read == len(content) else None
 
     def is_byte(self, id: int) -> bool:
         """Whether the token is one byte (<0xE2>) of a byte-fallback vocabulary."""
         return self.fallback and is_byte(self.token(id))
 
-    def piece(self, id: int) -> str:
-        piece = self._pieces.get(id)
-        if piece is None:
-            piece = self._pieces[id] = self._piece(id)
-        return piece
-
     def _piece(self, id: int) -> str:
+        """The text of one token alone (`Detokenizer.piece`)."""
         token = self.token(id)
         if token is None:
             return f"<{id}>"
@@ -169,14 +149,9 @@ def decoded(tokenizer: PreTrainedTokenizerBase, ids: list[int], *, skip_special_
     try:
         return str(tokenizer.decode(ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean))
     except BaseException as error:
-        if is_tokenizer_error(error):
+        if is_library_error(error):
             raise ModelError(f"the tokenizer cannot decode its own ids: {type(error).__name__}") from error
         raise
-
-
-def is_tokenizer_error(error: BaseException) -> bool:
-    """Whether an error is the tokenizer's: an Exception, or a Rust panic, which is not an Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def safe_cut(text: str, start: int) -> int:

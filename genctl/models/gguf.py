@@ -12,11 +12,12 @@ import json
 import math
 import re
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_numbers, gguf_header, gguf_reader, optional_packages
+from genctl.models import check, config_numbers, gguf_header, optional_packages
 from genctl.models.fingerprint import stamps
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
@@ -108,7 +109,7 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
     `unexpected` are the names that transformers reports. Raises ModelError for tensors that the model has no place for.
     """
     header = gguf_header.read(path)
-    reads = gguf_reader.reads(model, header.architecture)
+    reads = reader_of(model, header.architecture)
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
     if ROPE_FACTORS in left and _scale_frequencies(model, path):
         left.remove(ROPE_FACTORS)
@@ -121,6 +122,31 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
     if reads is not None:
         _check_scaling(shown(path.name), header)
     return left
+
+
+def reader_of(model: Any, architecture: str) -> Callable[[str], bool] | None:
+    """Whether a tensor of a GGUF file goes into `model`, by its name; None if transformers reports those left out."""
+    try:
+        from transformers.integrations.gguf.utils import is_gguf_arch_supported
+
+        if is_gguf_arch_supported(architecture):
+            return None
+    except ImportError:  # an older transformers has only the other reader
+        pass
+    try:
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    except ImportError as error:
+        raise ModelError(f"this transformers does not say which tensors of a GGUF file it reads: {error}") from error
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config={})
+    names = {*get_gguf_hf_weights_map(model, processor)}
+
+    def goes_in(name: str) -> bool:
+        # stacked experts have no suffix in the map; GPT-2's head is read under its own name
+        return (
+            name in names or name.removesuffix(".weight") in names or (architecture, name) == ("gpt2", "output.weight")
+        )
+
+    return goes_in
 
 
 def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:

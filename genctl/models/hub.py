@@ -245,11 +245,7 @@ def generation_settings(
 
 
 def _find(
-    runtime: Runtime,
-    allow_pickle: bool,
-    trust_remote_code: bool,
-    need_tokenizer: bool,
-    on_event: OnEvent | None = None,
+    runtime: Runtime, allow_pickle: bool, trust_remote_code: bool, need_tokenizer: bool, on_event: OnEvent | None = None
 ) -> tuple[CheckpointFolder, check.Checkpoint]:
     """The folder of `runtime.model`, downloaded if necessary, and checked."""
     flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from genctl.errors import GenctlError, ModelError
+from genctl.errors import GenctlError, ModelError, is_shortage
 from genctl.models.resolve import brief
 
 _T = TypeVar("_T")
-_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 _REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
 _LOCK = threading.RLock()
 _buffer = -1  # an unnamed file that collects the output; created once
@@ -34,20 +33,16 @@ def guarded(call: Callable[[], _T], what: str) -> _T:
     except GenctlError:
         raise
     except BaseException as error:
-        if not (
-            isinstance(error, Exception) or type(error).__name__ == "PanicException"
-        ):  # a Rust panic is not an Exception
+        if not is_library_error(error):
             raise
-        if is_shortage(error):
+        if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
             raise ModelError(f"{what}: not enough memory", hint="--dtype bfloat16 needs half of float32") from error
         raise ModelError(f"{what}: {brief(error)}") from error
 
 
-def is_shortage(error: BaseException) -> bool:
-    """Whether memory ran out, in Python or in torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY)
+def is_library_error(error: BaseException) -> bool:
+    """Whether an error is a library's: an Exception, or a Rust panic, which is not an Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 @contextmanager

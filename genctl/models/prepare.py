@@ -104,10 +104,10 @@ def prepare_for_device(
     Raises ModelError for NaN and infinite weights. Above 2 GiB they are not checked; logits still are, at every step.
     """
     if runtime.tensor_parallel:  # each rank checks its own part
-        from genctl.models import tensor_parallel
+        from genctl.models import rank_group
 
-        tensor_parallel.agree(model)
-        parts = list(tensor_parallel.own_parts(model))
+        rank_group.agree(model)
+        parts = list(rank_group.own_parts(model))
         check_part = finite_check(sum(part.nbytes for _, part in parts))
         for name, part in parts if check_part is not None else ():
             assert check_part is not None

@@ -64,17 +64,31 @@ def weights_bar(on_event: OnEvent | None, what: str) -> Iterator[None]:
     """Route transformers' progress bars for weights to `on_event`."""
     from transformers.utils import logging as hf
 
-    from genctl.models import gguf_reader
-
     def hook(factory: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> _Bar:
         return _Bar(args[0] if args else keywords.get("iterable", ()), on_event, what)
 
     before = hf.set_tqdm_hook(hook)
     try:
-        with gguf_reader.progress_bar(lambda items, **keywords: _Bar(items, on_event, what)):
+        with gguf_bar(lambda items, **keywords: _Bar(items, on_event, what)):
             yield
     finally:
         hf.set_tqdm_hook(before)
+
+
+@contextmanager
+def gguf_bar(bar: Callable[..., Any]) -> Iterator[None]:
+    """Replace the progress bar of transformers' reader of GGUF files, which has no setting."""
+    try:
+        from transformers import modeling_gguf_pytorch_utils as reader
+    except ImportError:
+        yield
+        return
+    before = getattr(reader, "tqdm", None)
+    reader.tqdm = bar  # type: ignore[attr-defined, unused-ignore]
+    try:
+        yield
+    finally:
+        reader.tqdm = before  # type: ignore[attr-defined, unused-ignore]
 
 
 class _Bar:

@@ -1,4 +1,9 @@
-"""The processes of a run in torch.distributed: they start together and receive values from rank 0."""
+"""The processes of a run in torch.distributed: they start together, receive values from rank 0 and share a model.
+
+Tensor parallelism by transformers' plans: each rank holds a part of every large matrix, and all compute each pass
+(Shoeybi et al., Megatron-LM, 2019). Sums over ranks are equal on all of them; still, every rank receives rank 0's
+logits after each pass, so that equal seeds give equal choices on any devices.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,20 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from genctl.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # How long a rank waits for another one inside a step. Ranks load and decode in step, so they are seconds apart at most;
 # a rank that is killed closes its connections, which ends the others at once.
@@ -80,8 +89,13 @@ def broadcast(value: Any, *, wait: bool = False) -> Any:
     return box[0]
 
 
-def awaited(make: Callable[[], Any]) -> Any:
-    """What `make` returns on rank 0, by `broadcast`. It may take long; a rank that does not answer is still noticed."""
+def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
+    """What `make` returns on rank 0, on every rank. It is not called on the others.
+
+    `waits`: it may take long; a rank that does not answer meanwhile is still noticed.
+    """
+    if not waits:
+        return broadcast(None if dist.get_rank() else make())
     if dist.get_rank():
         while not (answer := broadcast(None))[0]:
             continue
@@ -105,14 +119,7 @@ def awaited(make: Callable[[], Any]) -> Any:
     return broadcast((True, value))[1]
 
 
-def from_rank_0(make: Callable[[], Any], *, waits: bool) -> Any:
-    """What `make` returns on rank 0, on every rank. It is not called on the others. `waits`: it may take long."""
-    if waits:
-        return awaited(make)
-    return broadcast(None if dist.get_rank() else make())
-
-
-def share(tensor: torch.Tensor) -> torch.Tensor:
+def share(tensor: Tensor) -> Tensor:
     """Rank 0's numbers for a tensor that every rank has in the same shape. Raises ModelError as `broadcast` does."""
     same = tensor.contiguous()
     try:
@@ -132,3 +139,47 @@ def lost(error: BaseException) -> ModelError:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# -- a model whose parts lie on all ranks ------------------------------------------------------------------------------
+
+
+def placement(config: PreTrainedConfig) -> dict[str, Any]:
+    """The arguments of `from_pretrained` to distribute a model over all ranks. Raises ModelError if it cannot be."""
+    start()
+    size = dist.get_world_size()
+    check_plan(config, size)
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
+
+
+def check_plan(config: Any, size: int) -> None:
+    """Raises ModelError for an architecture without a plan, and for heads that cannot be shared out evenly."""
+    text = config.get_text_config(decoder=True)
+    if not (getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None)):
+        raise ModelError(f"--tensor-parallel: transformers has no plan for {config.model_type}")
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None)
+        if isinstance(heads, int) and heads % size:
+            raise ModelError(f"--tensor-parallel: {name} = {heads} cannot be shared out evenly over {size} ranks")
+
+
+def own_parts(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """This rank's part of each parameter, by name."""
+    for name, weight in model.named_parameters():
+        yield name, weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def agree(model: Any) -> None:
+    """After each pass every rank has rank 0's logits f32 [N, T, V], and its hidden states where they are returned."""
+
+    def same(module: Any, inputs: Any, output: Any) -> Any:
+        output.logits = share(output.logits)
+        for name in ("hidden_states", "decoder_hidden_states"):
+            states = getattr(output, name, None)
+            if states is not None:
+                setattr(output, name, tuple(share(state) for state in states))
+        return output
+
+    model.register_forward_hook(same)

@@ -22,16 +22,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _UNWRITABLE = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM, errno.EDQUOT)
 # Owners under whom the Hub keeps the checkpoints that once had bare ids ("gpt2"); "x/gpt2" is another model.
 _CANONICAL = (
-    "openai-community",
-    "google-t5",
-    "google-bert",
-    "FacebookAI",
-    "distilbert",
-    "Salesforce",
-    "xlnet",
-    "albert",
+    "openai-community", "google-t5", "google-bert", "FacebookAI", "distilbert", "Salesforce", "xlnet", "albert",
     "transfo-xl",
-)
+)  # fmt: skip
 _ALLOW = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken"]
 _CONFIGS = ["config.json", "generation_config.json"]
 _PICKLES = ["pytorch_model*.bin"]
@@ -96,18 +89,15 @@ def resolve(
 
 def needs_download(model: str, revision: str | None) -> bool:
     """Whether a name is that of a Hub checkpoint which is not in the cache. Never uses the network."""
+    cached = HubCheckpoint(model, revision, True, False, False, None, configs_only=True).cached
     try:
-        return not Path(model).expanduser().exists() and _is_hub_id(model) and not _cached(model, revision)
+        return not Path(model).expanduser().exists() and _is_hub_id(model) and not cached()
     except (OSError, RuntimeError, ValueError):
         return False
 
 
 def _is_hub_id(model: str) -> bool:
     return bool(HUB_ID.fullmatch(model)) and "--" not in model and ".." not in model and not model.endswith(_NO_ID)
-
-
-def _cached(model: str, revision: str | None) -> Path | None:
-    return HubCheckpoint(model, revision, True, False, False, None, configs_only=True).cached()
 
 
 def _local(folder: Path, revision: str | None) -> CheckpointFolder:
@@ -173,7 +163,8 @@ class HubCheckpoint:
         """The newest complete snapshot in the cache, or None. Never uses the network."""
         from huggingface_hub import errors, snapshot_download
 
-        for model in self._aliases():
+        owners = () if "/" in self.model else _CANONICAL
+        for model in (self.model, *(f"{owner}/{self.model}" for owner in owners)):
             try:
                 folder = snapshot_download(
                     model,
@@ -187,9 +178,6 @@ class HubCheckpoint:
             if (Path(folder) / "config.json").is_file():
                 return Path(folder)
         return None
-
-    def _aliases(self) -> list[str]:
-        return [self.model] if "/" in self.model else [self.model, *(f"{owner}/{self.model}" for owner in _CANONICAL)]
 
     @property
     def _allow(self) -> list[str]:

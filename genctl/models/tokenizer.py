@@ -199,7 +199,10 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     named = {key: settings[key] for key in _NAMED if settings.get(key) is not None} | specific
     special = {key: named[key] for key in dict.fromkeys((*_NAMED, *named)) if key in named}
     extra = list(settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or ())
-    if not all(_is_token(token) and str(token) for token in (*special.values(), *extra)):
+    if not all(
+        str(token) and (isinstance(token, str) or type(token).__name__ == "AddedToken")
+        for token in (*special.values(), *extra)
+    ):
         raise UnsupportedTokenizer("a special token is no text")
     _add(backend, added, special, extra)
     if backend.post_processor is None:
@@ -236,7 +239,7 @@ def _merged(
     own = {
         key: settings.pop(key)
         for key in list(settings)
-        if key not in _NAMED and key.endswith("_token") and _text(settings[key])
+        if key not in _NAMED and key.endswith("_token") and isinstance(settings[key], str)
     }
     own |= _of_object(settings)
     added: dict[int, Any] = {}
@@ -348,7 +351,7 @@ def _template(folder: Path, template: Any) -> Any:
 
 def _parts(token: Any) -> dict[str, Any]:
     """The fields of an added token. Raises UnsupportedTokenizer if it is malformed."""
-    if not isinstance(token, dict) or set(token) - _TOKEN or not _text(token.get("content")):
+    if not isinstance(token, dict) or set(token) - _TOKEN or not isinstance(token.get("content"), str):
         raise UnsupportedTokenizer(f"an added token is {token!r:.80}")
     return {key: value for key, value in token.items() if key != "__type"}
 
@@ -360,11 +363,3 @@ def _converted(value: Any) -> Any:
 
         return AddedToken(**_parts(value))
     return [_converted(entry) for entry in value] if isinstance(value, list) else value
-
-
-def _is_token(value: Any) -> bool:
-    return isinstance(value, str) or type(value).__name__ == "AddedToken"
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)

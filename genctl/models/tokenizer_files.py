@@ -35,16 +35,10 @@ CLASSES = frozenset(
 
 # Paths as they are given, in lower case, of checkpoints whose tokenizer.json is taken as it is.
 NAMES_OF_BACKENDS = (
-    "deepseek-ai/deepseek-r1-distill-llama-*",
-    "deepseek-ai/deepseek-coder-*",
-    "allenai/dolma2-tokenizer",
-    "google/umt5-small",
-    "naver-clova-ix/donut-*",
-    "salesforce/blip2-opt-*",
-    "salesforce/blip2-flan-t5-*",
-    "salesforce/instructblip-flan-t5-*",
-    "stepfun-ai/step-3.7-*",
-)
+    "deepseek-ai/deepseek-r1-distill-llama-*", "deepseek-ai/deepseek-coder-*", "allenai/dolma2-tokenizer",
+    "google/umt5-small", "naver-clova-ix/donut-*", "salesforce/blip2-opt-*", "salesforce/blip2-flan-t5-*",
+    "salesforce/instructblip-flan-t5-*", "stepfun-ai/step-3.7-*",
+)  # fmt: skip
 
 
 class UnsupportedTokenizer(Exception):

@@ -172,9 +172,9 @@ def load(
     config = architecture.read_config(checkpoint, trust_remote_code)
     kind = architecture.auto_class(checkpoint, config, trust_remote_code)
     if runtime.tensor_parallel:
-        from genctl.models import tensor_parallel
+        from genctl.models import rank_group
 
-        placement = tensor_parallel.placement(config)
+        placement = rank_group.placement(config)
     dtype, dtype_notes = dtype_on(device, checkpoint, runtime)
     model, notes = _model(checkpoint, kind, config, runtime, dtype, placement, trust_remote_code, on_event)
     notes += dtype_notes

@@ -153,27 +153,6 @@ class Linear(Protocol):
         ...
 
 
-class KernelProduct:
-    """y = x Wᵀ + b: in a step by a kernel of a GPU (`kernel_steps`), and by torch for a prompt."""
-
-    is_compiled = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [O, I]."""
-        self.weight, self.bias = weight.contiguous(), bias
-        self.wide_bias = None if bias is None else bias.float().contiguous()
-        self.size, self.width = weight.shape
-        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., I] -> [..., O]."""
-        return F.linear(x, self.weight, self.bias)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
 class Plain:
     """torch's own product."""
 
@@ -190,6 +169,17 @@ class Plain:
     def tensors(self) -> tuple[Tensor, ...]:
         """Weight and bias."""
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class KernelProduct(Plain):
+    """y = x Wᵀ + b: in a step by a kernel of a GPU (`kernel_steps`), and by torch for a prompt."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [O, I]."""
+        super().__init__(weight.contiguous(), bias)
+        self.wide_bias = None if bias is None else bias.float().contiguous()
+        self.size, self.width = weight.shape
+        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
 
 
 class Joined:

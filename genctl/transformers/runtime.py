@@ -6,13 +6,14 @@ few inputs that every model shares are passed directly, which is cheaper.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -120,9 +121,7 @@ class TransformersRuntime(ModelRuntime):
 
     def first_layers(self, count: int) -> TransformersRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""
-        from genctl.transformers.first_layers import first_layers
-
-        return TransformersRuntime(first_layers(self.model, count))
+        return TransformersRuntime(_first_layers(self.model, count))
 
     def new_cache(self, *, room: int = 0, whole: bool = False) -> Cache:
         """An empty cache for this model (see `foreign.new_cache`)."""
@@ -297,3 +296,60 @@ class TransformersRuntime(ModelRuntime):
             arguments = {name: arguments[name] for name in (self.prepared_name, "use_cache") if name in arguments}
         prepared = self.model.prepare_inputs_for_generation(feed, is_first_iteration=first, **arguments)
         return {key: value for key, value in prepared.items() if key != "is_first_iteration"}
+
+
+# -- a model with its first layers only, sharing all weights (see `strategies.early_exit`) -----------------------------
+
+
+def _first_layers(model: Any, layer: int) -> Any:
+    """The model with `layer` layers. The original is unchanged. Raises ModelError if its layers are not a list."""
+    name, depth = type(model).__name__, _depth(model)
+    path = _layers(model, depth)
+    exit_model = here = _twin(model)
+    if path is None or here is None:
+        raise ModelError(f"assistant_early_exit: {name} has no single list of layers that could be left early")
+    *parents, last = path.split(".")
+    for step in parents:
+        twin = _twin(getattr(here, step))
+        if twin is None:
+            raise ModelError(
+                f"assistant_early_exit: the layers of {name} are spread over devices and cannot be left early"
+            )
+        setattr(here, step, twin)
+        here = twin
+    setattr(here, last, nn.ModuleList(list(getattr(here, last))[:layer]))
+    config = copy.deepcopy(model.config)
+    text = config.get_text_config(decoder=True)
+    try:
+        text.num_hidden_layers = layer
+    except NotImplementedError:
+        raise ModelError(f"assistant_early_exit: {name} has no single number of layers that could be smaller") from None
+    if isinstance(vars(text).get("layer_types"), list):
+        text.layer_types = text.layer_types[:layer]
+    for module in (exit_model, *(exit_model.get_submodule(".".join(parents[: i + 1])) for i in range(len(parents)))):
+        if hasattr(module, "config"):
+            module.config = config if module.config is model.config else text
+    return exit_model
+
+
+def _depth(model: Any) -> int:
+    return int(model.config.get_text_config(decoder=True).num_hidden_layers)
+
+
+def _layers(model: Any, depth: int) -> str | None:
+    """The path of the only list of `depth` layers that is not inside another such list."""
+    paths: list[str] = []
+    for name, module in model.named_modules():
+        inside = any(name.startswith(f"{other}.") for other in paths)
+        if isinstance(module, nn.ModuleList) and len(module) == depth and not inside:
+            paths.append(name)
+    return paths[0] if len(paths) == 1 else None
+
+
+def _twin(module: Any) -> Any:
+    """A copy of a module with its own list of the same children; None if its forward is bound to the original."""
+    if "forward" in vars(module):
+        return None
+    twin = copy.copy(module)
+    compat.give_own_children(twin)
+    return twin

@@ -59,7 +59,7 @@ def _token(space: Workspace, token: int | str) -> int:
         if token > len(distribution):
             raise UsageError(f"rank {token}: the model has {len(distribution)} tokens")
         return distribution.at(token).id
-    from genctl.models.watched import watched_ids
+    from genctl.models.text import watched_ids
 
     try:
         id = watched_ids(space.session.loaded, [token])[0]

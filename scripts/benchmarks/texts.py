@@ -21,7 +21,7 @@ def code() -> str:
 
 def structured() -> str:
     """JSON: the schema of presets."""
-    from genctl.config.schema import schema
+    from genctl.config.presets import schema
 
     return json.dumps(schema()["properties"], indent=1)
 

@@ -9,7 +9,7 @@ import pytest
 
 from genctl import params
 from genctl.config import presets
-from genctl.config.schema import schema
+from genctl.config.presets import schema
 from genctl.config.toml import decode, parse, read_bytes
 
 KINDS: dict[str, Any] = {"string": str, "boolean": bool, "array": list, "object": dict, "null": type(None)}

@@ -14,8 +14,8 @@ from genctl.config.layers import flags_layer, resolve
 from genctl.config.presets import parse_sets
 from genctl.decode.cache.growing import STEP
 from genctl.decode.cache.static import SlottedLayer
-from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.loop import decode
+from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.read_along import ReadAlong, unconditional
 from genctl.engines.local.session import Session

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.io.ids import UsedIds
+from genctl.io.jsonl import UsedIds
 from genctl.io.rows import RefusedRow
 
 NAMES = st.none() | st.integers(0, 30).map(str) | st.sampled_from(["a", "b", "é", "01", "+1", "-1", "٣"])

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.io import input_scan, readers
-from genctl.io.input_scan import scan
+from genctl.io import readers
+from genctl.io.readers import scan
 
 BYTES = st.lists(st.sampled_from([b"\n", b"\r\n", b"\0", b" ", b"\t", b"a", b"{}", b"\xff"]), max_size=12).map(b"".join)
 
@@ -34,7 +34,7 @@ def test_pieces_make_no_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"one\n\ntwo\nthree\n\n\n")
     whole = scan(path, "lines")
     for size in (1, 2, 3, 5):
-        monkeypatch.setattr(input_scan, "_PIECE", size)
+        monkeypatch.setattr(readers, "SCANNED", size)
         assert scan(path, "lines") == whole
     assert whole is not None
     assert whole.rows == 4

@@ -10,7 +10,8 @@ import pytest
 
 import genctl as package
 from genctl.api import Model, load
-from genctl.models.chat import render_chat, render_chat_text
+from genctl.models.chat import render_chat_text
+from genctl.models.text import encode
 from tests.cli.tool import genctl
 
 ENDS: dict[str, dict[str, Any]] = {
@@ -43,8 +44,9 @@ def test_the_template_gives_back_the_tokens_that_were_written(opening: str, end:
     written = [id for id in one.token_ids if id != eos]
     if end == "stop":
         written = written[:-1]  # the token that writes the stop is not part of the text
-    read = render_chat(model.tokenizer, said(opening))
-    again = render_chat(model.tokenizer, said(opening, one.hypothesis.text, "And then?"))
+    chats = said(opening), said(opening, one.hypothesis.text, "And then?")
+    texts = (render_chat_text(model.tokenizer, chat) for chat in chats)
+    read, again = (encode(model.tokenizer, text, add_special_tokens=False) for text in texts)
     assert again[: len(read) + len(written)] == [*read, *written]
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from genctl.errors import InputError, ModelError
 from genctl.models import chat
+from genctl.models.text import encode
 from tests.tiny import tokenizer
 from tests.versions import needs_newest
 
@@ -37,8 +38,8 @@ def test_renders_as_transformers_does() -> None:
         {"role": "user", "content": "and?", "name": None},
     ]
     expected = made.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert chat.render_chat(made, messages) == expected
     text = chat.render_chat_text(made, messages)
+    assert encode(made, text, add_special_tokens=False) == expected
     assert text == made.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
@@ -88,7 +89,7 @@ def test_the_system_message_comes_first() -> None:
 
 def test_a_checkpoint_without_a_template_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match="gpt2 has no chat template") as caught:
-        chat.render_chat(tokenizer(), USER, name="gpt2")
+        chat.render_chat_text(tokenizer(), USER, name="gpt2")
     assert "--chat" in caught.value.hint
 
 
@@ -108,12 +109,12 @@ def test_a_checkpoint_without_a_template_is_refused_by_name() -> None:
 )
 def test_malformed_messages_are_refused_with_their_place(messages: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        chat.render_chat(tokenizer(CHATML), messages)
+        chat.render_chat_text(tokenizer(CHATML), messages)
 
 
 def test_two_system_messages_are_a_contradiction() -> None:
     with pytest.raises(InputError, match="--system gives another one"):
-        chat.render_chat(tokenizer(CHATML), [{"role": "system", "content": "a"}], system="b")
+        chat.render_chat_text(tokenizer(CHATML), [{"role": "system", "content": "a"}], system="b")
 
 
 @pytest.mark.parametrize(
@@ -133,17 +134,17 @@ def test_two_system_messages_are_a_contradiction() -> None:
 )
 def test_a_template_that_fails_is_one_line(template: str, said: str) -> None:
     with pytest.raises(ModelError, match=said) as caught:
-        chat.render_chat(tokenizer(template), USER)
+        chat.render_chat_text(tokenizer(template), USER)
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
 
 
 def test_an_endless_template_is_ended_and_the_next_one_still_renders(monkeypatch: pytest.MonkeyPatch) -> None:
     nested = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
-    chat.render_chat(tokenizer(CHATML), USER)
+    chat.render_chat_text(tokenizer(CHATML), USER)
     monkeypatch.setattr(chat, "SECONDS", 0.3)
     with pytest.raises(ModelError, match=r"did not finish in 0\.3 seconds"):
-        chat.render_chat(tokenizer(nested), USER)
+        chat.render_chat_text(tokenizer(nested), USER)
     monkeypatch.undo()
     assert chat.render_chat_text(tokenizer(CHATML), USER).endswith("[assistant]")
 
@@ -153,7 +154,7 @@ def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = ("HF_TOKEN", "GENCTL_API_KEY", "OPENAI_API_KEY", "AWS_SECRET_ACCESS_KEY", "HOME")
     for name in secrets:
         monkeypatch.setenv(name, "hf_secret")
-    chat.render_chat(tokenizer(CHATML), USER)
+    chat.render_chat_text(tokenizer(CHATML), USER)
     process = chat._RENDERER.process
     assert process is not None
     import psutil  # type: ignore[import-untyped]
@@ -162,8 +163,9 @@ def test_a_template_sees_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_template_that_makes_nothing_is_an_input_error() -> None:
+    made = tokenizer("{# empty #}")
     with pytest.raises(InputError, match="tokenises to nothing"):
-        chat.render_chat(tokenizer("{# empty #}"), USER)
+        encode(made, chat.render_chat_text(made, USER), add_special_tokens=False)
 
 
 @pytest.mark.parametrize(

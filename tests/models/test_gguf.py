@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from genctl.errors import ModelError
-from genctl.models import gguf_reader, optional_packages
+from genctl.models import optional_packages, progress
+from genctl.models.gguf import reader_of
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -197,7 +198,7 @@ def test_a_plan_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_transformers_says_which_tensors_it_reads() -> None:
-    reads = gguf_reader.reads(tiny("llama"), "llama")
+    reads = reader_of(tiny("llama"), "llama")
     assert reads is not None, "transformers.modeling_gguf_pytorch_utils.get_gguf_hf_weights_map has moved"
     assert all(map(reads, ("token_embd.weight", "output.weight", "blk.1.ffn_down.weight")))
     assert not any(map(reads, ("blk.2.ffn_down.weight", "blk.1.attn_q.bias", "rope_freqs.weight")))
@@ -205,7 +206,7 @@ def test_transformers_says_which_tensors_it_reads() -> None:
 
 @needs_newest("read every architecture with that reader")
 def test_transformers_reports_the_tensors_that_another_reader_left_out() -> None:
-    assert gguf_reader.reads(object(), "lfm2") is None
+    assert reader_of(object(), "lfm2") is None
 
 
 def test_the_progress_bar_of_the_reader_is_replaced() -> None:
@@ -213,6 +214,6 @@ def test_the_progress_bar_of_the_reader_is_replaced() -> None:
 
     assert hasattr(reader, "tqdm"), "the reader of GGUF files has another progress bar"
     before = reader.tqdm
-    with gguf_reader.progress_bar(len):
+    with progress.gguf_bar(len):
         assert reader.tqdm is len
     assert reader.tqdm is before

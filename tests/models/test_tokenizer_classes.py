@@ -13,6 +13,7 @@ from transformers.models.auto import tokenization_auto
 
 from genctl.models import chat
 from genctl.models.architectures import ARCHITECTURES, BACKEND, LEFT_TO_TRANSFORMERS, NO_CLASS
+from genctl.models.text import encode
 from genctl.models.tokenizer import plain
 from genctl.models.tokenizer_files import CLASSES, NAMES_OF_BACKENDS, UnsupportedTokenizer
 from genctl.models.tokenizer_recipes import RECIPES
@@ -273,7 +274,7 @@ def test_a_chat(where: str, name: str, tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     messages = [{"role": "user", "content": "the cat </s> 你好"}, {"role": "assistant", "content": " <image>"}]
     ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert chat.render_chat(ours, messages) == ids
+    assert encode(ours, chat.render_chat_text(ours, messages), add_special_tokens=False) == ids
 
 
 def test_templates_without_a_default(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from genctl import events
 from genctl.commands.inspect.cache_report import PIPE
 from genctl.commands.inspect.measurement import CROSS, STATE
-from genctl.decode.kept_texts import KeptTexts
+from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session

@@ -16,7 +16,7 @@ from genctl.io.record_output import RecordOutput
 from genctl.io.rows import BadRow, InputRow
 
 if TYPE_CHECKING:
-    from genctl.io.input_scan import InputScan
+    from genctl.io.readers import InputScan
 
 ROOM = 4096  # rows that are read ahead
 AHEAD = 2  # times as many rows are read ahead where they are at hand, so that the longest begins first
@@ -78,7 +78,7 @@ def looked_over(path: str | None, format: str) -> InputScan | None:
     """What an input file has, where the number of its rows or its content is needed; None for another input."""
     if path in (None, "-"):
         return None
-    from genctl.io.input_scan import scan
+    from genctl.io.readers import scan
 
     assert path is not None
     return scan(path, format)

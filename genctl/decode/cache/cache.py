@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 
-from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.growing import GrowingLayer, OffloadedLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
 
 if TYPE_CHECKING:
@@ -207,8 +207,6 @@ class Cache:
 
     def offload(self) -> None:
         """Move the growing layers to the CPU; each pass copies them to the GPU, one at a time."""
-        from genctl.decode.cache.offloaded import OffloadedLayer
-
         self.layers = [layer.converted(OffloadedLayer) for layer in self.layers]
 
     def use_slots(self, *, windows: bool = False) -> None:

@@ -310,3 +310,31 @@ class GrowingLayer(CacheLayer):
 
     def _take(self, other: GrowingLayer) -> None:
         self.length, self.begin, self.buffers = other.length, other.begin, other.buffers
+
+
+class OffloadedLayer(GrowingLayer):
+    """A full-attention layer whose columns lie on the host, and are copied to the GPU for each pass.
+
+    The GPU holds one layer at a time. `device` is that of the model.
+    """
+
+    is_plain = is_convertible = False
+    is_chosen = True
+    extends = False
+
+    def prefetch(self) -> None:
+        """Does nothing: `content` copies."""
+
+    def _encode(self, keys: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        return keys.to("cpu"), values.to("cpu")  # copies, once they are complete
+
+    def _decode(self, columns: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        keys, values = (part.to(self.device, non_blocking=True) for part in columns)
+        return keys, values
+
+    def _states(self, number: int) -> Tensor:
+        return self.content()[number]
+
+    def _allocate(self, like: Tensor, rows: int, columns: int) -> Tensor:
+        shape = rows, like.shape[1], columns, like.shape[3]
+        return torch.empty(shape, dtype=like.dtype, pin_memory=self.device.type == "cuda")

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.row_text import RowText
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
-    from genctl.engines.local.forced_phrases import ForcedPhrases
-    from genctl.engines.local.lane_results import LaneResults
+    from genctl.engines.local.lane_results import ForcedPhrases, LaneResults
     from genctl.engines.local.rerank import RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
@@ -286,7 +285,7 @@ class Planner:
         """The phrases that a finished text must contain."""
         if not (generation.force_words or generation.force_words_ids):
             return None
-        from genctl.engines.local.forced_phrases import ForcedPhrases, forced_phrases
+        from genctl.engines.local.lane_results import ForcedPhrases, forced_phrases
         from genctl.strategies.constrained import ConstrainedBeam
         from genctl.strategies.constraints import Constraints
 

@@ -57,7 +57,7 @@ def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     if form == "dynamic":
         return []
     setting = f"cache_implementation = {form} ({resolved.origins['cache_implementation']})"
-    if not _grows(forward):
+    if "full" not in _kinds(forward):  # no layer keeps all tokens, so that its form could be chosen
         return [f"{setting} changes nothing: {name} keeps only {_kept(forward)}"]
     if form == "quantized":
         return [f"{setting} is lossy: keys and values are kept in 8 bits, so the text may come out differently"]
@@ -69,11 +69,6 @@ def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
 
 def _kinds(forward: ModelRuntime) -> set[str]:
     return {layer.kind for layer in forward.new_cache().layers if layer.kind}
-
-
-def _grows(forward: ModelRuntime) -> bool:
-    """Whether any layer keeps all tokens, so that its form can be chosen."""
-    return "full" in _kinds(forward)
 
 
 def _kept(forward: ModelRuntime) -> str:

@@ -43,9 +43,11 @@ class Passes:
         self.forward = forward
         self.batch_size = batch_size
         self.detail = detail or Detail()
+        able = forward.abilities
         # whether several tokens in one pass may continue from a cache
-        self.continues = forward.abilities.supports_cache and not _recurrent(forward) and forward.abilities.together
-        self.continues = self.continues and not forward.wants_history(0) and forward.draft_room(sys.maxsize) > 0
+        self.continues = able.supports_cache and able.savable and not forward.new_cache().is_recurrent
+        self.continues = self.continues and able.together and not forward.wants_history(0)
+        self.continues = self.continues and forward.draft_room(sys.maxsize) > 0
 
     def batches(self, pieces: Sequence[Piece]) -> Iterator[list[int]]:
         """Places of pieces to be read together: the longest first, and never more logits than `LARGEST`.
@@ -216,7 +218,3 @@ def _split(tokens: Sequence[Token], lengths: Sequence[int]) -> list[list[Token]]
         parts.append(list(tokens[at : at + length]))
         at += length
     return parts
-
-
-def _recurrent(forward: ModelRuntime) -> bool:
-    return not forward.abilities.savable or forward.new_cache().is_recurrent

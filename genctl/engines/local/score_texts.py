@@ -114,15 +114,12 @@ class TextReader:
             raise InputError("the target tokenises to nothing")
         return ids
 
-    def _bare(self, text: str) -> list[int]:
-        return texts.encode(self.tokenizer, text, add_special_tokens=False)
-
     def _ended(self, ids: list[int]) -> list[int]:
         return ids if self.end is None or ids[-1:] == [self.end] else [*ids, self.end]
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and after every text."""
-        bare, framed = self._bare("a"), self._encode("a")
+        bare, framed = texts.encode(self.tokenizer, "a", add_special_tokens=False), self._encode("a")
         for at in range(len(framed) - len(bare) + 1):
             if framed[at : at + len(bare)] == bare:
                 return framed[:at], framed[at + len(bare) :]

@@ -7,17 +7,19 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.local.score_texts import EncodedText, TextReader
-from genctl.engines.scored_text import Options, Scored, TextToScore, goodness
+from genctl.engines.protocol import Key
+from genctl.engines.scored_text import Options, Scored, TextToScore, ranked
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
 from genctl.models.config_numbers import source_context_of
 
 if TYPE_CHECKING:
     from genctl.engines.local.planner import Planner
+    from genctl.engines.protocol import Outcome
 
 
 # -- overlapping windows over a text longer than the model's context, in which each token is scored once ---------------
@@ -38,12 +40,6 @@ def windows(total: int, window: int, stride: int, first: int = 1) -> Iterator[tu
             done = end
         if end == total:
             return
-
-
-Key = TypeVar("Key")
-
-
-Outcome: TypeAlias = "list[Scored] | GenctlError"
 
 
 @dataclass
@@ -79,16 +75,6 @@ class Scorer:
         self.passes = Passes(planner.forward, batch_size=options.batch_size, detail=options.detail)
         self.window = self._window()
 
-    @property
-    def name(self) -> str:
-        """The checkpoint, as the user named it."""
-        return self.loaded.name
-
-    @property
-    def findings(self) -> list[str]:
-        """Notes about the model from the run, one sentence each."""
-        return self.passes.forward.findings
-
     def _window(self) -> int | None:
         options, context, name = self.options, self.context, self.loaded.name
         if options.stride is None:
@@ -122,7 +108,7 @@ class Scorer:
 
     def score(
         self, items: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
-    ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
+    ) -> Iterator[tuple[Key, Outcome]]:
         """One outcome for each text, in order: its score, its candidates' (best first), or its error.
 
         Texts are read lazily, a chunk at a time. Stops when `interrupted` returns true.
@@ -225,7 +211,7 @@ class Scorer:
         for begin, end, scored in windows(len(encoded.ids), self.window, self.options.stride or 1, encoded.first):
             yield begin, Piece(encoded.ids[begin:end], scored - begin)
 
-    def _outcome(self, work: _Work[Key]) -> list[Scored] | GenctlError:
+    def _outcome(self, work: _Work[Key]) -> Outcome:
         if work.error is not None:
             return work.error
         try:
@@ -261,12 +247,7 @@ class Scorer:
         scores = self.passes.continuations(
             encoded[0].ids[:begin], [one.ids[begin:] for one in encoded], encoded[0].source
         )
-        scored = [
-            dataclasses.replace(self._scored(one, tokens), candidate=place)
-            for place, (one, tokens) in enumerate(zip(encoded, scores, strict=True))
-        ]
-        scored.sort(key=lambda one: goodness(one, self.options.by), reverse=True)
-        return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(scored, 1)]
+        return ranked([self._scored(*pair) for pair in zip(encoded, scores, strict=True)], self.options.by)
 
     def _scored(self, encoded: EncodedText, tokens: Sequence[Token], count: int = 1) -> Scored:
         lead, with_text = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))
@@ -290,9 +271,7 @@ class Scorer:
         lead = "".join([words.push(id) for id in encoded.ids[encoded.begin : encoded.first]])
         with_text = [
             dataclasses.replace(
-                token,
-                text=added(token.id),
-                top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top),
+                token, text=added(token.id), top=tuple((id, words.piece(id), logprob) for id, _, logprob in token.top)
             )
             for token in tokens
         ]

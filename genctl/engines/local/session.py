@@ -57,7 +57,7 @@ class Session:
     def __init__(
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
-        from genctl.decode.kept_texts import KeptTexts
+        from genctl.decode.prefix_cache import KeptTexts
         from genctl.engines.local.planner import Planner
         from genctl.engines.local.runtime import reuse_limit, runtime_of
 
@@ -183,7 +183,7 @@ class Session:
 
     def keep_texts(self, most: int | None) -> None:
         """Keep what is read of each request, in `most` bytes where they are bounded: later ones read only the rest."""
-        from genctl.decode.kept_texts import KeptTexts
+        from genctl.decode.prefix_cache import KeptTexts
 
         self.texts = KeptTexts(most)
 
@@ -243,7 +243,7 @@ class Session:
         """The ids of the tokens that --watch names. Raises UsageError."""
         if not tokens:
             return ()
-        from genctl.models.watched import watched_ids
+        from genctl.models.text import watched_ids
 
         return watched_ids(self.loaded, tokens)
 
@@ -318,7 +318,7 @@ class Session:
             at_once = fewer
 
         in_groups = flow.span is not None and not flow.continuous
-        whole = iter([_requests_of(requests)])
+        whole = iter([(request for request in requests if not isinstance(request, Skipped))])
         groups: Iterator[Iterator[Request | None]] = grouped(requests, flow.span or 1) if in_groups else whole
         for group in groups:
             yield from self._decoded(group, report or Report(), flow, at_once, shortage)
@@ -381,11 +381,7 @@ class Session:
             yield event if completing is None else completing.completed(event)
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)
@@ -407,13 +403,11 @@ class Session:
         """Does nothing: a session has no processes or connections."""
 
 
-def load_local(setup: EngineSetup) -> Session:
-    """The checkpoint, loaded here. Raises ModelError, UsageError or PresetError."""
-    return load_session(Session, setup)
-
-
 def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
-    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling."""
+    """The checkpoint as a session of this kind. Reports notes on loading, and later on compiling.
+
+    Raises ModelError, UsageError or PresetError.
+    """
     threads = Threads(setup.runtime.threads, steady=not setup.live)  # made before torch is imported
     session = kind.load(
         setup.runtime,
@@ -430,10 +424,6 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
     if session.forward.compiled is not None:
         session.forward.compiled.say = setup.note
     return session
-
-
-def _requests_of(requests: Rows) -> Iterator[Request | None]:
-    return (request for request in requests if not isinstance(request, Skipped))
 
 
 def check_settings(generation: Generation) -> None:

@@ -7,6 +7,7 @@ batch whenever a place is free. Elsewhere whole groups go out, which are decoded
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def _asked(name: str) -> Any:
     """A method of `Engine` that the session of the first worker performs."""
 
     def method(engine: PoolEngine, *arguments: Any) -> Any:
-        return engine._workers.ask(name, *arguments)
+        return engine.pool.ask(name, *arguments)
 
     return method
 
@@ -53,18 +54,14 @@ def _asked(name: str) -> Any:
 class PoolEngine:
     """Workers that have loaded a checkpoint. What has to be known of it is asked of the first of them."""
 
-    def __init__(self) -> None:
-        self.cluster: RayCluster | None = None
-        self.pool: WorkerPool | None = None
-        self.about = About("")  # what the first worker knows of its checkpoint
+    about = About("")  # what the first worker knows of its checkpoint
+
+    def __init__(self, cluster: RayCluster, setup: EngineSetup) -> None:
+        """Start the workers."""
+        self.cluster = cluster
         self._findings: list[str] = []
         self._in_groups = True  # rows are decoded in groups
-
-    def start(self, setup: EngineSetup, address: str | None, workers: int | None) -> None:
-        """Start the workers; returns when the first of them has loaded the checkpoint. Raises its errors."""
         runtime, folder = setup.runtime, Path(setup.runtime.model)
-        gc_pause.resume()  # torch is not imported here
-        self.cluster = cluster = start_cluster(address, workers, gpu=runtime.device in ("auto", "cuda"))
         if cluster.alone and not cluster.gpus:
             check_memory(cluster.workers, runtime, setup.trust)
         each = WorkerSetup(
@@ -81,12 +78,6 @@ class PoolEngine:
         own = f"{'each ' if cluster.workers > 1 else ''}with {share}"
         self._shared_out = f"{count(cluster.workers, 'worker')} {cluster.about}, {own}"
         self.pool = WorkerPool(cluster, each)
-        self.about = self.pool.open(setup.remark)
-
-    @property
-    def _workers(self) -> WorkerPool:
-        assert self.pool is not None
-        return self.pool
 
     # -- the checkpoint and its settings -------------------------------------------------------------------------------
 
@@ -98,13 +89,13 @@ class PoolEngine:
 
     def notes(self) -> list[str]:
         """Notes for --verbose on the workers, on the checkpoint, and how the first of them runs it."""
-        return [self._shared_out, *self._workers.ask("notes")]
+        return [self._shared_out, *self.pool.ask("notes")]
 
     @property
     def done(self) -> WorkDone:
         """What was found out about the model, and what each worker did."""
         lines = []
-        for worker in self._workers.workers:
+        for worker in self.pool.workers:
             done = f"{count(worker.rows, 'row')}, {count(worker.tokens, 'token')}"
             groups = f"{count(worker.done, 'group')}, " if self._in_groups else ""
             deaths = f", {count(worker.deaths, 'group')} tried again alone" if worker.deaths else ""
@@ -113,7 +104,7 @@ class PoolEngine:
 
     def use_threads(self, rows: int, recorded: int | None = None) -> int | None:
         """The number that each worker uses: the recorded one would not be its share of the cores."""
-        number: int | None = self._workers.ask("use_threads", rows)
+        number: int | None = self.pool.ask("use_threads", rows)
         return number
 
     # -- work ----------------------------------------------------------------------------------------------------------
@@ -122,7 +113,7 @@ class PoolEngine:
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE
     ) -> Generator[events.Event, None, None]:
         """Give rows to workers, and take their events (`Engine.stream`). Without a span a group has `width` rows."""
-        pool, width = self._workers, flow.width
+        pool, width = self.pool, flow.width
         pool.on_progress = lambda: flow.on_progress(pool.progress())
         self._in_groups = not flow.continuous
 
@@ -160,44 +151,36 @@ class PoolEngine:
             yield events.Failed(request.id, "worker", f"{group.lost}, each time while they decoded {rows}")
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
-        self._workers.ask("check_scoring", options)
+        self.pool.ask("check_scoring", options)
         return self._scored(texts, options, interrupted)
 
     def _scored(
         self, texts: Iterator[tuple[Key, TextToScore]], options: Options, interrupted: Callable[[], str]
     ) -> Iterator[tuple[Key, Outcome]]:
-        keys: dict[int, list[Key]] = {}  # of groups that are on their way, by their first row
-
         def groups() -> Iterator[WorkGroup]:
-            read = 0
-            while chunk := list(islice(texts, options.chunk)):
-                keys[read] = [key for key, _ in chunk]
-                work = ScoreWork(tuple(text for _, text in chunk), options)
-                yield WorkGroup(work, len(chunk), read, read + len(chunk) - 1)
-                read += len(chunk)
+            for first in count_from(0, options.chunk):
+                if not (chunk := list(islice(texts, options.chunk))):
+                    return
+                keys, items = zip(*chunk, strict=True)
+                yield WorkGroup(ScoreWork(items, options), len(chunk), first, first + len(chunk) - 1, keys)
 
-        for group in self._workers.results(groups(), interrupted):
+        for group in self.pool.results(groups(), interrupted):
             scored: ScoredGroup | None = group.value
             lost = ModelError(f"{group.lost}, each time while they scored this text or others of its group")
             lost.code = "worker"
             outcomes: Sequence[Outcome] = [lost] * group.rows if scored is None else scored.outcomes
             self._findings = list(dict.fromkeys([*self._findings, *(() if scored is None else scored.findings)]))
-            yield from zip(keys.pop(group.first), outcomes, strict=True)
+            yield from zip(group.keys, outcomes, strict=True)
 
     def close(self, *, hurried: bool = False, failed: bool = False) -> None:
         """End the workers, and what Ray has started for them. After a signal nothing may wait."""
-        if self.cluster is not None and self.cluster.ours:
-            if not hurried:  # else they end after this process
-                self.cluster.end(keep_logs=failed)
-        elif self.pool is not None:
+        if not self.cluster.ours:
             self.pool.close()
+        elif not hurried:  # else they end after this process
+            self.cluster.end(keep_logs=failed)
 
 
 def _groups(
@@ -227,11 +210,16 @@ def _groups(
 
 def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -> PoolEngine:
     """Start workers here, or in the cluster at `address`. Raises UsageError or ModelError."""
-    engine = PoolEngine()
+    gc_pause.resume()  # torch is not imported here
+    cluster, engine = start_cluster(address, workers, gpu=setup.runtime.device in ("auto", "cuda")), None
     try:
-        engine.start(setup, address, workers)
+        engine = PoolEngine(cluster, setup)
+        engine.about = engine.pool.open(setup.remark)  # by the first that has loaded the checkpoint
     except BaseException:  # workers must not outlive a start that failed or was interrupted
         hurried = bool(setup.interrupted())
-        engine.close(hurried=hurried, failed=not hurried)
+        if engine is not None:
+            engine.close(hurried=hurried, failed=not hurried)
+        elif cluster.ours and not hurried:
+            cluster.end(keep_logs=True)
         raise
     return engine

@@ -39,6 +39,7 @@ class WorkGroup:
     rows: int
     first: int
     last: int
+    keys: tuple[Any, ...] = ()  # of texts that are scored
     number: int = 0  # in the order of the groups
     deaths: int = 0  # of workers that had it
     value: Any = None  # its result

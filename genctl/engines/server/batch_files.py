@@ -11,9 +11,8 @@ from genctl import events
 from genctl.config.layers import Resolved
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
-from genctl.engines.server import fields as known_fields
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of, pieces_of, usage_of
-from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
+from genctl.engines.server.body import known, messages_of, sampling_fields, seed_field, unused_default
 from genctl.engines.server.failure import RowFailure, Trouble, one_line
 from genctl.engines.server.reading import without_surrogates
 from genctl.engines.server.server import logprob_fields
@@ -31,7 +30,7 @@ MOST = 50_000  # requests that OpenAI takes in one file
 def checked(resolved: Resolved, kind: Kind) -> tuple[list[str], str]:
     """Why settings cannot be said in a request, and a note on a default that is not said; "" if there is none."""
     chat = is_chat(None, resolved)
-    fields = known_fields.known(kind, chat=chat)
+    fields = known(kind, chat=chat)
     return sampling_fields(resolved, fields, chat=chat, kind=kind)[1], unused_default(resolved, fields)
 
 
@@ -46,7 +45,7 @@ def request_line(row: InputRow, resolved: Resolved, seed: int, kind: Kind, top: 
     Raises RowFailure for settings that no request can say, and InputError for token ids in a chat.
     """
     chat = is_chat(row, resolved)
-    fields = known_fields.known(kind, chat=chat)
+    fields = known(kind, chat=chat)
     chosen, problems = sampling_fields(resolved, fields, chat=chat, kind=kind)
     if problems:
         raise RowFailure("; ".join(problems))

@@ -1,18 +1,28 @@
-"""From settings to the fields of a request. A setting that has no field is a problem, never dropped."""
+"""From settings to the fields of a request. A setting that has no field is a problem, never dropped.
+
+The fields that a server's requests have are those of its own description, else those of its kind.
+"""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from genctl import params
 from genctl.config.chat_settings import variables_of
 from genctl.config.check import default, shown
 from genctl.config.layers import Resolved
-from genctl.engines.server.structure import constrained
+from genctl.decode.processors.closed_schema import closed
+from genctl.documents import reader
+from genctl.documents.reader import BadJson, Unreadable
+from genctl.errors import UsageError
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
+MOST_BYTES = 1 << 20  # of a file
 SEEDS = 2**31 - 1  # of the servers, llama.cpp takes the fewest
 
 # Knobs of sampling that servers call by the same name, with the same meaning
@@ -43,13 +53,8 @@ OWN = {
     "logit_bias", "sampler", "keep_stop", "pad_token_id", *GRAMMARS,
 }  # fmt: skip
 NO_FIELD = "has no field for it"
-_HERE = (
-    "prompt_cache",
-    "truncate",
-    "chat_template",
-    "tools",
-    "processed_logprobs",
-)  # settings of the run that no server takes
+# settings of the run that no server takes
+_HERE = ("prompt_cache", "truncate", "chat_template", "tools", "processed_logprobs")
 
 
 def sampling_fields(
@@ -179,3 +184,140 @@ def messages_of(
     said = [dict(message) for message in messages] if messages is not None else []
     said = said or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *said] if system is not None else said
+
+
+# -- structured output, as the different servers ask for it ------------------------------------------------------------
+
+
+def constrained(
+    generation: Generation, fields: frozenset[str], refuse: Any, *, chat: bool, kind: str = ""
+) -> dict[str, Any]:
+    """The fields that hold the text to a schema, an expression or a grammar. Raises UsageError for a broken file."""
+    given = [name for name in GRAMMARS if getattr(generation, name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} cannot be combined: each says what the whole text is")
+    if not given:
+        return {}
+    knob = given[0]
+    value = schema_of(generation) if knob == "json_schema" else getattr(generation, knob)
+    if knob == "grammar":
+        value = _text_of(knob, value)
+    short = {"json_schema": "json"}.get(knob, knob)
+    if "structured_outputs" in fields:  # vLLM since 0.11
+        return {"structured_outputs": {short: value}}
+    if f"guided_{short}" in fields:  # vLLM before that
+        return {f"guided_{short}": value}
+    if knob == "json_schema" and "response_format" in fields and (chat or knob not in fields):
+        return {"response_format": _response_format(value, kind)}
+    names = {"json_schema": ("json_schema",), "regex": ("regex",), "grammar": ("grammar", "ebnf")}[knob]
+    name = next((name for name in names if name in fields), None)
+    if name is None:
+        refuse(knob)
+        return {}
+    return {name: json.dumps(value) if name == "json_schema" and kind == "sglang" else value}
+
+
+def _response_format(schema: Any, kind: str) -> dict[str, Any]:
+    if kind == LLAMA_CPP_PYTHON:
+        return {"type": "json_object", "schema": schema}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": schema}}
+
+
+def schema_of(generation: Generation) -> Any:
+    """The schema: itself, or what a file or a text holds, without keys that it does not name. Raises UsageError."""
+    value = generation.json_schema
+    if not isinstance(value, str):
+        return closed(value)
+    text = _text_of("json_schema", value)
+    try:
+        return closed(reader.loads(text))
+    except BadJson as error:
+        raise UsageError(f"json_schema: {error}") from None
+
+
+def _text_of(knob: str, value: str) -> str:
+    """A text, or what the file holds that it names."""
+    if any(mark in value for mark in "\n{:") and not _is_file(value):
+        return value
+    try:
+        return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+        reason = error if isinstance(error, Unreadable) else "no such file"
+        raise UsageError(f"{knob}: {value}: {reason}") from None
+
+
+def _is_file(value: str) -> bool:
+    try:
+        return Path(value).is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
+
+
+def incomplete(generation: Generation, text: str) -> str:
+    """The knob whose structure a text that was cut off does not have; "" where that cannot be told."""
+    if generation.json_schema is not None:
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return "json_schema"
+    if generation.regex is not None:
+        try:
+            return "" if re.fullmatch(generation.regex, text, re.DOTALL) else "regex"
+        except re.error:
+            return ""
+    return ""
+
+
+# -- the fields that requests have: as a server describes itself, else as its kind is known ----------------------------
+
+_SHARED = {
+    "model", "max_tokens", "temperature", "top_p", "n", "stream", "stream_options", "logprobs", "stop",
+    "presence_penalty", "frequency_penalty", "logit_bias", "seed",
+}  # fmt: skip
+COMPLETIONS = frozenset(_SHARED | {"prompt", "echo"})  # of OpenAI's reference
+CHAT = frozenset(_SHARED | {"messages", "top_logprobs", "response_format"})
+
+_VLLM = {
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "include_stop_str_in_output",
+    "structured_outputs", "response_format", "chat_template_kwargs",
+}  # fmt: skip
+_LLAMA_CPP = {
+    "top_k", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "top_n_sigma", "xtc_probability", "xtc_threshold",
+    "dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "dynatemp_range", "dynatemp_exponent",
+    "mirostat", "mirostat_tau", "mirostat_eta", "json_schema", "grammar",
+    "chat_template_kwargs",
+}  # fmt: skip
+_SGLANG = {
+    "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids", "json_schema", "regex", "ebnf",
+    "chat_template_kwargs",
+}  # fmt: skip
+
+# `owned_by` in the list of models -> fields besides those of OpenAI
+KINDS: dict[str, set[str]] = {"vllm": _VLLM, "llamacpp": _LLAMA_CPP, "sglang": _SGLANG}
+LLAMA_CPP_PYTHON = "llama-cpp-python"
+OPENAI = ("openai", "openai-internal", "system")
+
+
+def known(kind: str, *, chat: bool) -> frozenset[str]:
+    """The fields of a kind of server that does not describe itself."""
+    fields = (CHAT if chat else COMPLETIONS) | KINDS.get(kind, set())
+    return fields - {"max_tokens"} | {"max_completion_tokens"} if chat and kind in OPENAI else fields
+
+
+def described(description: Any, path: str) -> frozenset[str]:
+    """The fields of the requests to `path` in an OpenAPI document; empty where it does not say."""
+    try:
+        content = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        reference = content.get("$ref", "")
+        schema = description["components"]["schemas"][reference.rpartition("/")[2]] if reference else content
+        properties = schema["properties"]
+    except (KeyError, TypeError, AttributeError):
+        return frozenset()
+    return frozenset(map(str, properties)) if isinstance(properties, Mapping) else frozenset()
+
+
+def kind_of(description: Any, owner: str) -> str:
+    """The kind of a server: who owns its models, or its title."""
+    info = description.get("info") if isinstance(description, dict) else None
+    title = info.get("title", "") if isinstance(info, dict) else ""
+    return LLAMA_CPP_PYTHON if "llama.cpp Python" in str(title) else owner

@@ -10,8 +10,8 @@ from time import monotonic
 from genctl import events
 from genctl.engines.protocol import Request
 from genctl.engines.server.answer import AnswerPiece, Usage, ending_of
+from genctl.engines.server.body import incomplete
 from genctl.engines.server.failure import RowFailure, Trouble
-from genctl.engines.server.structure import incomplete
 from genctl.events import Token
 from genctl.params import Generation
 
@@ -101,11 +101,7 @@ class RemoteLane:
         ordered = [self._hypotheses[slot] for slot in sorted(self._hypotheses)]
         now = monotonic()
         yield events.Finished(
-            self.name,
-            tuple(ordered),
-            self._prompt_tokens,
-            now - self._first,
-            self._first - self._began,
+            self.name, tuple(ordered), self._prompt_tokens, now - self._first, self._first - self._began
         )
 
     @property

@@ -2,58 +2,47 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from genctl.engines.scored_text import By, Scored, TextToScore, goodness
-from genctl.engines.server.echo import EchoedPrompt, echoed, scored_after
+from genctl.engines.protocol import Key
+from genctl.engines.scored_text import Options, Scored, TextToScore, ranked
+from genctl.engines.server.answer import EchoedPrompt, echoed, scored_after
 from genctl.engines.server.failure import MALFORMED, Trouble
 from genctl.engines.server.server import Server
 from genctl.engines.server.whole_answers import in_order, patiently
-from genctl.errors import BackendError, GenctlError, InputError, UsageError
+from genctl.errors import BackendError, InputError, UsageError
 from genctl.events import Token
 
-Key = TypeVar("Key")
+if TYPE_CHECKING:
+    from genctl.engines.protocol import Outcome
 
 
 class RemoteScorer:
     """Scores texts on servers. Raises BackendError where they cannot, UsageError for options that they lack."""
 
-    findings: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        servers: Sequence[Server],
-        *,
-        by: By,
-        top: int,
-        width: int,
-        row_timeout: float | None = None,
-        unable: Sequence[str] = (),
-    ) -> None:
-        """`unable`: flags that are set and that no server has. `width`: requests in flight. `row_timeout`: seconds."""
+    def __init__(self, servers: Sequence[Server], options: Options, unable: Sequence[str] = ()) -> None:
+        """`unable`: flags that are set and that no server has. As many requests are in flight as `batch_size` says."""
         if unable:
             raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
         for server in servers:
             if why := server.why_no_prompt_scores():
                 raise BackendError(f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}")
-        self._servers = servers
-        self._by, self._top, self._width, self._row_timeout = by, top, width, row_timeout
+        self._servers, self._options = servers, options
 
     def score(
         self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
-    ) -> Iterator[tuple[Key, list[Scored] | GenctlError]]:
+    ) -> Iterator[tuple[Key, Outcome]]:
         """As `Scorer.score`: one outcome for each text, in order. Raises BackendError where none can succeed."""
         rows = ((key, partial(self._scored, text)) for key, text in wanted)
-        return in_order(self._servers, rows, self._width, interrupted)
+        return in_order(self._servers, rows, self._options.batch_size, interrupted)
 
     async def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
-        deadline = None if self._row_timeout is None else time.monotonic() + self._row_timeout
+        deadline = None if self._options.row_timeout is None else time.monotonic() + self._options.row_timeout
         if item.target is not None:
             raise InputError("a target is for encoder-decoders, and a server continues texts")
         if not item.candidates:
@@ -66,21 +55,20 @@ class RemoteScorer:
                 one = await self._one(item.context, candidate, server, deadline)
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
-            found.append(dataclasses.replace(one, candidate=place - 1))
-        found.sort(key=lambda one: goodness(one, self._by), reverse=True)
-        return [dataclasses.replace(one, rank=rank) for rank, one in enumerate(found, 1)]
+            found.append(one)
+        return ranked(found, self._options.by)
 
     async def _one(self, context: str, text: str, server: Server, deadline: float | None) -> Scored:
         whole = context + text
         body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-        body["logprobs"] = max(self._top, 1)
+        body["logprobs"] = max(self._options.detail.top, 1)
 
         async def ask() -> tuple[int, list[Token], float]:
             answer = await server.client.post("/completions", body, deadline=deadline)
-            first, tokens = scored_after(_prompt_of(answer, whole, self._top), len(context))
+            first, tokens = scored_after(_prompt_of(answer, whole, self._options.detail.top), len(context))
             return first, tokens, math.fsum(-token.logprob for token in tokens) + 0.0
 
-        late = f"no score within row_timeout = {self._row_timeout or 0:g} s"
+        late = f"no score within row_timeout = {self._options.row_timeout or 0:g} s"
         first, tokens, nll = await patiently(server, ask, seed=len(whole), deadline=deadline, late=late)
         return Scored(
             text,

@@ -7,12 +7,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.engines.server import fields as known_fields
 from genctl.engines.server import retry
 from genctl.engines.server.address import Address
-from genctl.engines.server.answer import tokens_of
+from genctl.engines.server.answer import echoed, tokens_of
+from genctl.engines.server.body import described, kind_of, known
 from genctl.engines.server.client import Client
-from genctl.engines.server.echo import echoed
 from genctl.engines.server.failure import MALFORMED, Late, Trouble, one_line
 from genctl.errors import BackendError, InputError
 
@@ -54,7 +53,7 @@ class Server:
             if isinstance(error, Trouble):
                 raise self.error(error) from None
             raise
-        self.kind = known_fields.kind_of(self._description, owner)
+        self.kind = kind_of(self._description, owner)
 
     def close(self) -> None:
         """Close the connections."""
@@ -145,7 +144,7 @@ class Server:
 
     def _probed(self, chat: bool) -> Endpoint:
         path = "/chat/completions" if chat else "/completions"
-        fields = known_fields.described(self._description, f"/v1{path}") or known_fields.known(self.kind, chat=chat)
+        fields = described(self._description, f"/v1{path}") or known(self.kind, chat=chat)
         asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}]} if chat else {"prompt": PROMPT}
         most = "max_tokens" if "max_tokens" in fields else "max_completion_tokens"
         asked |= {"model": self.model, most: 1}

@@ -142,26 +142,14 @@ class RemoteSession:
             server.client.hear()
 
     def score(
-        self,
-        texts: Iterator[tuple[Key, TextToScore]],
-        options: Options,
-        *,
-        interrupted: Callable[[], str] = never,
+        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
         from genctl.engines.server.scorer import RemoteScorer
 
         unable = [f"--{name.replace('_', '-')}" for name in UNABLE if getattr(options, name)]
         unable += ["--tokenizer"] if self._tokenizer is not None else []
-        scorer = RemoteScorer(
-            self.servers,
-            by=options.by,
-            top=options.detail.top,
-            width=options.batch_size,
-            row_timeout=options.row_timeout,
-            unable=unable,
-        )
-        return scorer.score(texts, interrupted)
+        return RemoteScorer(self.servers, options, unable).score(texts, interrupted)
 
     def stream(
         self, requests: Rows, report: Report | None = None, flow: Flow = ALONE

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from genctl import events
 from genctl.decode import saved_prompt
-from genctl.decode.kept_texts import KeptTexts
 from genctl.decode.loop import decode
+from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Strategy
 from genctl.errors import InputError

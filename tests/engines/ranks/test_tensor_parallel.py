@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import prepare, tensor_parallel
+from genctl.models import prepare, rank_group
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.engines.ranks.each_rank import tokens_of
@@ -167,12 +167,12 @@ def test_options_for_whole_models_are_refused(options: dict[str, Any], said: str
 
 
 def test_what_cannot_be_shared_out_is_refused_before_it_is_read(llama: Path) -> None:
-    tensor_parallel.check(tiny("llama").config, 2)
+    rank_group.check_plan(tiny("llama").config, 2)
     with pytest.raises(ModelError, match="num_key_value_heads = 2 cannot be shared out evenly over 4 ranks"):
-        tensor_parallel.check(tiny("llama").config, 4)
+        rank_group.check_plan(tiny("llama").config, 4)
     with pytest.raises(ModelError, match="num_attention_heads = 4 cannot be shared out evenly over 3 ranks"):
-        tensor_parallel.check(tiny("llama").config, 3)
+        rank_group.check_plan(tiny("llama").config, 3)
     bare = SimpleNamespace(model_type="strange", base_model_tp_plan=None)
     bare.get_text_config = lambda decoder: bare
     with pytest.raises(ModelError, match="transformers has no plan for strange"):
-        tensor_parallel.check(bare, 2)
+        rank_group.check_plan(bare, 2)

@@ -1,1 +1,0 @@
-"""Processes that were started together (`torchrun`) and share a model: rank 0 reads and writes."""
