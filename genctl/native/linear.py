@@ -153,27 +153,6 @@ class Linear(Protocol):
         ...
 
 
-class KernelProduct:
-    """y = x Wᵀ + b: in a step by a kernel of a GPU (`kernel_steps`), and by torch for a prompt."""
-
-    is_compiled = False
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [O, I]."""
-        self.weight, self.bias = weight.contiguous(), bias
-        self.wide_bias = None if bias is None else bias.float().contiguous()
-        self.size, self.width = weight.shape
-        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., I] -> [..., O]."""
-        return F.linear(x, self.weight, self.bias)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Weight and bias."""
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
 class Plain:
     """torch's own product."""
 
@@ -248,13 +227,22 @@ class Products:
     """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False makes torch's own.
 
     With "gguf" blocks keep their form, and so do other tensors. `compiled` False also multiplies quantised weights by
-    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute.
+    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute. Weights are
+    rounded where they lie: on the CPU, so that codes are the same for all devices.
     """
 
     def __init__(
-        self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True, kernels: bool = False
+        self,
+        quantize: str | None = None,
+        *,
+        pack: bool = True,
+        compiled: bool = True,
+        kernels: bool = False,
+        device: torch.device | None = None,
     ) -> None:
+        """`device`: where products with rounded weights lie, if not where their weights do."""
         self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
+        self.device = device
         self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
@@ -289,8 +277,15 @@ class Products:
             from genctl.native.blocks import BlocksPlain
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
-        if self.kernels and quantize is None:
-            return KernelProduct(weight, bias)
+        device = weight.device if self.device is None else self.device
+        if self.kernels or (quantize is not None and device.type != "cpu"):
+            from genctl.native import kernel_products
+
+            if quantize is None:
+                return kernel_products.KernelProduct(weight, bias)
+            rounded = kernel_products.quantized(quantize, weight, bias, device, by_kernels=self.kernels)
+            pages.replaced(weight)
+            return rounded
         on_cpu = self.pack and weight.device.type == "cpu"
         make = maker(weight.dtype, quantize, weight.shape[1], compiled=self.compiled) if on_cpu else None
         product = (make or Plain)(weight, bias)

@@ -93,12 +93,14 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     nothing = torch.full((4 * splits + 2, tokens, outputs), torch.nan, device=DEVICE)
     counts = torch.zeros(4 * tiles, dtype=torch.int32, device=DEVICE)
     sums = x.float().square().view(tokens, 2, -1).sum(-1).t().contiguous()
+    tops = torch.full((2, tokens), -1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 2, "N": 32, "M": 16, "K": 32, "EVEN": False, "AHEAD": 0, "PDL": False, "S": splits, "BIAS": True}
+    shape |= {"FORM": "floats", "TOPS": True}
     sizes = tokens, outputs, inputs, piece, 2, 1e-6
 
     out, following, squares = nothing[0].to(dtype), nothing[1].to(dtype), nothing[2, :, :2].t().contiguous()
     cuda.product[(tiles, 2, splits)](
-        *(x, weight, bias, rest, gain, sums, out, following, squares, nothing[3:], counts),
+        *(x, weight, x, bias, rest, gain, sums, counts, out, following, squares, tops, nothing[3:], counts),
         *sizes,
         0.5,
         NORM=True,
@@ -112,10 +114,14 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     close(out, wanted, dtype)
     close(following, out.float() * gain, dtype)
     close(squares.sum(0), out.float().square().sum(-1), dtype)
+    assert torch.equal(tops.view(torch.float32).amax(0), following.float().abs().amax(-1))
 
     out = nothing[0].to(dtype)
-    cuda.gated[(tiles, 2, splits)](x, weight, bias, sums, out, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape)
+    cuda.gated[(tiles, 2, splits)](
+        x, weight, x, bias, sums, counts, out, tops, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape
+    )
     close(out, torch.nn.functional.gelu(both[:, :outputs], approximate="tanh") * both[:, outputs:], dtype)
+    assert torch.equal(tops.view(torch.float32).amax(0), out.float().abs().amax(-1))
     assert not counts.any()
 
 
@@ -133,7 +139,10 @@ def test_every_activation_is_torchs(act: str) -> None:
     out, squares = torch.empty_like(x), torch.zeros(1, 1, device=DEVICE)  # with an eps of 1: no norm
     counts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 1, "N": 16, "M": 16, "K": 16, "EVEN": True, "AHEAD": 0, "PDL": False, "S": 1, "BIAS": False}
-    cuda.gated[(1, 1, 1)](x, weight, x, squares, out, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape)
+    shape |= {"FORM": "floats", "TOPS": False}
+    cuda.gated[(1, 1, 1)](
+        x, weight, x, x, squares, counts, out, counts, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape
+    )
     known = {activation.name: activation.plain for activation in ACTIVATIONS.values()}
     torch.testing.assert_close(out, known[act](x) * x, rtol=1e-5, atol=1e-6)
 
