@@ -236,7 +236,8 @@ def heads(
     if last:
         if S > 1:
             sums = all_pieces(part_ptr + own, tokens * outputs, paired, S, FORM)
-        acc = numbers_of(sums, scales_ptr, rows, top, FORM) * _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
+        acc = numbers_of(sums, scales_ptr, rows, top, FORM)
+        acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
         if BIAS:
             acc += tl.load(bias_ptr + head * D + rows)[:, None]
         low, high = tl.split(tl.permute(tl.reshape(acc, (2, H, M)), (1, 2, 0)))

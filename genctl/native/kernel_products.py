@@ -65,7 +65,7 @@ class Int4Product(Unpacked):
 
     def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool) -> None:
         """weight [O, I], where it is rounded; I is a multiple of 32."""
-        super().__init__(weight.shape, bias, coded=True)
+        super().__init__(weight.shape, bias, device, coded=True)
         self.weight, self.scales = (part.to(device) for part in _packed(*int4_codes(weight)))
         self.wide_bias = None if bias is None else bias.float().contiguous()
         self.by_kernels = by_kernels

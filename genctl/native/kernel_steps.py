@@ -34,11 +34,14 @@ ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
 TRIED = {(9, 0): 227 * 1024}
 
 
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run on a device, if a decoder has what they compute."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) in TRIED
+def unusable(device: torch.device, dtype: torch.dtype) -> str:
+    """Why the kernels do not run on a CUDA device, whatever the decoder; "" if they do."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernels compute in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if (major, minor) in TRIED else f"the kernels have not run on compute capability {major}.{minor} yet"
 
 
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -232,18 +233,17 @@ class Products:
     """
 
     def __init__(
-        self,
-        quantize: str | None = None,
-        *,
-        pack: bool = True,
-        compiled: bool = True,
-        kernels: bool = False,
-        device: torch.device | None = None,
+        self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True, kernels: bool = False
     ) -> None:
-        """`device`: where products with rounded weights lie, if not where their weights do."""
         self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
-        self.device = device
+        self.device: torch.device | None = None  # of products with rounded weights, if not that of their weights
         self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
+
+    def on(self, device: torch.device | None) -> Products:
+        """The same, where weights that are rounded on the CPU are moved to a device."""
+        products = copy(self)
+        products.device = device
+        return products
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""

@@ -151,9 +151,12 @@ class Unpacked:
     form: str
     is_compiled = False
 
-    def __init__(self, shape: Sequence[int], bias: Tensor | None, *, coded: bool) -> None:
+    def __init__(
+        self, shape: Sequence[int], bias: Tensor | None, device: torch.device | None = None, *, coded: bool
+    ) -> None:
         """shape [O, I]."""
         (self.size, self.width), self.bias, self.coded = shape, bias, coded
+        self.most = torch.tensor(127.0, device=device)  # see `Int8Plain`
 
     def numbers(self, part: slice) -> Tensor:
         """The weights of some outputs: float32 [o, I]."""
@@ -165,9 +168,8 @@ class Unpacked:
         if self.coded:
             groups = rows.view(len(rows), -1, GROUP)
             largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
-            most = torch.tensor(127.0, device=x.device)  # see `Int8Plain`
-            codes = (groups * (most / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
-            rows = (codes * (largest / most)).flatten(1)
+            codes = (groups * (self.most / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
+            rows = (codes * (largest / self.most)).flatten(1)
         y, step = rows.new_empty(len(rows), self.size), outputs_at_once(rows)
         for begin in range(0, self.size, step):
             part = slice(begin, begin + step)
@@ -177,6 +179,12 @@ class Unpacked:
         return y.to(x.dtype).view(*x.shape[:-1], self.size)
 
 
-def int4_bytes(size: int, width: int) -> int:
-    """Bytes of a weight [O, I] in 4 bits: 16 outputs side by side; of 32 numbers 16 bytes, and a scale and a zero."""
-    return -(-size // 16) * 16 * (width // GROUP) * (GROUP // 2 + 4)
+def int4_bytes(size: int, width: int, device: str) -> int:
+    """Bytes of a weight [O, I] in 4 bits: of 32 numbers 16 bytes, and a scale and a zero.
+
+    On the CPU 16 outputs lie side by side, on a GPU the codes of two groups.
+    """
+    groups = width // GROUP
+    if device == "cpu":
+        return -(-size // 16) * 16 * groups * (GROUP // 2 + 4)
+    return size * (-(-groups // 2) * GROUP + 4 * groups)
