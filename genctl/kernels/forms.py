@@ -205,5 +205,6 @@ def all_pieces(part_ptr, step, inside, S: tl.constexpr, FORM: tl.constexpr):
 def numbers_of(sums, scales_ptr, n, top, FORM: tl.constexpr):
     """w x in f32 [N, M], of its sums."""
     if FORM == "int8":
-        sums = sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None] * _number(top)[None, :]
+        scaled, largest = tl.broadcast(sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None], _number(top)[None, :])
+        sums = tl.math.fma(scaled, largest, tl.zeros(scaled.shape, tl.float32))  # rounded before a bias is added
     return sums

@@ -16,8 +16,8 @@ INPUTS, STAGES = 256, 3  # of a tile, at most, and tiles that are loaded at once
 GATED_INPUTS, GATED_STAGES = 128, 5  # with two weights
 # Not measured yet: a processor computes more for each byte of these weights, by the instructions that were counted
 ROUNDED_PROGRAMS = 2 * PROGRAMS
-ROUNDED = {"int8": (512, 3), "int4": (256, 5)}
-GATED_ROUNDED = {"int8": (256, 4), "int4": (256, 4)}
+ROUNDED = {"int8": (256, 3), "int4": (256, 5)}  # two programs or more fit a processor, where one does above
+GATED_ROUNDED = {"int8": (128, 4), "int4": (256, 4)}
 BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
 
 
@@ -42,12 +42,13 @@ def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int
     width, kind = product.width, product.kind
     if kind == "floats":
         most, stages = (GATED_INPUTS, GATED_STAGES) if gated else (INPUTS * OUTPUTS // outputs, STAGES)
-        most, bytes_, programs, tokens, least = min(2 * most // x_bytes, 256), float(x_bytes), PROGRAMS, TOKENS, 32
+        most, bytes_, programs, tokens, least = 2 * most // x_bytes, float(x_bytes), PROGRAMS, TOKENS, 32
     else:
         most, stages = (GATED_ROUNDED if gated else ROUNDED)[kind]
+        most = most * 2 * OUTPUTS // max(2 * OUTPUTS, outputs)
         bytes_, programs = BYTES[kind], ROUNDED_PROGRAMS
         tokens, least = (TOKENS // 2, 64) if kind == "int4" else (TOKENS, 32)  # a pair of groups at least
-    sizes = [size for size in (512, 256, 128, 64, 32) if least <= size <= max(least, most)]
+    sizes = [size for size in (256, 128, 64, 32) if least <= size <= max(least, most)]
     inputs = next(size for size in sizes if not width % size or size == least)
     splits = max(1, min(programs // tiles, width // LEAST_PIECE))
     piece = -(-width // (splits * inputs)) * inputs

@@ -321,7 +321,9 @@ def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str)
         ("mps", "native", "--quantize int8 runs on the CPU, not on mps"),
     ],
 )
-def test_int8_is_refused_on_other_devices(device: str, runtime: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_refused_on_other_devices(
+    device: str, runtime: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from genctl.models import hub
 
     monkeypatch.setattr(hub, "device_of", lambda name: torch.device(device))
