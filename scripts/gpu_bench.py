@@ -1,6 +1,7 @@
 """How fast steps are on a GPU (`scripts/gpu bench`), beside `generate()` with a dynamic cache.
 
-Weights are random and made on the device, in the sizes of Qwen2.5-0.5B and of a Llama of 7 billion, in bfloat16.
+Weights are random and made on the device, in the sizes of Qwen2.5-0.5B and of a Llama of 7 billion, in bfloat16. Lines
+of int8 and int4 say how many times as fast their steps are as those of bfloat16.
 """
 
 from __future__ import annotations
@@ -47,31 +48,42 @@ SIZES = {
 class Model:
     """One model with random weights, as genctl and as transformers run it. They share the tensors."""
 
+    ours: Any
+
     def __init__(self, size: str) -> None:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
-
-        from genctl.models.architectures import read_native
-        from genctl.native.load import build
-        from genctl.native.plan import WeightPlan
-        from genctl.native.runtime import NativeRuntime, SpecialTokens
 
         fields = dict(SIZES[size])
         config = AutoConfig.for_model(fields.pop("kind"), **fields)
         with torch.device(DEVICE):
             self.theirs = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         self.theirs.generation_config.eos_token_id = None
-        tensors = self.theirs.state_dict()
-        if config.tie_word_embeddings:
+        self.config, self.vocabulary = config, int(config.vocab_size)
+        self.use(None)
+
+    def use(self, quantize: str | None) -> dict[str, Any]:
+        """Run it with such weights, as `genctl run` does on this card; their size, and what computes the steps."""
+        import torch
+
+        from genctl.models.architectures import read_native
+        from genctl.native.kernel_steps import unusable
+        from genctl.native.linear import Products
+        from genctl.native.load import build
+        from genctl.native.plan import WeightPlan
+        from genctl.native.runtime import NativeRuntime, SpecialTokens
+
+        self.ours = None
+        freed()
+        tensors, config, device = self.theirs.state_dict(), self.config.to_dict(), torch.device(DEVICE)
+        if self.config.tie_word_embeddings:
             tensors.pop("lm_head.weight", None)
-        plan = WeightPlan(*read_native(config.to_dict()), {name: tuple(each.shape) for name, each in tensors.items()})
-        special = SpecialTokens({})
-        made = build(
-            plan, tensors.__getitem__, config.to_dict(), special, dtype=torch.bfloat16, device=torch.device(DEVICE)
-        )
-        self.ours: Any = NativeRuntime(made)
-        self.vocabulary = int(config.vocab_size)
-        self.bytes = made.bytes()
+        plan = WeightPlan(*read_native(config), {name: tuple(each.shape) for name, each in tensors.items()})
+        products = Products(quantize, kernels=not unusable(device, torch.bfloat16))
+        given: dict[str, Any] = {"dtype": torch.bfloat16, "device": device, "products": products}
+        made = build(plan, tensors.__getitem__, config, SpecialTokens({}), **given)
+        self.ours = NativeRuntime(made)
+        return {"gb": round(made.bytes() / 1e9, 2), "head": made.decoder.output.form, "notes": self.ours.findings}
 
 
 def prompts(model: Model, rows: int, tokens: int) -> list[tuple[int, ...]]:
@@ -187,7 +199,9 @@ def table(found: dict[str, Any]) -> str:
     for name, each in found.items():
         result = each["result"]
         if isinstance(result, dict) and "ms_step" in result:
-            lines.append(f"{name:44} {result['ms_step']:8.2f} {result['tokens_s']:9.1f} {result['ms_first']:9.1f}")
+            line = f"{name:44} {result['ms_step']:8.2f} {result['tokens_s']:9.1f} {result['ms_first']:9.1f}"
+            times = result.get("times_bfloat16")
+            lines.append(line if times is None else f"{line}   {times:.2f} x bfloat16")
         else:
             lines.append(f"{name:44} {result}")
     return "\n".join(lines) + "\n"
@@ -198,6 +212,24 @@ def rows_of(parts: Parts, name: str, model: Model, rows: Sequence[int]) -> None:
 
     for count in rows:
         parts.run(f"{name}, {count} rows", lambda count=count: measured(model, count, 32, Sample()), least=8)
+
+
+def rounded(parts: Parts, name: str, model: Model) -> None:
+    """Steps with weights in 8 and 4 bits, and how many times as fast they are as those of bfloat16."""
+    from genctl.strategies.sample import Sample
+
+    def beside(kind: str, count: int) -> dict[str, Any]:
+        found = measured(model, count, 32, Sample())
+        exact = parts.found[f"{name}, {count} rows"]["result"]
+        return {**found, "times_bfloat16": round(exact["ms_step"] / found["ms_step"], 2)}
+
+    for kind in ("int8", "int4"):
+        parts.run(f"{name}, {kind}, weights", lambda kind=kind: model.use(kind), least=15)
+        for count in (1, 8, 32):
+            part = f"{name}, {kind}, {count} rows"
+            parts.run(part, lambda kind=kind, count=count: beside(kind, count), least=8)
+        parts.run(f"{name}, {kind}, profile of 1 row", lambda: profiled(model, 1, Sample()), least=10)
+    parts.run(f"{name}, bfloat16 again, weights", lambda: model.use(None), least=5)
 
 
 def main(folder: Path) -> int:
@@ -214,7 +246,7 @@ def main(folder: Path) -> int:
     def make(size: str) -> dict[str, Any]:
         made[size] = Model(size)
         measured(made[size], 2, 16, Sample(), 16)  # libraries begin
-        return {"gb": round(made[size].bytes / 1e9, 2)}
+        return {"gb": round(made[size].ours.model.bytes() / 1e9, 2)}
 
     for size, counts in (("0.5B", (1, 8, 32, 128)), ("7B", (1, 8, 32))):
         parts.run(f"{size}, weights", lambda size=size: make(size), least=20)
@@ -224,6 +256,7 @@ def main(folder: Path) -> int:
         rows_of(parts, size, model, counts)
         parts.run(f"{size}, beams of 5", lambda m=model: measured(m, 1, 32, Beam(5)), least=8)
         parts.run(f"{size}, profile of 1 row", lambda m=model: profiled(m, 1, Sample()), least=10)
+        rounded(parts, size, model)
         parts.run(f"{size}, generate(), 1 row", lambda m=model: generated(m, 1, 32), least=8)
         parts.run(f"{size}, a prompt of 2,048", lambda m=model: measured(m, 1, 2048, Sample()), least=8)
         parts.run(f"{size}, top-p", lambda m=model: measured(m, 8, 32, Sample(True)), least=8)

@@ -60,6 +60,21 @@ def interrupted(folder: Path) -> dict[str, Any]:
     return {"status": status, **({} if good else {"failed": f"status {status}: {text[-200:]}"})}
 
 
+def rounded(folder: Path, kind: str) -> dict[str, Any]:
+    """A golden file of the CPU, checked on the GPU: bfloat16, weights in 8 or 4 bits. Only a defect fails."""
+    path, side = folder / f"{kind}.golden.jsonl", f"builtin:stories@dtype=bfloat16,quantize={kind}"
+    words = ["-m", "genctl", "parity"]
+    texts = ["Once upon a time", "The dog ran", "One day a girl", "In the garden"]
+    path.unlink(missing_ok=True)
+    saved = [*words, f"{side},device=cpu", *texts, "-n", "60", "--save", str(path)]
+    found = command(folder / f"{kind}.save.log", saved, 40)
+    if not found.get("failed"):
+        found = command(folder / f"{kind}.log", [*words, f"{side},device=cuda", "--expect", str(path)], 40)
+    said = (folder / f"{kind}.log").read_text() if (folder / f"{kind}.log").exists() else ""
+    kept = ("tie:", "drift:", "defect:", "agreement", "texts", "note: 17")
+    return {**found, "said": [line for line in said.splitlines() if line.startswith(kept) or "part when" in line]}
+
+
 def main(folder: Path) -> int:
     if reason := no_gpu():
         print(f"error: {reason}, so nothing can be checked")
@@ -74,6 +89,10 @@ def main(folder: Path) -> int:
         lambda: compared(folder / "native.log", min(100, parts.left), transformers=False),
         least=20,
     )
+    for kind in ("int8", "int4"):
+        parts.run(f"{kind}: tokens of the CPU", lambda kind=kind: rounded(folder, kind), least=25)
+    exact = [*PYTEST, *parallel(), "-k", "librarys or alone", "tests/native/test_rounded_kernels.py"]
+    parts.run("int8 and int4 products", lambda: command(folder / "products.log", exact, min(60, parts.left)), least=45)
     parts.run("interrupt", lambda: interrupted(folder), least=35)
     parts.run(
         "transformers' classes against generate()",

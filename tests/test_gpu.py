@@ -40,6 +40,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "processors": (*RUN, "--repetition-penalty", "1.2", "--no-repeat-ngram-size", "2", "--set", "suppress_tokens=[5]"),
     "stop": (*RUN, "--stop-strings", ","),
     "top tokens": (*RUN, "--format", "text", "--top-logprobs", "3"),
+    "int8": (*RUN, "--quantize", "int8"),
+    "int4": (*RUN, "The dog ran", "--quantize", "int4"),
     "transformers": (*RUN, "--runtime", "transformers"),
     "draws by their place": (*RUN, "The dog", "--do-sample", "--seed", "1", "--top-k", "0", "--sampler", "counter"),
     "drawn drafts": (*RUN, "--prompt-lookup-num-tokens", "3", "--do-sample", "--seed", "1", "--sampler", "counter"),
@@ -72,6 +74,8 @@ PAIRS = {
     "the other way": ("device=cpu", "device=cuda"),
     "transformers on the CPU": ("device=cuda", "device=cpu,runtime=transformers"),
     "bfloat16": ("device=cuda,dtype=float32", "device=cuda,dtype=bfloat16"),
+    "8 bits on both": ("device=cuda,quantize=int8", "device=cpu,quantize=int8"),
+    "4 bits and none": ("device=cuda,quantize=int4", "device=cpu"),
 }
 KINDS = ("llama", "gpt2", "mistral", "gemma2", "bloom", "mixtral", "t5", "bart", "mamba")
 

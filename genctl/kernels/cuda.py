@@ -5,30 +5,33 @@ on the weight alone, attention in pieces that are counted from a row's first tok
 pieces up, always from the first to the last.
 
 T tokens (rows in turn, F tokens of each), I features in, O features out, E features of the residual stream, H heads of
-queries, K heads of keys and values, D features of a head, C columns of a cache.
+queries, K heads of keys and values, D features of a head, C columns of a cache. FORM is that of a weight (see `forms`).
+
+TOPS: with what is written for a product goes the largest number of each part, as bits, which rounding to 8 bits needs.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from genctl.kernels.forms import (
+    add_tile,
+    all_pieces,
+    ask_ahead,
+    bits_of,
+    largest_of,
+    no_sums,
+    numbers_of,
+    output_of,
+    prefetch,
+    read_fresh,
+    read_x,
+    sums_of,
+    write_piece,
+)
+
 # fmt: off
 NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Ask for lines of 128 bytes."""
-    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
-    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
-
-
-@triton.jit
-def _ahead(w_ptr, n, inputs, begin, end, AHEAD: tl.constexpr):
-    """Ask for the first AHEAD weights of each output, which no kernel before writes."""
-    if AHEAD > 0:
-        at = begin + tl.arange(0, AHEAD // 64) * 64
-        _prefetch(w_ptr + n[:, None] * inputs + tl.minimum(at, end - 1)[None, :])
 
 
 @triton.jit
@@ -40,28 +43,16 @@ def _wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def _loaded(x_ptr, w_ptr, m, n, at, tokens, inputs, end, EVEN: tl.constexpr):
-    """x [K, M] and w [N, K]."""
-    here = (m < tokens)[None, :]
-    if EVEN:
-        w = tl.load(w_ptr + n[:, None] * inputs + at[None, :])
-    else:
-        w = tl.load(w_ptr + n[:, None] * inputs + at[None, :], mask=(at < end)[None, :], other=0.0)
-        here = here & (at < end)[:, None]
-    return tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=here, other=0.0), w
-
-
-@triton.jit
 def _dots(
-    x_ptr, w_ptr, m, n, tokens, inputs, begin, end,
-    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, top, m, n, tokens, inputs, begin, end,
+    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
 ):
-    """w x over the columns from `begin` to `end`: f32 [N, M]."""
-    acc = tl.zeros((N, M), tl.float32)
+    """The sums of w x over the columns from `begin` to `end`: [N, M]."""
+    acc = no_sums(N, M, K, FORM)
     for start in range(begin, end, K):
-        x, w = _loaded(x_ptr, w_ptr, m, n, start + tl.arange(0, K), tokens, inputs, end, EVEN)
-        acc = tl.dot(w, x, acc, input_precision="ieee")
-    return acc
+        x = read_x(x_ptr, top, m, start, tokens, inputs, end, K, EVEN, FORM)
+        acc = add_tile(acc, x, w_ptr, scales_ptr, n, start, inputs, end, K, EVEN, FORM)
+    return sums_of(acc, FORM)
 
 
 @triton.jit
@@ -72,21 +63,6 @@ def _comes_last(count_ptr, pieces):
     if last:
         tl.store(count_ptr, 0)
     return last
-
-
-@triton.jit
-def _read(pointers, mask, other):
-    """What another processor may have written a moment ago."""
-    return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
-
-
-@triton.jit
-def _sum(part_ptr, step, inside, S: tl.constexpr):
-    """S pieces, from the first to the last."""
-    acc = _read(part_ptr, inside, 0.0)
-    for split in tl.static_range(1, S):
-        acc += _read(part_ptr + split * step, inside, 0.0)
-    return acc
 
 
 @triton.jit
@@ -115,11 +91,12 @@ def _activated(x, ACT: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens", "parts", "scale_by"])
 def product(
-    x_ptr, w_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, out_ptr, next_ptr, next_sums_ptr, part_ptr, count_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, tops_ptr, out_ptr, next_ptr, next_sums_ptr,
+    next_tops_ptr, part_ptr, count_ptr,
     tokens, outputs, inputs, piece, parts, eps, scale_by,
     NORM: tl.constexpr, BIAS: tl.constexpr, REST: tl.constexpr, NEXT: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest.
 
@@ -132,20 +109,22 @@ def product(
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
     rows = tl.minimum(tl.arange(0, N), outputs - 1 - first)
-    w_ptr += first.to(tl.int64) * inputs
-    _ahead(w_ptr, rows, inputs, begin, end, AHEAD)
+    w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, first, inputs, FORM)
+    ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     _wait(PDL)
-    acc = _dots(x_ptr, w_ptr, m, rows, tokens, inputs, begin, end, N, M, K, EVEN)
+    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
+    sums = _dots(x_ptr, w_ptr, scales_ptr, top, m, rows, tokens, inputs, begin, end, N, M, K, EVEN, FORM)
     n = first + tl.arange(0, N)
     place = m[None, :] * outputs + n[:, None]
     inside = (m < tokens)[None, :] & (n < outputs)[:, None]
     last = True
     if S > 1:
-        tl.store(part_ptr + tl.program_id(2) * tokens * outputs + place, acc, mask=inside)
+        write_piece(part_ptr + tl.program_id(2) * tokens * outputs + place, sums, inside, FORM)
         last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
     if last:
         if S > 1:
-            acc = _sum(part_ptr + place, tokens * outputs, inside, S)
+            sums = all_pieces(part_ptr + place, tokens * outputs, inside, S, FORM)
+        acc = numbers_of(sums, scales_ptr, rows, top, FORM)
         if NORM:
             acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
         if BIAS:
@@ -158,16 +137,20 @@ def product(
         if NEXT:
             wide = tl.where(inside, short.to(tl.float32), 0.0)
             gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
-            tl.store(next_ptr + place, (wide * gain).to(next_ptr.dtype.element_ty), mask=inside)
+            gained = (wide * gain).to(next_ptr.dtype.element_ty)
+            tl.store(next_ptr + place, gained, mask=inside)
             tl.store(next_sums_ptr + tile * tokens + m, tl.sum(wide * wide, 0), mask=m < tokens)
+            if TOPS:
+                tl.store(next_tops_ptr + tile * tokens + m, tl.max(bits_of(gained), 0), mask=m < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
 def gated(
-    x_ptr, w_ptr, bias_ptr, sums_ptr, out_ptr, part_ptr, count_ptr, tokens, outputs, inputs, piece, parts, eps,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, tops_ptr, out_ptr, out_tops_ptr, part_ptr, count_ptr,
+    tokens, outputs, inputs, piece, parts, eps,
     ACT: tl.constexpr, BIAS: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """out [T, O] = act(gate) · up of a normed x; w [2 O, I] has the gates first."""
     tile = tl.program_id(1)
@@ -176,52 +159,54 @@ def gated(
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
     rows = tl.minimum(tl.arange(0, N), outputs - 1 - first)
-    gate_ptr = w_ptr + first.to(tl.int64) * inputs
-    up_ptr = gate_ptr + outputs.to(tl.int64) * inputs
-    _ahead(gate_ptr, rows, inputs, begin, end, AHEAD)
-    _ahead(up_ptr, rows, inputs, begin, end, AHEAD)
+    up_ptr, up_scales_ptr = output_of(w_ptr, scales_ptr, outputs + first, inputs, FORM)
+    w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, first, inputs, FORM)
+    ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
+    ask_ahead(up_ptr, rows, inputs, begin, end, AHEAD, FORM)
     _wait(PDL)
-    gate, up = tl.zeros((N, M), tl.float32), tl.zeros((N, M), tl.float32)
+    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
+    gates, ups = no_sums(N, M, K, FORM), no_sums(N, M, K, FORM)
     for start in range(begin, end, K):
-        at = start + tl.arange(0, K)
-        x, w = _loaded(x_ptr, gate_ptr, m, rows, at, tokens, inputs, end, EVEN)
-        gate = tl.dot(w, x, gate, input_precision="ieee")
-        if EVEN:
-            w = tl.load(up_ptr + rows[:, None] * inputs + at[None, :])
-        else:
-            w = tl.load(up_ptr + rows[:, None] * inputs + at[None, :], mask=(at < end)[None, :], other=0.0)
-        up = tl.dot(w, x, up, input_precision="ieee")
+        x = read_x(x_ptr, top, m, start, tokens, inputs, end, K, EVEN, FORM)
+        gates = add_tile(gates, x, w_ptr, scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
+        ups = add_tile(ups, x, up_ptr, up_scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
+    gate_sums, up_sums = sums_of(gates, FORM), sums_of(ups, FORM)
     n = first + tl.arange(0, N)
     place = m[None, :] * outputs + n[:, None]
     inside = (m < tokens)[None, :] & (n < outputs)[:, None]
     last = True
     if S > 1:
         part = part_ptr + tl.program_id(2) * 2 * tokens * outputs + place
-        tl.store(part, gate, mask=inside)
-        tl.store(part + tokens * outputs, up, mask=inside)
+        write_piece(part, gate_sums, inside, FORM)
+        write_piece(part + tokens * outputs, up_sums, inside, FORM)
         last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
     if last:
         if S > 1:
             part = part_ptr + place
-            gate = _sum(part, 2 * tokens * outputs, inside, S)
-            up = _sum(part + tokens * outputs, 2 * tokens * outputs, inside, S)
+            gate_sums = all_pieces(part, 2 * tokens * outputs, inside, S, FORM)
+            up_sums = all_pieces(part + tokens * outputs, 2 * tokens * outputs, inside, S, FORM)
+        gate = numbers_of(gate_sums, scales_ptr, rows, top, FORM)
+        up = numbers_of(up_sums, up_scales_ptr, rows, top, FORM)
         scale = _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
         gate, up = gate * scale, up * scale
         if BIAS:
             gate += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
             up += tl.load(bias_ptr + outputs + n, mask=n < outputs, other=0.0)[:, None]
-        tl.store(out_ptr + place, (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=inside)
+        out = (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + place, out, mask=inside)
+        if TOPS:
+            tl.store(out_tops_ptr + tile * tokens + m, tl.max(tl.where(inside, bits_of(out), 0), 0), mask=m < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "fed", "parts", "row_stride", "columns", "turns", "turn_scale"])
 def heads(
-    x_ptr, w_ptr, bias_ptr, sums_ptr, q_ptr, keys_ptr, values_ptr, gain_ptr, rope_ptr, position_ptr, place_ptr,
-    part_ptr, count_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, tops_ptr, q_ptr, keys_ptr, values_ptr, gain_ptr, rope_ptr,
+    position_ptr, place_ptr, part_ptr, count_ptr,
     tokens, fed, inputs, piece, parts, eps, row_stride, columns, turns, turn_scale,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
     BIAS: tl.constexpr, QK_NORM: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    PDL: tl.constexpr,
+    FORM: tl.constexpr, PDL: tl.constexpr,
 ):
     """Queries, keys and values of normed tokens, turned; keys and values go to their columns of the cache.
 
@@ -236,20 +221,22 @@ def heads(
     H: tl.constexpr = N // 2
     r = tl.arange(0, N)
     rows = tl.minimum(_feature(tile * H + r % H, r // H, R, PAIRS), D - 1)
-    w_ptr += (head * D).to(tl.int64) * inputs
-    _ahead(w_ptr, rows, inputs, begin, end, AHEAD)
+    w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, head * D, inputs, FORM)
+    ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     _wait(PDL)
-    acc = _dots(x_ptr, w_ptr, m, rows, tokens, inputs, begin, end, N, M, K, EVEN)
+    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
+    sums = _dots(x_ptr, w_ptr, scales_ptr, top, m, rows, tokens, inputs, begin, end, N, M, K, EVEN, FORM)
     last = True
     if S > 1:
         outputs = (HEADS + 2 * KV) * D
         own = m[None, :] * outputs + head * D + rows[:, None]
         paired = (m < tokens)[None, :] & (tile * H + r % H < D // 2)[:, None]
-        tl.store(part_ptr + tl.program_id(2) * tokens * outputs + own, acc, mask=paired)
+        write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, sums, paired, FORM)
         last = _comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
     if last:
         if S > 1:
-            acc = _sum(part_ptr + own, tokens * outputs, paired, S)
+            sums = all_pieces(part_ptr + own, tokens * outputs, paired, S, FORM)
+        acc = numbers_of(sums, scales_ptr, rows, top, FORM)
         acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
         if BIAS:
             acc += tl.load(bias_ptr + head * D + rows)[:, None]
@@ -296,11 +283,11 @@ def _feature(pair, second, R: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["fed", "row_stride", "columns", "pieces"])
 def attend(
-    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
+    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, tops_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
     fed, row_stride, columns, pieces, scaling,
     KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr,
-    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
+    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
 
@@ -320,8 +307,8 @@ def attend(
         if number < count:  # earlier steps wrote all but a few columns
             ahead = tl.minimum(number * PIECE + tl.arange(0, C), seen - 1)[:, None] * D
             lines = base + ahead + tl.minimum(tl.arange(0, W // 64) * 64, D - 1)[None, :]
-            _prefetch(keys_ptr + lines)
-            _prefetch(values_ptr + lines)
+            prefetch(keys_ptr + lines)
+            prefetch(values_ptr + lines)
     _wait(PDL)
     if number < count:
         g, d = tl.arange(0, G), tl.arange(0, W)
@@ -360,20 +347,25 @@ def attend(
                         piece = tl.full((G,), i, tl.int32) + chunk
                         there = (piece < count) & (g < GROUP)
                         each = ((token * KV + kv) * pieces + piece).to(tl.int64) * GROUP + g
-                        part = _read(part_ptr + each[:, None] * D + d[None, :], there[:, None] & wide, 0.0)
-                        top, added = _read(most_ptr + each, there, NEVER), _read(mass_ptr + each, there, 0.0)
+                        part = read_fresh(part_ptr + each[:, None] * D + d[None, :], there[:, None] & wide, 0.0)
+                        top, added = read_fresh(most_ptr + each, there, NEVER), read_fresh(mass_ptr + each, there, 0.0)
                         new = tl.maximum(most, top)
                         old, fresh = tl.exp(most - new), tl.exp(top - new)
                         acc = acc * old[:, None] + part * fresh[:, None]
                         mass, most = mass * old + added * fresh, new
             mass = tl.where(g < GROUP, mass, 1.0)
-            tl.store(out_ptr + q_at, (acc / mass[:, None]).to(out_ptr.dtype.element_ty), mask=grouped & wide)
+            out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + q_at, out, mask=grouped & wide)
+            if TOPS:
+                top = tl.max(tl.max(tl.where(grouped & wide, bits_of(out), 0), 1), 0)
+                tl.store(tops_ptr + kv * tl.num_programs(2) + token, top)
 
 
 @triton.jit
 def enter(
-    x_ptr, added_ptr, added_sums_ptr, added_gain_ptr, gain_ptr, next_ptr, sums_ptr, size, parts, eps, scale_by,
-    ADD: tl.constexpr, P: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, added_ptr, added_sums_ptr, added_gain_ptr, gain_ptr, next_ptr, sums_ptr, tops_ptr,
+    size, parts, eps, scale_by,
+    ADD: tl.constexpr, P: tl.constexpr, E: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """next [T, E] = x · gain and the squares of x [T], which a norm needs. ADD: first x += norm(added) · scale_by."""
     token, tokens = tl.program_id(0), tl.num_programs(0)
@@ -390,6 +382,8 @@ def enter(
         short = x.to(x_ptr.dtype.element_ty)
         tl.store(x_ptr + place, short, mask=inside)
         x = short.to(tl.float32)
-    gained = x * tl.load(gain_ptr + e, mask=inside, other=0.0)
-    tl.store(next_ptr + place, gained.to(next_ptr.dtype.element_ty), mask=inside)
+    gained = (x * tl.load(gain_ptr + e, mask=inside, other=0.0)).to(next_ptr.dtype.element_ty)
+    tl.store(next_ptr + place, gained, mask=inside)
+    if TOPS:
+        tl.store(tops_ptr + token, tl.max(bits_of(gained), 0))
     tl.store(sums_ptr + token, tl.sum(x * x, 0))

@@ -166,7 +166,7 @@ def load(
         gc_pause.resume()  # torch is imported now
         if threads is not None:
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
-        prepare.check_device(runtime, device)
+        prepare.check_device(runtime, device, native=native is not None)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(runtime, device)
             if not reason:

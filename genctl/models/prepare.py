@@ -51,13 +51,13 @@ def check_options(runtime: Runtime) -> None:
     if not runtime.pack:
         raise UsageError(f"{flag} and --no-pack contradict each other: {runtime.quantize} weights are packed ones")
     if runtime.device_map is not None:
-        raise UsageError(f"{flag} and --device-map {runtime.device_map}: only a model that lies whole on the CPU")
+        raise UsageError(f"{flag} and --device-map {runtime.device_map}: only a model that lies on one device")
     if runtime.dtype == "float16":
         raise UsageError(f"{flag} computes in float32 or bfloat16, not in --dtype float16")
 
 
-def check_device(runtime: Runtime, device: torch.device | None) -> None:
-    """Refuse a device that does not support the options. Raises UsageError."""
+def check_device(runtime: Runtime, device: torch.device | None, *, native: bool) -> None:
+    """Refuse a device that does not support the options. `native`: the runtime. Raises UsageError."""
     if runtime.compile and device is not None:
         if device.type not in ("cpu", "cuda"):
             chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
@@ -68,9 +68,14 @@ def check_device(runtime: Runtime, device: torch.device | None) -> None:
                 hint="install g++ or clang++, or name one in the environment variable CXX",
             )
     if runtime.quantize is not None and device is not None and device.type != "cpu":
+        own = runtime.quantize in ("int8", "int4") and device.type == "cuda"
+        if own and native:
+            return
+        classes = " on transformers' classes" if own else ""
         chosen = "" if runtime.device == "auto" else f" (--device {runtime.device})"
         raise UsageError(
-            f"--quantize {runtime.quantize} runs on the CPU, not on {device.type}{chosen}", hint="add --device cpu"
+            f"--quantize {runtime.quantize}{classes} runs on the CPU, not on {device.type}{chosen}",
+            hint="add --device cpu",
         )
 
 

@@ -203,14 +203,14 @@ def load(
     stored = chosen = dtype_of(runtime, checkpoint)
     if device.type == "cuda" and runtime.dtype == "auto":
         chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
-        if plan_.spec.encoder is not None and chosen == "float16":  # see `_check_dtype`
-            chosen = stored
+        if chosen == "float16" and (plan_.spec.encoder is not None or runtime.quantize is not None):
+            chosen = stored  # see `_check_dtype` and `prepare.check_options`
     dtype = getattr(torch, chosen)
     kernels = False
     if device.type == "cuda" and runtime.pack:
-        from genctl.native.kernel_steps import usable
+        from genctl.native.kernel_steps import unusable
 
-        kernels = usable(device, dtype)
+        kernels = not unusable(device, dtype)
     products = Products(runtime.quantize, pack=runtime.pack, kernels=kernels)
     settings = checkpoint.generation.values
     special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
@@ -234,6 +234,8 @@ def load(
         notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms})")
     if runtime.quantize is not None:
         notes[-1] += f"; all weights {size(model.bytes())}, {size(checkpoint.weights.bytes)} as read"
+        if device.type == "cuda" and not kernels:
+            notes.append(f"torch multiplies with {runtime.quantize} weights: {unusable(device, dtype)}")
     if plan_.unused:
         notes.append(f"{len(plan_.unused)} tensors in the weight files are not used: {few(plan_.unused)}")
     return model, notes

@@ -18,17 +18,14 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.linear import Joined, KernelProduct
+from genctl.native.kernel_products import Product
+from genctl.native.kernel_tiles import OUTPUTS, Tile, cut, outputs_of
+from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
 
-TOKENS, OUTPUTS = 16, 64  # of a tile of a product: wider tiles have other bits
 MOST_TOKENS = 64  # of a step: beyond, weights are read too often
-# Chosen by measuring on an H100. Sums are cut where there are too few tiles of outputs for the processors of a GPU.
-PROGRAMS, LEAST_PIECE = 128, 512
-INPUTS, STAGES = 256, 3  # of a tile, at most, and tiles that are loaded at once
-GATED_INPUTS, GATED_STAGES = 128, 5  # with two weights
-AHEAD = 256  # weights of each output that are asked for while the kernel before still runs
+AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
 PIECE, COLUMNS = 128, 128  # of attention, and of its tile
 AT_ONCE = 8  # pieces that are read at once
 SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
@@ -37,11 +34,14 @@ ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
 TRIED = {(9, 0): 227 * 1024}
 
 
-def usable(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernels run on a device, if a decoder has what they compute."""
-    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) in TRIED
+def unusable(device: torch.device, dtype: torch.dtype) -> str:
+    """Why the kernels do not run on a CUDA device, whatever the decoder; "" if they do."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernels compute in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if (major, minor) in TRIED else f"the kernels have not run on compute capability {major}.{minor} yet"
 
 
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
@@ -49,26 +49,16 @@ Columns: TypeAlias = Mapping[int | None, tuple[Tensor, Tensor]]
 
 
 class NotForKernels(Exception):
-    """A part of a decoder that the kernels do not compute."""
-
-
-class Tile(NamedTuple):
-    """How a product is cut: outputs and inputs of a tile, pieces of its sum, and tiles that are loaded at once."""
-
-    outputs: int
-    inputs: int
-    splits: int
-    piece: int  # inputs of a piece
-    stages: int
+    """A part of a decoder that the kernels do not compute; the message names it."""
 
 
 class _Layer(NamedTuple):
     """What the launches of a layer read."""
 
-    qkv: KernelProduct
-    o: KernelProduct
-    up: KernelProduct
-    down: KernelProduct
+    qkv: Product
+    o: Product
+    up: Product
+    down: Product
     act: str
     gains: tuple[Tensor, Tensor]  # before attention and before the MLP, f32 [E]
     after: tuple[Tensor | None, Tensor | None]  # of what each adds
@@ -85,40 +75,40 @@ class KernelStep:
     def __init__(self, decoder: Decoder) -> None:
         """Raises NotForKernels."""
         spec, weights = decoder.spec, decoder.weights
-        for wrong in (
-            spec.norm != "rms", spec.parallel, not spec.gated, spec.experts, spec.encoder, spec.clip_qkv, spec.alibi,
-            spec.relative, spec.sinks, spec.scaling_by_layer, spec.head_scale != 1.0, spec.embed_size, not spec.causal,
-            spec.qkv not in ("split", "joined"), spec.qk_norm not in ("", "head"),
-            *(rotary is not None and rotary.fixed is None for rotary in (decoder.rotary, decoder.local_rotary)),
-        ):  # fmt: skip
+        angles = [rotary for rotary in (decoder.rotary, decoder.local_rotary) if rotary is not None]
+        for part, wrong in {
+            "another norm than RMS": spec.norm != "rms", "sublayers at once": spec.parallel, "experts": spec.experts,
+            "an MLP without gate": not spec.gated, "an encoder": spec.encoder, "clipped queries": spec.clip_qkv,
+            "linear biases": spec.alibi, "relative positions": spec.relative, "attention sinks": spec.sinks,
+            "scaling by layer": spec.scaling_by_layer, "a scaled head": spec.head_scale != 1.0,
+            "embeddings of another width": spec.embed_size, "attention to later tokens": not spec.causal,
+            "another order of queries, keys and values": spec.qkv not in ("split", "joined"),
+            "such norms of queries and keys": spec.qk_norm not in ("", "head"),
+            "angles that depend on the length": any(rotary.fixed is None for rotary in angles),
+        }.items():  # fmt: skip
             if wrong:
-                raise NotForKernels
+                raise NotForKernels(part)
         from genctl.kernels import cuda
 
         self.decoder, self.launches, self.kernels = decoder, 0, cuda
         self.layers = [self._layer(number, layer) for number, layer in enumerate(weights.layers)]
         self.final = _gain(weights.final_norm)
         self.head = _product(decoder.output)
+        self.rounded = self.head.kind != "floats"
         capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
         self.shared = TRIED.get(capability, SHARED)
         self.pdl = capability >= (9, 0)  # programmatic dependent launch: a kernel begins before the one before ends
 
-    def tile(self, tiles: int, width: int, *, outputs: int = OUTPUTS, gated: bool = False) -> Tile:
-        """By the shape of a weight alone, so that its sums have one order for any number of rows."""
-        most, stages = (GATED_INPUTS, GATED_STAGES) if gated else (INPUTS * OUTPUTS // outputs, STAGES)
-        most = 2 * most // self.decoder.dtype.itemsize
-        inputs = next(size for size in (256, 128, 64, 32) if size <= max(32, most) and (not width % size or size == 32))
-        splits = max(1, min(PROGRAMS // tiles, width // LEAST_PIECE))
-        piece = -(-width // (splits * inputs)) * inputs
-        size = ((2 if gated else 1) * outputs + TOKENS) * inputs * self.decoder.dtype.itemsize
-        return Tile(outputs, inputs, -(-width // piece), piece, max(1, min(stages, self.shared // size)))
+    def tile(self, product: Product, tiles: int, outputs: int, *, gated: bool = False) -> Tile:
+        """See `kernel_tiles.cut`."""
+        return cut(product, tiles, outputs, x_bytes=self.decoder.dtype.itemsize, shared=self.shared, gated=gated)
 
     def _layer(self, number: int, w: LayerWeights) -> _Layer:
         spec, decoder = self.decoder.spec, self.decoder
         if type(w.mlp) is not MLP or w.mlp_norm is None or w.attn_sum_norm is not same or w.mlp_sum_norm is not same:
-            raise NotForKernels
+            raise NotForKernels("norms at other places")
         if not isinstance(w.mlp.activation, Activation) or w.mlp.activation.name not in ACTIVATIONS:
-            raise NotForKernels
+            raise NotForKernels("another activation")
         after = tuple(None if norm is same else _gain(norm) for norm in (w.attn_out_norm, w.mlp_out_norm))
         head_gains = None
         if spec.qk_norm:
@@ -177,13 +167,13 @@ def kernel_step(decoder: Decoder) -> tuple[KernelStep | None, str]:
 
     Without a C compiler, or in an environment without Triton's tools, torch's operations compute the steps.
     """
-    if not isinstance(decoder.output, KernelProduct):
+    if not isinstance(decoder.output, Product) or not decoder.output.by_kernels:
         return None, ""
     try:
         step = KernelStep(decoder)
         seconds = step.compile() if decoder.device.type == "cuda" else 0.0
-    except NotForKernels:
-        return None, ""
+    except NotForKernels as part:
+        return None, f"torch's operations compute the steps: the kernels do not compute {part}"
     except Exception as error:  # whatever a compiler, a driver or the file system says
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         return None, f"torch's operations compute the steps: the kernels cannot be compiled ({reason})"
@@ -193,23 +183,27 @@ def kernel_step(decoder: Decoder) -> tuple[KernelStep | None, str]:
 
 def _gain(norm: Any) -> Tensor:
     if type(norm) is not RMSNorm:
-        raise NotForKernels
+        raise NotForKernels("another norm than RMS")
     return norm.weight.float().contiguous()
 
 
-def _product(product: Any) -> KernelProduct:
+def _product(product: Any) -> Product:
     if type(product) is Joined:
         product = product.one
-    if type(product) is not KernelProduct:
-        raise NotForKernels
+    if not isinstance(product, Product):
+        raise NotForKernels("biases of some of queries, keys and values alone")
     return product
 
 
 class _Normed(NamedTuple):
-    """What a norm makes of x: x · gain [T, E], and sums of squares of x f32 [parts, T]."""
+    """What a norm makes of x: x · gain [T, E], sums of squares of x f32 [parts, T], and the largest of x · gain.
+
+    These are int32 [parts, T], the bits of a float. Inputs of products without a norm have only these.
+    """
 
     x: Tensor
     sums: Tensor
+    tops: Tensor
 
 
 class _Launch(NamedTuple):
@@ -247,11 +241,10 @@ class _Pass:
         self.step, self.decoder, self.spec = step, step.decoder, step.decoder.spec
         self.positions = positions
         self.count, self.fed = tokens.numel(), tokens.shape[1]
-        self.tiles = -(-self.count // TOKENS)
         self.launches: list[_Launch] = []
         self.held: dict[tuple[Any, ...], Tensor] = {}
         sizes = [-(-product.size // 16) for product in (step.layers[0].qkv, step.layers[0].up, step.layers[0].down)]
-        counts = max(self.tiles * max(sizes), self.count * self.spec.kv_heads)
+        counts = max(-(-self.count // 8) * max(sizes), self.count * self.spec.kv_heads)  # tiles of 8 tokens at least
         self.counts = torch.zeros(counts, dtype=torch.int32, device=self.decoder.device)
         x = self.decoder.embed(tokens, positions).reshape(self.count, -1).contiguous()
         gains = [gain for layer in step.layers for gain in layer.gains] + [step.final]
@@ -263,7 +256,7 @@ class _Pass:
             inner = self._gated(layer, normed)
             normed = self._add(layer.down, inner, x, gains[2 * number + 2], layer.after[1])
         self.logits = torch.empty(self.count, self.spec.vocab, dtype=torch.float32, device=self.decoder.device)
-        self._product(step.head, normed.x, self.logits, normed=normed)
+        self._product(step.head, normed, self.logits, norm=True)
 
     def _space(self, name: str, *shape: int, wide: bool = False) -> Tensor:
         """A buffer that all layers use in turn."""
@@ -282,18 +275,18 @@ class _Pass:
     def _enter(self, x: Tensor, gain: Tensor, added: _Normed | None = None, after: Tensor | None = None) -> _Normed:
         """The norm of x; first of x + the norm of what is `added`, which is written to x."""
         size = x.shape[1]
-        made = _Normed(self._space("normed", self.count, size), self._space("sums", 1, self.count, wide=True))
-        added_x, sums = made if added is None else added
+        made = self._made("normed", size, 1)
+        added_x, sums, _ = made if added is None else added
         self._launch(
             self.step.kernels.enter, (self.count,), x, added_x, sums, gain if after is None else after, gain, made.x,
-            made.sums, size, len(sums), self.spec.eps, self.spec.residual_scale,
-            ADD=added is not None, P=_power(len(sums)), E=_power(size),
+            made.sums, made.tops, size, len(sums), self.spec.eps, self.spec.residual_scale,
+            ADD=added is not None, P=_power(len(sums)), E=_power(size), TOPS=self.step.rounded,
         )  # fmt: skip
         return made
 
     def _attention(
         self, layer: _Layer, normed: _Normed, keys: Tensor, values: Tensor, place: Tensor, starts: Tensor, window: int
-    ) -> Tensor:
+    ) -> _Normed:
         spec, product, columns = self.spec, layer.qkv, keys.shape[2]
         heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
         q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
@@ -301,90 +294,97 @@ class _Pass:
         pairs = _power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
         pairs = max(pairs, 8)
         each = -(-(size // 2) // pairs)
-        tile = self.step.tile((heads + 2 * kv) * each, product.width, outputs=2 * pairs)
+        tile = self.step.tile(product, (heads + 2 * kv) * each, 2 * pairs)
         part = self._parts(tile, product.size)
         some = normed.sums  # in the place of what is not read
         self._launch(
-            self.step.kernels.heads, (self.tiles, (heads + 2 * kv) * each, tile.splits), normed.x, product.weight,
-            some if product.wide_bias is None else product.wide_bias, normed.sums, q, keys, values,
+            self.step.kernels.heads, (self._tiles(tile), (heads + 2 * kv) * each, tile.splits), normed.x,
+            product.weight, *_beside(product, some), normed.sums, normed.tops, q, keys, values,
             some if layer.head_gains is None else layer.head_gains, some if layer.rope is None else layer.rope,
             self.positions, place, part, self.counts, self.count, self.fed, product.width, tile.piece,
             len(normed.sums), spec.eps, row_stride, columns, int(layer.rope is not None), layer.turn_scale,
             HEADS=heads, KV=kv, D=size, R=2 if rope is None else rope.size, PAIRS=rope is not None and rope.interleaved,
             TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
         )  # fmt: skip
-        mixed, group, pieces = self._space("mixed", self.count, heads * size), heads // kv, -(-columns // PIECE)
+        mixed, group, pieces = self._made("mixed", heads * size, kv), heads // kv, -(-columns // PIECE)
         parts = self._space("attention parts", self.count, kv, pieces, group, size, wide=True)
         most, mass = (self._space(name, self.count, kv, pieces, group, wide=True) for name in ("most", "mass"))
         self._launch(
-            self.step.kernels.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed, parts,
-            most, mass, self.counts, self.fed, row_stride, columns, pieces, spec.scaling,
+            self.step.kernels.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed.x, mixed.tops,
+            parts, most, mass, self.counts, self.fed, row_stride, columns, pieces, spec.scaling,
             KV=kv, GROUP=group, G=max(16, _power(group)), D=size, W=max(16, _power(size)), PIECE=PIECE,
             WINDOW=window, CAP=spec.softcap or 0.0,
-            C=COLUMNS if size <= 128 else COLUMNS // 2, AT_ONCE=AT_ONCE,
+            C=COLUMNS if size <= 128 else COLUMNS // 2, AT_ONCE=AT_ONCE, TOPS=self.step.rounded,
         )  # fmt: skip
         return mixed
 
-    def _add(self, product: KernelProduct, y: Tensor, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
+    def _add(self, product: Product, y: _Normed, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
         """x += product(y), or the norm of it; returns the norm of x."""
-        tiles = -(-product.size // OUTPUTS)
-        made = _Normed(
-            self._space("normed", self.count, product.size), self._space("tile sums", tiles, self.count, wide=True)
-        )
+        made = self._made("normed", product.size, -(-product.size // outputs_of(product)), "of tiles")
         if after is None:
             self._product(product, y, x, rest=x, made=made, gain=gain)
             return made
         added = self._space("added", self.count, product.size)
         self._product(product, y, added, made=made, gain=gain)
-        return self._enter(x, gain, _Normed(added, made.sums), after)
+        return self._enter(x, gain, _Normed(added, made.sums, made.tops), after)
+
+    def _made(self, name: str, size: int, parts: int, where: str = "") -> _Normed:
+        sums, tops = (self._space(f"{what} {name} {where}", parts, self.count, wide=True) for what in ("sums", "tops"))
+        return _Normed(self._space(name, self.count, size), sums, tops.view(torch.int32))
 
     def _product(
         self,
-        product: KernelProduct,
-        y: Tensor,
+        product: Product,
+        y: _Normed,
         out: Tensor,
         *,
-        normed: _Normed | None = None,
+        norm: bool = False,
         rest: Tensor | None = None,
         made: _Normed | None = None,
         gain: Tensor | None = None,
     ) -> None:
-        tiles = -(-product.size // OUTPUTS)
-        tile = self.step.tile(tiles, product.width)
+        tiles = -(-product.size // outputs_of(product))
+        tile = self.step.tile(product, tiles, outputs_of(product))
         self._launch(
-            self.step.kernels.product, (self.tiles, tiles, tile.splits), y, product.weight,
-            out if product.wide_bias is None else product.wide_bias, out if rest is None else rest,
-            out if gain is None else gain, out if normed is None else normed.sums, out, *(made or (out, out)),
-            self._parts(tile, product.size), self.counts, self.count, product.size, product.width, tile.piece,
-            1 if normed is None else len(normed.sums), self.spec.eps, 1.0 if rest is None else self.spec.residual_scale,
-            NORM=normed is not None, REST=rest is not None, NEXT=made is not None, **self._flags(tile, product, normed),
+            self.step.kernels.product, (self._tiles(tile), tiles, tile.splits), y.x, product.weight,
+            *_beside(product, out), out if rest is None else rest, out if gain is None else gain, y.sums, y.tops, out,
+            *(made or (out, y.sums, y.tops)), self._parts(tile, product.size), self.counts,
+            self.count, product.size, product.width, tile.piece, len(y.tops), self.spec.eps,
+            1.0 if rest is None else self.spec.residual_scale,
+            NORM=norm, REST=rest is not None, NEXT=made is not None, TOPS=self.step.rounded,
+            **self._flags(tile, product, y),
         )  # fmt: skip
 
-    def _gated(self, layer: _Layer, normed: _Normed) -> Tensor:
+    def _gated(self, layer: _Layer, normed: _Normed) -> _Normed:
         product, size = layer.up, layer.up.size // 2
         tiles = -(-size // OUTPUTS)
-        tile, out = (
-            self.step.tile(tiles, product.width, gated=True),
-            self._space("inner", self.count, size),
-        )
+        tile, out = self.step.tile(product, tiles, OUTPUTS, gated=True), self._made("inner", size, tiles)
         self._launch(
-            self.step.kernels.gated, (self.tiles, tiles, tile.splits), normed.x, product.weight,
-            out if product.wide_bias is None else product.wide_bias, normed.sums, out, self._parts(tile, product.size),
+            self.step.kernels.gated, (self._tiles(tile), tiles, tile.splits), normed.x, product.weight,
+            *_beside(product, out.x), normed.sums, normed.tops, out.x, out.tops, self._parts(tile, product.size),
             self.counts, self.count, size, product.width, tile.piece, len(normed.sums), self.spec.eps,
-            ACT=layer.act, **self._flags(tile, product, normed),
+            ACT=layer.act, TOPS=self.step.rounded, **self._flags(tile, product, normed),
         )  # fmt: skip
         return out
+
+    def _tiles(self, tile: Tile) -> int:
+        return -(-self.count // tile.tokens)
 
     def _parts(self, tile: Tile, size: int) -> Tensor:
         return self.counts if tile.splits == 1 else self._space("parts", tile.splits, self.count, size, wide=True)
 
-    def _flags(self, tile: Tile, product: KernelProduct, normed: _Normed | None) -> dict[str, Any]:
+    def _flags(self, tile: Tile, product: Product, x: _Normed) -> dict[str, Any]:
         return {
-            "BIAS": product.wide_bias is not None, "P": 1 if normed is None else _power(len(normed.sums)),
-            "S": tile.splits, "N": tile.outputs, "M": TOKENS, "K": tile.inputs,
+            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": _power(len(x.tops)),
+            "S": tile.splits, "N": tile.outputs, "M": tile.tokens, "K": tile.inputs,
             "EVEN": product.width % tile.inputs == 0,
             "AHEAD": AHEAD if self.step.pdl else 0, "stages": tile.stages,
         }  # fmt: skip
+
+
+def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and bias of a product, and `some` tensor in the place of what is not read."""
+    return tuple(some if part is None else part for part in (product.scales, product.wide_bias))  # type: ignore[return-value]
 
 
 def _power(size: int) -> int:

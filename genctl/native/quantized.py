@@ -21,14 +21,15 @@ from genctl.native import pages
 GROUP = 32  # numbers of a row that share a scale in 4 bits
 EXACT = 1024  # products of two 8-bit codes whose sum float32 holds: 1,024 · 127² < 2²⁴
 AT_ONCE = 1 << 20  # numbers quantised at a time: they stay in the processor's cache
-UNPACKED = 1 << 18  # numbers that are float32 at a time, where nothing multiplies with codes
+UNPACKED = {"cpu": 1 << 18, "cuda": 1 << 24}  # numbers that are float32 at a time, where nothing multiplies with codes
 ROUNDS = 2  # least-squares rounds for each group of 4-bit numbers
 
 
 def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     """weight [O, I] -> codes int8 [O, I] from -127 to 127, scales f32 [O]: weight ≈ codes · scale."""
     size, width = weight.shape
-    codes, scales = torch.empty(size, width, dtype=torch.int8), torch.empty(size)
+    codes = torch.empty(size, width, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(size, device=weight.device)
     step, mapped = max(1, AT_ONCE // width), pages.mapped_files()
     for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
         rows = weight[begin : begin + step].float()
@@ -49,26 +50,36 @@ class Int8Plain:
     form = "plain, int8"
     is_compiled = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.codes, self.scales = int8_codes(weight)
-        self.bias, self.most = bias, torch.tensor(127.0)
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, device: torch.device | None = None) -> None:
+        """weight [O, I] is rounded where it lies, and then moved to `device`."""
+        codes, scales = int8_codes(weight)
+        scales /= 127  # of x
+        self.codes, self.scales = codes.to(device), scales.to(device)
+        self.bias, self.most = bias, torch.tensor(127.0, device=device)  # a tensor: / 127 rounds twice on a GPU
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
         flat = x.reshape(-1, x.shape[-1]).float()
         largest = torch.linalg.vector_norm(flat, torch.inf, -1, keepdim=True)
         rows = (flat * (self.most / largest)).round_().nan_to_num_(0.0, 0.0, 0.0)  # where all are 0, so is the product
-        y, step = rows.new_empty(len(rows), len(self.codes)), max(1, UNPACKED // rows.shape[1])
+        y, step = rows.new_empty(len(rows), len(self.codes)), outputs_at_once(rows)
         for begin in range(0, len(self.codes), step):
             part = slice(begin, begin + step)
-            y[:, part] = _integer_sums(rows, self.codes[part]) * (self.scales[part] / 127)
-        y = y.mul_(largest) if self.bias is None else torch.addcmul(self.bias, y, largest)
+            y[:, part] = _integer_sums(rows, self.codes[part]) * self.scales[part]
+        y.mul_(largest)
+        if self.bias is not None:
+            y += self.bias
         return y.to(x.dtype).view(*x.shape[:-1], -1) if y.numel() else x.new_empty(*x.shape[:-1], len(self.codes))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes, scales and bias."""
         held = (self.codes, self.scales)
         return held if self.bias is None else (*held, self.bias)
+
+
+def outputs_at_once(rows: Tensor) -> int:
+    """Outputs whose weights are unpacked at a time, for rows [N, I]."""
+    return max(1, UNPACKED[rows.device.type] // rows.shape[1])
 
 
 def _integer_sums(rows: Tensor, codes: Tensor) -> Tensor:
@@ -85,8 +96,8 @@ def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     range are improved in turn, each by least squares for the other; the best pair of all turns is kept.
     """
     size, width = weight.shape
-    codes = torch.empty(size, width, dtype=torch.int8)
-    scales = torch.empty(width // GROUP, size, 2, dtype=torch.bfloat16)
+    codes = torch.empty(size, width, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(width // GROUP, size, 2, dtype=torch.bfloat16, device=weight.device)
     step = max(1, AT_ONCE // width)
     for begin in range(0, size, step):
         part = slice(begin, begin + step)
@@ -140,9 +151,12 @@ class Unpacked:
     form: str
     is_compiled = False
 
-    def __init__(self, shape: Sequence[int], bias: Tensor | None, *, coded: bool) -> None:
+    def __init__(
+        self, shape: Sequence[int], bias: Tensor | None, device: torch.device | None = None, *, coded: bool
+    ) -> None:
         """shape [O, I]."""
         (self.size, self.width), self.bias, self.coded = shape, bias, coded
+        self.most = torch.tensor(127.0, device=device)  # see `Int8Plain`
 
     def numbers(self, part: slice) -> Tensor:
         """The weights of some outputs: float32 [o, I]."""
@@ -154,9 +168,9 @@ class Unpacked:
         if self.coded:
             groups = rows.view(len(rows), -1, GROUP)
             largest = torch.linalg.vector_norm(groups, torch.inf, -1, keepdim=True)
-            codes = (groups * (127 / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
-            rows = (codes * (largest / 127)).flatten(1)
-        y, step = rows.new_empty(len(rows), self.size), max(1, UNPACKED // self.width)
+            codes = (groups * (self.most / largest)).round().nan_to_num(0.0, 0.0, 0.0)  # where all are 0
+            rows = (codes * (largest / self.most)).flatten(1)
+        y, step = rows.new_empty(len(rows), self.size), outputs_at_once(rows)
         for begin in range(0, self.size, step):
             part = slice(begin, begin + step)
             y[:, part] = torch.nn.functional.linear(rows, self.numbers(part))
@@ -165,6 +179,12 @@ class Unpacked:
         return y.to(x.dtype).view(*x.shape[:-1], self.size)
 
 
-def int4_bytes(size: int, width: int) -> int:
-    """Bytes of a weight [O, I] in 4 bits: 16 outputs side by side; of 32 numbers 16 bytes, and a scale and a zero."""
-    return -(-size // 16) * 16 * (width // GROUP) * (GROUP // 2 + 4)
+def int4_bytes(size: int, width: int, device: str) -> int:
+    """Bytes of a weight [O, I] in 4 bits: of 32 numbers 16 bytes, and a scale and a zero.
+
+    On the CPU 16 outputs lie side by side, on a GPU the codes of two groups.
+    """
+    groups = width // GROUP
+    if device == "cpu":
+        return -(-size // 16) * 16 * groups * (GROUP // 2 + 4)
+    return size * (-(-groups // 2) * GROUP + 4 * groups)

@@ -314,12 +314,21 @@ def test_int8_contradictions_name_both_sides(options: dict[str, Any], said: str)
         load(Runtime(quantize="int8", **options))
 
 
-def test_int8_is_refused_on_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("device", "runtime", "said"),
+    [
+        ("cuda", "transformers", "--quantize int8 on transformers' classes runs on the CPU, not on cuda"),
+        ("mps", "native", "--quantize int8 runs on the CPU, not on mps"),
+    ],
+)
+def test_int8_is_refused_on_other_devices(
+    device: str, runtime: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from genctl.models import hub
 
-    monkeypatch.setattr(hub, "device_of", lambda name: torch.device("cuda"))
-    with pytest.raises(UsageError, match="--quantize int8 runs on the CPU, not on cuda") as caught:
-        load(Runtime(quantize="int8"))
+    monkeypatch.setattr(hub, "device_of", lambda name: torch.device(device))
+    with pytest.raises(UsageError, match=said) as caught:
+        load(Runtime(quantize="int8", runtime=runtime))
     assert caught.value.hint == "add --device cpu"
 
 

@@ -24,7 +24,7 @@ from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane, RowsOfLane
 from genctl.native import kernel_steps
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_steps import KernelStep, kernel_step, usable
+from genctl.native.kernel_steps import KernelStep, kernel_step, unusable
 from genctl.native.linear import Products
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies import counter
@@ -64,16 +64,18 @@ NAMES = (
 )
 
 
-def graphed(name: str, *, kernels: bool = True, dtype: torch.dtype = torch.float32) -> NativeRuntime:
+def graphed(
+    name: str, *, kernels: bool = True, dtype: torch.dtype = torch.float32, quantize: str | None = None
+) -> NativeRuntime:
     """A tiny model whose steps have one shape: by the kernels, or by torch."""
-    products = Products(pack=False, kernels=kernels)
+    products = Products(quantize, pack=False, kernels=kernels)
     made = runtimes.native(model(name), products=products, dtype=dtype, device=torch.device(DEVICE))
     return NativeRuntime(made.model, graphs=True)
 
 
 @cache
-def decoder_of(name: str) -> tuple[Decoder, KernelStep]:
-    runtime = graphed(name)
+def decoder_of(name: str, quantize: str | None = None) -> tuple[Decoder, KernelStep]:
+    runtime = graphed(name, quantize=quantize)
     assert runtime.graphs is not None
     assert runtime.graphs.kernels is not None
     return runtime.decoder, runtime.graphs.kernels
@@ -94,12 +96,14 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     nothing = torch.full((4 * splits + 2, tokens, outputs), torch.nan, device=DEVICE)
     counts = torch.zeros(4 * tiles, dtype=torch.int32, device=DEVICE)
     sums = x.float().square().view(tokens, 2, -1).sum(-1).t().contiguous()
+    tops = torch.full((2, tokens), -1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 2, "N": 32, "M": 16, "K": 32, "EVEN": False, "AHEAD": 0, "PDL": False, "S": splits, "BIAS": True}
+    shape |= {"FORM": "floats", "TOPS": True}
     sizes = tokens, outputs, inputs, piece, 2, 1e-6
 
     out, following, squares = nothing[0].to(dtype), nothing[1].to(dtype), nothing[2, :, :2].t().contiguous()
     cuda.product[(tiles, 2, splits)](
-        *(x, weight, bias, rest, gain, sums, out, following, squares, nothing[3:], counts),
+        *(x, weight, x, bias, rest, gain, sums, counts, out, following, squares, tops, nothing[3:], counts),
         *sizes,
         0.5,
         NORM=True,
@@ -113,10 +117,14 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     close(out, wanted, dtype)
     close(following, out.float() * gain, dtype)
     close(squares.sum(0), out.float().square().sum(-1), dtype)
+    assert torch.equal(tops.view(torch.float32).amax(0), following.float().abs().amax(-1))
 
     out = nothing[0].to(dtype)
-    cuda.gated[(tiles, 2, splits)](x, weight, bias, sums, out, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape)
+    cuda.gated[(tiles, 2, splits)](
+        x, weight, x, bias, sums, counts, out, tops, nothing[3:], counts, *sizes, ACT="gelu_tanh", **shape
+    )
     close(out, torch.nn.functional.gelu(both[:, :outputs], approximate="tanh") * both[:, outputs:], dtype)
+    assert torch.equal(tops.view(torch.float32).amax(0), out.float().abs().amax(-1))
     assert not counts.any()
 
 
@@ -134,7 +142,10 @@ def test_every_activation_is_torchs(act: str) -> None:
     out, squares = torch.empty_like(x), torch.zeros(1, 1, device=DEVICE)  # with an eps of 1: no norm
     counts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 1, "N": 16, "M": 16, "K": 16, "EVEN": True, "AHEAD": 0, "PDL": False, "S": 1, "BIAS": False}
-    cuda.gated[(1, 1, 1)](x, weight, x, squares, out, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape)
+    shape |= {"FORM": "floats", "TOPS": False}
+    cuda.gated[(1, 1, 1)](
+        x, weight, x, x, squares, counts, out, counts, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape
+    )
     known = {activation.name: activation.plain for activation in ACTIVATIONS.values()}
     torch.testing.assert_close(out, known[act](x) * x, rtol=1e-5, atol=1e-6)
 
@@ -172,10 +183,15 @@ def random_cache(decoder: Decoder, rows: int, columns: int) -> list[tuple[Tensor
 
 
 def stepped(
-    name: str, tokens: Sequence[Sequence[int]], length: int, buffers: list[tuple[Tensor, Tensor]], pads: Sequence[int]
+    name: str,
+    tokens: Sequence[Sequence[int]],
+    length: int,
+    buffers: list[tuple[Tensor, Tensor]],
+    pads: Sequence[int],
+    quantize: str | None = None,
 ) -> Tensor:
     """Logits [N, F, V] after `length` columns; a row has `pads` of them before its text."""
-    decoder, kernels = decoder_of(name)
+    decoder, kernels = decoder_of(name, quantize)
     feed = torch.tensor(tokens, device=DEVICE)
     starts = torch.tensor(pads, dtype=torch.int32, device=DEVICE)
     columns = torch.arange(length, length + feed.shape[1], device=DEVICE)
@@ -184,10 +200,13 @@ def stepped(
     return kernels(feed, positions, places, buffers)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
-def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [("llama", None), ("qwen3", None), ("mistral", None), ("qwen3", "int8"), ("mistral", "int4")],
+)
+def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str, quantize: str | None) -> None:
     """17 rows are two tiles; 140 columns are two pieces of attention, which begin where a row's text does."""
-    decoder, _ = decoder_of(name)
+    decoder, _ = decoder_of(name, quantize)
     rows, length = 17, 140
     tokens = [[(7 * row + 3) % 300] for row in range(rows)]
     pads = [0] * rows
@@ -195,25 +214,28 @@ def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str
     together = random_cache(decoder, rows, 192)
     for part in (part for pair in together for part in pair):
         part[-1] = part[-1].roll(9, 1)  # the row's text begins later
-    many = stepped(name, tokens, length, together, pads)
+    many = stepped(name, tokens, length, together, pads, quantize)
     for row in (0, 5):
         alone = random_cache(decoder, 1, 192)
-        assert torch.equal(stepped(name, [tokens[row]], length, alone, [0])[0], many[row])
+        assert torch.equal(stepped(name, [tokens[row]], length, alone, [0], quantize)[0], many[row])
         for one, all_ in zip(alone, together, strict=True):
             assert torch.equal(one[0][0], all_[0][row])
             assert torch.equal(one[1][0], all_[1][row])
     alone = random_cache(decoder, 1, 192)
-    assert torch.equal(stepped(name, [tokens[-1]], length - 9, alone, [0])[0], many[-1])
+    assert torch.equal(stepped(name, [tokens[-1]], length - 9, alone, [0], quantize)[0], many[-1])
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_several_tokens_at_once_have_the_bits_of_one_after_another(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "quantize"), [("llama", None), ("gemma2", None), ("gemma2", "int8"), ("llama", "int4")]
+)
+def test_several_tokens_at_once_have_the_bits_of_one_after_another(name: str, quantize: str | None) -> None:
     """The first of them fills a piece of attention, the next one begins another."""
-    decoder, _ = decoder_of(name)
+    decoder, _ = decoder_of(name, quantize)
     tokens, length = [[5, 6, 7], [8, 9, 10]], kernel_steps.PIECE - 1
     at_once, in_turn = random_cache(decoder, 2, 192), random_cache(decoder, 2, 192)
-    wanted = [stepped(name, [row[at : at + 1] for row in tokens], length + at, in_turn, [0, 0]) for at in range(3)]
-    assert torch.equal(stepped(name, tokens, length, at_once, [0, 0]), torch.cat(wanted, 1))
+    turns = [[row[at : at + 1] for row in tokens] for at in range(3)]
+    wanted = [stepped(name, turn, length + at, in_turn, [0, 0], quantize) for at, turn in enumerate(turns)]
+    assert torch.equal(stepped(name, tokens, length, at_once, [0, 0], quantize), torch.cat(wanted, 1))
     for one, other in zip(at_once, in_turn, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
@@ -277,13 +299,24 @@ def test_padding_of_an_earlier_step_is_forgotten() -> None:
     close(found[1], found[0], torch.float32)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "olmo2", "mixtral", "llama, dynamic rope", "stablelm, parallel"])
-def test_other_decoders_are_left_to_torch(name: str) -> None:
-    assert kernel_step(graphed(name).decoder) == (None, "")
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("gpt2", "another norm than RMS"),
+        ("olmo2", "such norms of queries and keys"),
+        ("mixtral", "experts"),
+        ("llama, dynamic rope", "angles that depend on the length"),
+        ("stablelm, parallel", "another norm than RMS"),
+    ],
+)
+def test_other_decoders_are_left_to_torch_and_it_is_said(name: str, part: str) -> None:
+    said = f"torch's operations compute the steps: the kernels do not compute {part}"
+    for quantize in (None, "int8"):
+        assert kernel_step(graphed(name, quantize=quantize).decoder) == (None, said)
 
 
 def test_products_of_torch_are_left_to_torch() -> None:
-    """`--no-pack`, a quantised model, a card on which nothing was tried."""
+    """`--no-pack`, a card on which nothing was tried."""
     assert kernel_step(graphed("llama", kernels=False).decoder) == (None, "")
 
 
@@ -326,11 +359,10 @@ def test_only_cards_that_were_tried_are_used(monkeypatch: pytest.MonkeyPatch) ->
     card = torch.device("cuda")
     found = SimpleNamespace(capability=(9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found.capability)
-    assert usable(card, torch.bfloat16)
-    assert not usable(card, torch.float32)
-    assert not usable(torch.device("cpu"), torch.bfloat16)
+    assert unusable(card, torch.bfloat16) == ""
+    assert unusable(card, torch.float32) == "the kernels compute in bfloat16 and float16, not in float32"
     found.capability = (12, 0)
-    assert not usable(card, torch.bfloat16)
+    assert unusable(card, torch.bfloat16) == "the kernels have not run on compute capability 12.0 yet"
 
 
 COMPILE = """
@@ -344,13 +376,15 @@ from tests import runtimes
 from tests.native.variations import model
 
 KINDS = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.int32: "*i32"}
+KINDS |= {torch.int8: "*i8", torch.uint8: "*u8"}
 
 def kind(arg):
     return KINDS[arg.dtype] if isinstance(arg, torch.Tensor) else "fp32" if isinstance(arg, float) else "i32"
 
-products = Products(pack=False, kernels=True)
 chip = int(sys.argv[1])
 for name in sys.argv[2:]:
+    name, _, quantize = name.partition(":")
+    products = Products(quantize or None, pack=False, kernels=True)
     decoder = runtimes.native(model(name), products=products, dtype=torch.bfloat16).decoder
     step = kernel_steps.KernelStep(decoder)
     step.pdl = chip >= 90
@@ -370,7 +404,7 @@ for name in sys.argv[2:]:
         source = ASTSource(fn=launch.kernel, signature=signature, constexprs=options, attrs=even)
         binary = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=build)
         assert binary.asm["cubin"] and binary.metadata.shared <= kernel_steps.SHARED, binary.metadata
-        print(chip, name, launch.kernel.__name__)
+        print(chip, name, quantize, launch.kernel.__name__)
 
 from genctl.kernels.cuda_draw import draw
 kinds = dict(zip(draw.arg_names, ("*fp32", "*i64", "*fp64", "*i64", "i32", "constexpr")))
@@ -384,7 +418,8 @@ print(chip, "any", "draw")
 def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
     """A process of its own: the interpreter takes the place of the compiler where it is on."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, str(chip), "glm4", *(["qwen3", "gemma2"] if chip == 90 else [])]
+    names = ["glm4", "llama:int8", "qwen2:int4", *(["qwen3", "gemma2"] if chip == 90 else [])]
+    command = [sys.executable, "-c", COMPILE, str(chip), *names]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert {line.split()[-1] for line in ran.stdout.splitlines()} == {

@@ -110,7 +110,9 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
             "config.json has a quantization_config, which a plan does not apply: weights count as "
             f"{str(dtype).removeprefix('torch.')}, more than they will take"
         )
-    native = runtime_choice.spec_of_run(runtime, checkpoint, torch.device(device), trust_remote_code=trust_remote_code)
+    at = torch.device(device)
+    native = runtime_choice.spec_of_run(runtime, checkpoint, at, trust_remote_code=trust_remote_code)
+    prepare.check_device(runtime, at if runtime.device_map is None else None, native=native is not None)
     return Skeleton(runtime.model, model, device, checkpoint.generation, notes, native)
 
 
@@ -174,7 +176,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     if skeleton.native is not None and skeleton.native.weight_plus_one:  # float32, see `native.norms.RMSNorm`
         named = model.named_parameters()
         held |= {id(tensor): 4 * tensor.numel() for name, tensor in named if name.endswith("norm.weight")}
-    if runtime.quantize is None or torch.device(skeleton.device).type != "cpu":
+    if runtime.quantize is None:
         return int(sum(held.values()))
     users: dict[int, int] = {}
     packed: list[nn.Module] = []
@@ -189,7 +191,7 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
     head = model.get_output_embeddings()
     extra = 0
     if skeleton.native is not None and skeleton.native.experts is not None:
-        extra, experts = _experts_bytes(model, skeleton.native.hidden, skeleton.native.experts.inner, runtime.quantize)
+        extra, experts = _experts_bytes(skeleton, model, skeleton.native.experts.inner, runtime.quantize)
         users |= dict.fromkeys(experts, 0)
     for module in packed:
         weight: Any = module.weight
@@ -197,20 +199,21 @@ def weights_bytes(skeleton: Skeleton, runtime: Runtime) -> int:
         inputs = getattr(module, "in_features", None) or weight.shape[0]
         outputs = weight.numel() // inputs
         if native and runtime.quantize == "int4" and module is not head and inputs % GROUP == 0:
-            extra += int4_bytes(outputs, inputs)
+            extra += int4_bytes(outputs, inputs, torch.device(skeleton.device).type)
         else:
             extra += weight.numel() + 4 * outputs  # int8 numbers, a float32 scale for each output
     return int(sum(size for key, size in held.items() if users.get(key, 1)) + extra)
 
 
-def _experts_bytes(model: nn.Module, hidden: int, inner: int, quantize: str) -> tuple[int, set[int]]:
+def _experts_bytes(skeleton: Skeleton, model: nn.Module, inner: int, quantize: str) -> tuple[int, set[int]]:
     """What the matrices of all experts take with `--quantize`; and the `id` of the tensors that hold them."""
-    size, replaced = 0, set()
+    size, replaced, device = 0, set(), torch.device(skeleton.device).type
+    assert skeleton.native is not None
     for name, tensor in model.named_parameters():
         if ".experts." in name and tensor.ndim == 3:
-            inputs = inner if "down" in name.rpartition(".")[2] else hidden
+            inputs = inner if "down" in name.rpartition(".")[2] else skeleton.native.hidden
             outputs = tensor.numel() // inputs
-            rounded = int4_bytes(outputs, inputs) if quantize == "int4" and inputs % GROUP == 0 else None
+            rounded = int4_bytes(outputs, inputs, device) if quantize == "int4" and inputs % GROUP == 0 else None
             size += tensor.numel() + 4 * outputs if rounded is None else rounded
             replaced.add(id(tensor))
     return size, replaced
@@ -273,7 +276,6 @@ def _device(runtime: Runtime) -> str:
         device = hub.device_of("auto") if runtime.device == "auto" else torch.device(runtime.device)
     except RuntimeError as error:
         raise UsageError(f"--device {runtime.device!r} is no device that torch knows") from error
-    prepare.check_device(runtime, device if runtime.device_map is None else None)
     return str(device)
 
 

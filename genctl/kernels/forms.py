@@ -1,0 +1,210 @@
+"""The forms of a weight in the Triton kernels: how a tile is read and multiplied (`FORM`), the rest being the same.
+
+"floats": bfloat16 or float16 numbers. "int8": codes [O, I], a scale for each output; x is rounded to codes by the
+largest number of a token. "int4": codes of 4 bits (`Int4Product`), a scale and a zero for each group of 32 inputs; x is
+rounded to codes by the largest number of a token's group. The rounding is that of the library on the CPU (codes.c,
+blocks.c), sums of codes are exact integers, and what is packed is unpacked in registers.
+
+M tokens and N outputs of a tile, K inputs read at a time, V = K / 64 pairs of groups.
+"""
+
+import os
+
+import triton
+import triton.language as tl
+
+# fmt: off
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # which has no assembly
+SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2²³: a number that is added to it loses its fraction, rounded to even
+INFINITE = tl.constexpr(0x7F800000)  # as bits; greater ones are NaN
+
+
+@triton.jit
+def prefetch(pointers):
+    """Ask for lines of 128 bytes."""
+    asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _pitch(inputs, FORM: tl.constexpr):
+    """Elements from one output of a weight to the next."""
+    return (inputs + 63) // 64 * 32 if FORM == "int4" else inputs
+
+
+@triton.jit
+def output_of(w_ptr, scales_ptr, first, inputs, FORM: tl.constexpr):
+    """Where an output's weights begin, and its scales."""
+    first = first.to(tl.int64)
+    return w_ptr + first * _pitch(inputs, FORM), scales_ptr + first * (inputs // 32 if FORM == "int4" else 1)
+
+
+@triton.jit
+def ask_ahead(w_ptr, n, inputs, begin, end, AHEAD: tl.constexpr, FORM: tl.constexpr):
+    """Ask for the first AHEAD bytes of each output, which no kernel before writes."""
+    if AHEAD > 0:
+        size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        packed: tl.constexpr = 2 if FORM == "int4" else 1
+        at = begin // packed + tl.arange(0, AHEAD // 128) * (128 // size)
+        prefetch(w_ptr + n[:, None] * _pitch(inputs, FORM) + tl.minimum(at, end // packed - 1)[None, :])
+
+
+@triton.jit
+def bits_of(x):
+    """|x| as whole numbers, in the order of the numbers; NaN is the greatest."""
+    return x.to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def largest_of(tops_ptr, parts, tokens, m, P: tl.constexpr):
+    """The largest number of each token, as bits [M], from those of `parts` parts."""
+    p = tl.arange(0, P)
+    inside = (p < parts)[:, None] & (m < tokens)[None, :]
+    return tl.max(tl.load(tops_ptr + p[:, None] * tokens + m[None, :], mask=inside, other=0), 0)
+
+
+@triton.jit
+def _number(top):
+    """The number of such bits; NaN where it is not finite, so that what it scales is."""
+    return tl.where(top >= INFINITE, float("nan"), top.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _codes(x, top):
+    """x f32 as codes of 8 bits from -127 to 127, where `top` are the bits of the largest number."""
+    largest = tl.where(top == 0, 1.0, top.to(tl.float32, bitcast=True))
+    inverse = tl.div_rn(tl.full(top.shape, 127.0, tl.float32), largest)
+    inverse = tl.where(inverse > 3e38, 0.0, inverse)  # too small to be scaled up
+    x, inverse = tl.broadcast(x, inverse)
+    scaled = tl.math.fma(x, inverse, tl.zeros(x.shape, tl.float32))  # rounded before it is shifted
+    return (scaled + SHIFT - SHIFT).to(tl.int8)
+
+
+@triton.jit
+def _group(x_ptr, m, start, tokens, inputs, end, V: tl.constexpr, EVEN: tl.constexpr):
+    """V groups that are 64 inputs apart: codes [V, 32, M], their sums [V, M], scales, and sums · scales."""
+    at = start + (tl.arange(0, V) * 64)[:, None] + tl.arange(0, 32)[None, :]
+    here = (m < tokens)[None, None, :]
+    if not EVEN:
+        here = here & (at < end)[:, :, None]
+    x = tl.load(x_ptr + m[None, None, :] * inputs + at[:, :, None], mask=here, other=0.0).to(tl.float32)
+    top = tl.max(bits_of(x), 1)
+    codes = _codes(x, top[:, None, :])
+    scale = tl.div_rn(_number(top), tl.full(top.shape, 127.0, tl.float32))
+    total = tl.sum(codes.to(tl.int32), 1)
+    return codes, total, scale, total.to(tl.float32) * scale
+
+
+@triton.jit
+def read_x(
+    x_ptr, top, m, start, tokens, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
+):
+    """x for `add_tile`."""
+    if FORM == "int4":
+        even = _group(x_ptr, m, start, tokens, inputs, end, K // 64, EVEN)
+        x = even, _group(x_ptr, m, start + 32, tokens, inputs, end, K // 64, EVEN)
+    else:
+        at = start + tl.arange(0, K)
+        here = (m < tokens)[None, :]
+        if not EVEN:
+            here = here & (at < end)[:, None]
+        numbers = tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=here, other=0.0)  # [K, M]
+        x = _codes(numbers.to(tl.float32), top[None, :]) if FORM == "int8" else numbers
+    return x
+
+
+@triton.jit
+def no_sums(N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, FORM: tl.constexpr):
+    """The sum of nothing: f32 or int32 [N, M]; in 4 bits f32 [V, N, M], which are added up in the end."""
+    if FORM == "int4":
+        acc = tl.zeros((K // 64, N, M), tl.float32)
+    else:
+        acc = tl.zeros((N, M), tl.int32 if FORM == "int8" else tl.float32)
+    return acc
+
+
+@triton.jit
+def _halves(both):
+    """The lower and the upper half of bytes uint8, four at a time."""
+    if INTERPRETED:
+        low, high = both & 15, both >> 4
+    else:
+        asm: tl.constexpr = "and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f;"
+        low, high = tl.inline_asm_elementwise(asm, "=r,=r,r", [both], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4)
+    return low.to(tl.int8, bitcast=True), high.to(tl.int8, bitcast=True)
+
+
+@triton.jit
+def _add_group(acc, codes, x, scales_ptr, n, group, inputs, EVEN: tl.constexpr):
+    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32], 8 too large."""
+    x_codes, total, x_scale, x_sum = x
+    at = scales_ptr + n[None, :] * (inputs // 32) + group[:, None]
+    words = tl.load(at) if EVEN else tl.load(at, mask=(group < inputs // 32)[:, None], other=0)
+    scale = (words << 16).to(tl.float32, bitcast=True)  # both are bfloat16
+    zero = (words & -65536).to(tl.float32, bitcast=True)
+    begin = tl.broadcast_to(-8 * total[:, None, :], acc.shape)
+    sums = tl.dot(codes, x_codes, begin, out_dtype=tl.int32).to(tl.float32)
+    acc = tl.math.fma(sums, scale[:, :, None] * x_scale[:, None, :], acc)
+    zero, x_sum = tl.broadcast(zero[:, :, None], x_sum[:, None, :])
+    return tl.math.fma(zero, x_sum, acc)
+
+
+@triton.jit
+def add_tile(
+    acc, x, w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
+):
+    """acc + w x over K inputs from `start` on."""
+    if FORM == "int4":
+        pair = tl.arange(0, K // 64)
+        at = start // 2 + (pair * 32)[:, None, None] + tl.arange(0, 32)[None, None, :]
+        place = w_ptr + n[None, :, None] * _pitch(inputs, FORM) + at
+        both = tl.load(place) if EVEN else tl.load(place, mask=at < (end + 63) // 64 * 32, other=0)
+        even, odd = x
+        low, high = _halves(both)
+        acc = _add_group(acc, low, even, scales_ptr, n, start // 32 + 2 * pair, inputs, EVEN)
+        acc = _add_group(acc, high, odd, scales_ptr, n, start // 32 + 2 * pair + 1, inputs, EVEN)
+    else:
+        at = start + tl.arange(0, K)
+        place = w_ptr + n[:, None] * inputs + at[None, :]
+        w = tl.load(place) if EVEN else tl.load(place, mask=(at < end)[None, :], other=0)
+        acc = tl.dot(w, x, acc, input_precision="ieee", out_dtype=acc.dtype)
+    return acc
+
+
+@triton.jit
+def sums_of(acc, FORM: tl.constexpr):
+    """[N, M]."""
+    return tl.sum(acc, 0) if FORM == "int4" else acc
+
+
+@triton.jit
+def read_fresh(pointers, mask, other):
+    """What another processor may have written a moment ago."""
+    return tl.load(pointers, mask=mask, other=other, cache_modifier=".cg")
+
+
+@triton.jit
+def write_piece(part_ptr, sums, mask, FORM: tl.constexpr):
+    """A piece of the sums in f32; whole numbers keep their bits."""
+    tl.store(part_ptr, sums.to(tl.float32, bitcast=True) if FORM == "int8" else sums, mask=mask)
+
+
+@triton.jit
+def all_pieces(part_ptr, step, inside, S: tl.constexpr, FORM: tl.constexpr):
+    """The sum of S pieces, from the first to the last."""
+    acc = read_fresh(part_ptr, inside, 0.0)
+    if FORM == "int8":
+        acc = acc.to(tl.int32, bitcast=True)
+    for split in tl.static_range(1, S):
+        piece = read_fresh(part_ptr + split * step, inside, 0.0)
+        acc += piece.to(tl.int32, bitcast=True) if FORM == "int8" else piece
+    return acc
+
+
+@triton.jit
+def numbers_of(sums, scales_ptr, n, top, FORM: tl.constexpr):
+    """w x in f32 [N, M], of its sums."""
+    if FORM == "int8":
+        scaled, largest = tl.broadcast(sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None], _number(top)[None, :])
+        sums = tl.math.fma(scaled, largest, tl.zeros(scaled.shape, tl.float32))  # rounded before a bias is added
+    return sums

@@ -1,0 +1,104 @@
+"""Products on a GPU: in a step by a Triton kernel (see `kernel_steps`), and by torch for a prompt.
+
+Where the kernels do not compute the steps, torch multiplies there too. Weights in 8 and 4 bits have the codes and
+scales that they have on the CPU, and x is rounded as there.
+
+N rows, I features in, O features out, G = I / 32 groups.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from genctl.native.quantized import GROUP, Int8Plain, Unpacked, int4_codes
+
+
+class KernelProduct:
+    """y = x Wᵀ + b with a weight in the type of x."""
+
+    is_compiled = False
+    kind = "floats"  # the FORM of the kernels
+    by_kernels = True
+    scales: Tensor | None = None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [O, I]."""
+        self.weight, self.bias = weight.contiguous(), bias
+        self.wide_bias = None if bias is None else bias.float().contiguous()
+        self.size, self.width = weight.shape
+        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [..., I] -> [..., O]."""
+        return F.linear(x, self.weight, self.bias)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Weight and bias."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+
+class Int8Product(Int8Plain):
+    """Weights in 8 bits: codes int8 [O, I], scales f32 [O]."""
+
+    kind = "int8"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool) -> None:
+        """weight [O, I], where it is rounded."""
+        super().__init__(weight, bias, device)
+        self.weight, self.by_kernels = self.codes, by_kernels
+        self.wide_bias = None if bias is None else bias.float().contiguous()
+        self.size, self.width = weight.shape
+        self.form = "int8 by kernels" if by_kernels else "int8 by torch"
+
+
+class Int4Product(Unpacked):
+    """Weights in 4 bits: uint8 [O, G / 2, 32], where a byte has a code of a group and, above it, one of the next group.
+
+    scales int32 [O, G]: two bfloat16 numbers, a scale and above it a zero.
+    """
+
+    kind = "int4"
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool) -> None:
+        """weight [O, I], where it is rounded; I is a multiple of 32."""
+        super().__init__(weight.shape, bias, device, coded=True)
+        self.weight, self.scales = (part.to(device) for part in _packed(*int4_codes(weight)))
+        self.wide_bias = None if bias is None else bias.float().contiguous()
+        self.by_kernels = by_kernels
+        self.form = "int4 by kernels" if by_kernels else "int4 by torch"
+
+    def numbers(self, part: slice) -> Tensor:
+        """float32 [o, I]."""
+        bytes_ = self.weight[part]
+        codes = torch.stack([bytes_ & 15, bytes_ >> 4], 2).flatten(1, 2)[:, : self.width // GROUP].float()
+        scale, zero = self.scales[part].view(torch.bfloat16).float().view(*codes.shape[:2], 2, 1).unbind(2)
+        return ((codes - 8) * scale + zero).flatten(1)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Codes, scales and bias."""
+        held = (self.weight, self.scales)
+        return held if self.bias is None else (*held, self.bias)
+
+
+Product: TypeAlias = KernelProduct | Int8Product | Int4Product
+
+
+def quantized(
+    kind: str, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool
+) -> Int8Product | Int4Product:
+    """weight [O, I] in "int8" or "int4" on a device; in 8 bits also where I is no multiple of 32."""
+    made = Int4Product if kind == "int4" and weight.shape[1] % GROUP == 0 else Int8Product
+    return made(weight, bias, device, by_kernels=by_kernels)
+
+
+def _packed(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """What `int4_codes` returns -> uint8 [O, G / 2, 32], int32 [O, G]."""
+    groups = codes.view(torch.uint8).view(len(codes), -1, GROUP)
+    if groups.shape[1] % 2:
+        groups = torch.cat([groups, torch.zeros_like(groups[:, :1])], 1)
+    bytes_ = groups[:, ::2] | groups[:, 1::2] << 4
+    return bytes_, scales.transpose(0, 1).flatten().view(torch.int32).view(len(codes), -1)
