@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
 MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as in transformers
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
+MOST_MATCHED = 64  # tokens that prompt lookup compares; transformers looks for 2
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
 
 Ids: TypeAlias = list[int]
@@ -341,7 +342,10 @@ class Generation:
         None, "draft up to this many tokens: those that followed the latest tokens earlier in the text", SEARCH
     )
     max_matching_ngram_size: Number = knob(
-        2, "prompt lookup: maximum number of latest tokens to look for", SEARCH, refines=("prompt_lookup_num_tokens",)
+        MOST_MATCHED,
+        "prompt lookup: compare at most this many of the last tokens with what came before",
+        SEARCH,
+        refines=("prompt_lookup_num_tokens",),
     )
     assistant_early_exit: Number | None = knob(
         None, "draft tokens with this many of the model's first layers (arXiv:2404.16710)", SEARCH

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import ClassVar, Protocol, TypeAlias
 
 import torch
@@ -17,7 +18,10 @@ from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context
 from genctl.errors import ModelError
+from genctl.params import MOST_MATCHED
 from genctl.sequences import shared_length
+
+PLACES = 32  # of the last two tokens that are compared, the latest
 
 # (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
 Draw: TypeAlias = Callable[[Tensor, int], int]
@@ -129,14 +133,13 @@ class ModelDraftWriter:
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """The continuation of the newest n-gram at its first earlier occurrence
-    (github.com/apoorvumang/prompt-lookup-decoding).
+    """What followed the last tokens where they occurred before (github.com/apoorvumang/prompt-lookup-decoding).
 
-    The longest n-gram is used, up to `max_matching_ngram_size`. An encoder-decoder's source is searched before its
-    output. No EOS is drafted, and no processor is applied.
+    The place that agrees with most of the last tokens counts, with up to `max_matching_ngram_size` of them; of several
+    the latest. An encoder-decoder's source is searched, too. No EOS is drafted, and no processor is applied.
     """
 
-    max_matching_ngram_size: int = 2
+    max_matching_ngram_size: int = MOST_MATCHED
 
     kind: ClassVar[str] = "prompt-lookup"
 
@@ -148,30 +151,44 @@ class PromptLookup:
 
 
 class LookupDraftWriter:
-    """An index of the first occurrence of every n-gram, which grows with the row."""
+    """An index of the ends of every token and pair of tokens, which grows with the row."""
 
     def __init__(self, longest: int, before: Iterable[int], eos: Sequence[int]) -> None:
-        self.eos = frozenset(eos)
+        self.longest, self.eos = longest, frozenset(eos)
         self.text = list(before)
         self.taken = 0  # tokens of the row in `text`
-        self.indexed = 0  # n-grams that end before this place are indexed
-        self.first: list[dict[tuple[int, ...], int]] = [{} for _ in range(longest)]  # n-gram of size i+1 -> its end
+        self.indexed = 0  # what ends before this place is indexed
+        self.latest: dict[int, int] = {}  # token -> its latest end
+        self.pairs: dict[tuple[int, int], list[int]] = {}
 
     def __call__(self, text: Sequence[int], count: int) -> Draft:
         self.text += text[self.taken :]
         self.taken = len(text)
         text, length = self.text, len(self.text)
         for end in range(self.indexed + 1, length):  # each has a following token
-            for size, known in enumerate(self.first[:end], 1):
-                known.setdefault(tuple(text[end - size : end]), end)
+            self.latest[text[end - 1]] = end
+            if end > 1:
+                self.pairs.setdefault((text[end - 2], text[end - 1]), []).append(end)
         self.indexed = max(self.indexed, length - 1)
-        for size in range(min(len(self.first), length - 1), 0, -1):
-            place = self.first[size - 1].get(tuple(text[length - size :]))
-            if place is not None:
-                tokens = text[place : place + count]
-                stop = next((i for i, token in enumerate(tokens) if token in self.eos), len(tokens))
-                return Draft(tokens[:stop])
-        return Draft([])
+        place = self._place()
+        if place is None:
+            return Draft([])
+        # at the end of the text the draft itself goes on: what repeats itself goes round and round
+        tokens = list(islice(cycle(text[place : place + count]), count))
+        return Draft(tokens[: next((i for i, token in enumerate(tokens) if token in self.eos), len(tokens))])
+
+    def _place(self) -> int | None:
+        """Where the tokens that follow begin; None if the last token is new."""
+        text, length = self.text, len(self.text)
+        ends = self.pairs.get((text[-2], text[-1]), []) if length > 1 < self.longest else []
+        best, place = 1, self.latest.get(text[-1])
+        for end in reversed(ends[-PLACES:]):
+            same = 2
+            while same < min(self.longest, end) and text[end - 1 - same] == text[length - 1 - same]:
+                same += 1
+            if same > best:
+                best, place = same, end
+        return place
 
 
 def _shape(forward: ModelRuntime) -> str:

@@ -43,7 +43,7 @@ def test_the_knobs_arrive_in_the_strategy() -> None:
     lookup = chosen(prompt_lookup_num_tokens=9, max_matching_ngram_size=3, **drawn)
     assert lookup == Assisted(PromptLookup(3), True, 9, "price", sampler="counter")
     rejects = chosen(prompt_lookup_num_tokens=9, do_sample=True, draft_sampling="rejection")
-    assert rejects == Assisted(PromptLookup(2), True, 9, draft_sampling="rejection")
+    assert rejects == Assisted(PromptLookup(), True, 9, draft_sampling="rejection")
     exits = chosen(assistant_early_exit=1, num_assistant_tokens=3)
     assert isinstance(exits, Assisted)
     assert isinstance(exits.drafter, EarlyExitDrafter)

@@ -30,12 +30,14 @@ from tests.tiny import tiny, tokenizer
     ("text", "longest", "count", "expected"),
     [
         ([1, 2, 3, 4, 1, 2], 2, 2, [3, 4]),
-        ([1, 2, 3, 4, 1, 2], 2, 9, [3, 4, 1, 2]),  # up to the end, no further
+        ([1, 2, 3, 4, 1, 2], 2, 9, [3, 4, 1, 2, 3, 4, 1, 2, 3]),  # beyond the end what was drafted
         ([5, 2, 7, 1, 2, 8, 1, 2], 2, 1, [8]),  # a longer n-gram wins over an earlier place
-        ([5, 2, 7, 1, 2, 8, 1, 2], 1, 1, [7]),
-        ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, [3]),  # of several places the first
+        ([1, 2, 8, 5, 2, 7, 1, 2], 1, 1, [7]),
+        ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, [4]),  # of several places the latest
+        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 9, 1, [3]),  # unless more of the last tokens agree
+        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 2, 1, [4]),
         ([1, 2, 3, 4], 2, 3, []),
-        ([6, 6, 6], 2, 5, [6]),
+        ([6, 6, 6], 2, 5, [6] * 5),
         ([1, 2, 9, 4, 1, 2], 2, 3, []),  # 9 is EOS: not drafted, nor what follows it
         ([1, 2, 3, 9, 1, 2], 2, 3, [3]),
         ([3], 2, 3, []),
