@@ -46,7 +46,7 @@ def both(
     torch.manual_seed(inputs)
     weight, offsets = torch.randn(outputs, inputs) / inputs**0.5, torch.randn(outputs) if bias else None
     moved = None if offsets is None else offsets.to(DEVICE)
-    ours = quantized(kind, weight, moved, torch.device(DEVICE), by_kernels=True)
+    ours = quantized(kind, weight.to(DEVICE), moved, by_kernels=True)
     return CompiledProduct(found, weight, offsets, quantize=kind), ours
 
 
@@ -205,7 +205,7 @@ def test_packed_codes_are_those_of_the_cpu() -> None:
 
     weight = torch.randn(5, 96)
     codes, scales = int4_codes(weight)
-    made = Int4Product(weight, None, torch.device(DEVICE), by_kernels=True)
+    made = Int4Product(weight.to(DEVICE), None, by_kernels=True)
     scale, zero = scales.float().transpose(0, 1).repeat_interleave(32, 1).unbind(-1)
     assert torch.equal(made.numbers(slice(None)).cpu(), (codes - 8) * scale + zero)
     assert sum(tensor.nbytes for tensor in made.tensors()) == int4_bytes(5, 96, "cuda")
