@@ -510,7 +510,7 @@ class Runtime:
     pack: bool = knob(True, "use genctl's own matrix products (on the CPU, and in steps on a GPU); else torch's", MODEL)
     quantize: Quantized | None = knob(
         None,
-        "on the CPU, store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does",
+        "store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does, on the CPU",
         MODEL,
     )
     compile: bool = knob(False, "use torch.compile, and CUDA graphs on a GPU: pays off in long runs on a GPU", MODEL)

@@ -167,6 +167,14 @@ def test_an_adapter_changes_the_same_tokens(how: str, gpu: None, tmp_path: Path)
     assert found.out != on("cpu", *words).out
 
 
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_it_is_said_why_torch_multiplies_with_rounded_weights(quantize: str, gpu: None) -> None:
+    done = on("cuda", *RUN, "--quantize", quantize, "-v")
+    why = "the kernels compute in bfloat16 and float16, not in float32"
+    assert f"note: torch multiplies with {quantize} weights: {why}\n" in done.err
+    assert "17 linear layers with weights in" in done.err
+
+
 def test_tokens_on_two_devices_do_not_meet(fake: None) -> None:
     """What the GPU that is none is for."""
     add: Callable[[], object] = lambda: torch.zeros(2, device="cuda") + torch.ones(2)  # noqa: E731

@@ -46,9 +46,9 @@ class Int8Product(Int8Plain):
 
     kind = "int8"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool) -> None:
-        """weight [O, I], where it is rounded."""
-        super().__init__(weight, bias, device)
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> None:
+        """weight [O, I]."""
+        super().__init__(weight, bias)
         self.weight, self.by_kernels = self.codes, by_kernels
         self.wide_bias = None if bias is None else bias.float().contiguous()
         self.size, self.width = weight.shape
@@ -63,10 +63,10 @@ class Int4Product(Unpacked):
 
     kind = "int4"
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool) -> None:
-        """weight [O, I], where it is rounded; I is a multiple of 32."""
-        super().__init__(weight.shape, bias, device, coded=True)
-        self.weight, self.scales = (part.to(device) for part in _packed(*int4_codes(weight)))
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> None:
+        """weight [O, I]; I is a multiple of 32."""
+        super().__init__(weight.shape, bias, weight.device, coded=True)
+        self.weight, self.scales = _packed(*int4_codes(weight))
         self.wide_bias = None if bias is None else bias.float().contiguous()
         self.by_kernels = by_kernels
         self.form = "int4 by kernels" if by_kernels else "int4 by torch"
@@ -87,12 +87,10 @@ class Int4Product(Unpacked):
 Product: TypeAlias = KernelProduct | Int8Product | Int4Product
 
 
-def quantized(
-    kind: str, weight: Tensor, bias: Tensor | None, device: torch.device, *, by_kernels: bool
-) -> Int8Product | Int4Product:
-    """weight [O, I] in "int8" or "int4" on a device; in 8 bits also where I is no multiple of 32."""
+def quantized(kind: str, weight: Tensor, bias: Tensor | None, *, by_kernels: bool) -> Int8Product | Int4Product:
+    """weight [O, I] in "int8" or "int4"; in 8 bits also where I is no multiple of 32."""
     made = Int4Product if kind == "int4" and weight.shape[1] % GROUP == 0 else Int8Product
-    return made(weight, bias, device, by_kernels=by_kernels)
+    return made(weight, bias, by_kernels=by_kernels)
 
 
 def _packed(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:

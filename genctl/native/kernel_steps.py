@@ -25,6 +25,7 @@ from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
 
 MOST_TOKENS = 64  # of a step: beyond, weights are read too often
+MOST_ROUNDED = 256  # where torch would unpack all weights for a step; not measured
 AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
 PIECE, COLUMNS = 128, 128  # of attention, and of its tile
 AT_ONCE = 8  # pieces that are read at once
@@ -70,8 +71,6 @@ class _Layer(NamedTuple):
 class KernelStep:
     """The steps of one decoder. `launches` counts the kernels that were launched."""
 
-    most_tokens = MOST_TOKENS
-
     def __init__(self, decoder: Decoder) -> None:
         """Raises NotForKernels."""
         spec, weights = decoder.spec, decoder.weights
@@ -95,6 +94,7 @@ class KernelStep:
         self.final = _gain(weights.final_norm)
         self.head = _product(decoder.output)
         self.rounded = self.head.kind != "floats"
+        self.most_tokens = MOST_ROUNDED if self.rounded else MOST_TOKENS
         capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
         self.shared = TRIED.get(capability, SHARED)
         self.pdl = capability >= (9, 0)  # programmatic dependent launch: a kernel begins before the one before ends

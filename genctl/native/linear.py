@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -172,17 +171,6 @@ class Plain:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-class KernelProduct(Plain):
-    """y = x Wᵀ + b: in a step by a kernel of a GPU (`kernel_steps`), and by torch for a prompt."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight [O, I]."""
-        super().__init__(weight.contiguous(), bias)
-        self.wide_bias = None if bias is None else bias.float().contiguous()
-        self.size, self.width = weight.shape
-        self.form = f"{str(weight.dtype).removeprefix('torch.')} by kernels"
-
-
 class Joined:
     """Products of the same x: one call if the library computes them, else one after the other."""
 
@@ -239,22 +227,14 @@ class Products:
     """Makes the products of one model. `quantize` is None, "int8", "int4" or "gguf"; `pack` False makes torch's own.
 
     With "gguf" blocks keep their form, and so do other tensors. `compiled` False also multiplies quantised weights by
-    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute. Weights are
-    rounded where they lie: on the CPU, so that codes are the same for all devices.
+    torch, with the library's rounding. `kernels` makes products whose steps the kernels of a GPU compute.
     """
 
     def __init__(
         self, quantize: str | None = None, *, pack: bool = True, compiled: bool = True, kernels: bool = False
     ) -> None:
         self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
-        self.device: torch.device | None = None  # of products with rounded weights, if not that of their weights
         self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
-
-    def on(self, device: torch.device | None) -> Products:
-        """The same, where weights that are rounded on the CPU are moved to a device."""
-        products = copy(self)
-        products.device = device
-        return products
 
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
@@ -288,13 +268,12 @@ class Products:
             from genctl.native.blocks import BlocksPlain
 
             return BlocksPlain(weight, bias, coded=not self.compiled and library() is not None)
-        device = weight.device if self.device is None else self.device
-        if self.kernels or (quantize is not None and device.type != "cpu"):
+        if self.kernels or (quantize is not None and weight.device.type != "cpu"):
             from genctl.native import kernel_products
 
             if quantize is None:
                 return kernel_products.KernelProduct(weight, bias)
-            rounded = kernel_products.quantized(quantize, weight, bias, device, by_kernels=self.kernels)
+            rounded = kernel_products.quantized(quantize, weight, bias, by_kernels=self.kernels)
             pages.replaced(weight)
             return rounded
         on_cpu = self.pack and weight.device.type == "cpu"

@@ -70,17 +70,14 @@ def build(
     A matrix of which `blocks` returns the blocks is multiplied by them. Each other tensor is moved to `device` as it is
     read (None: not moved), so that there is never a second copy of all.
     """
-    products = (products or Products()).on(device)
+    products = products or Products()
     tables = {table for part, table in plan.embeddings.items() if part != "head"}
     embeddings: dict[str, Tensor] = {}  # which may have several uses
     kind = get(plan.embeddings["decoder"]).dtype if dtype is None else dtype
 
-    rounded = products.rounds is not None
-    place = None if rounded else device  # weights are rounded where they lie
-
     def each(name: str) -> list[Tensor]:
         """The parts of a tensor that holds one for each expert."""
-        return [pages.converted(part, kind, device if part.ndim == 1 else place) for part in get(name)]
+        return [pages.converted(part, kind, device) for part in get(name)]
 
     def converted(name: str) -> Tensor:
         if name not in tables:
@@ -94,14 +91,12 @@ def build(
 
     def matrix(name: str) -> Weight:
         held = None if blocks is None else blocks(name)
-        if held is not None:
-            return held
-        return pages.converted(get(name), kind) if rounded and device is not None else converted(name)
+        return converted(name) if held is None else held
 
     def table(name: str) -> Tensor | Embeddings:
-        held = None if blocks is None else blocks(name)
-        if held is None:
-            return converted(name)
+        held = matrix(name)
+        if isinstance(held, Tensor):
+            return held
         from genctl.native.blocks import Embeddings
 
         return Embeddings(held, kind)
@@ -156,8 +151,8 @@ class _Stack:
             positions,
             [get(table) for table in self.plan.relative],
             self.norm(prefix + names.embed_norm) if spec.embed_norm else same,
-            self.products.linear(self.weight(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
-            self.products.linear(self.weight(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
+            self.products.linear(get(f"{prefix}{names.project_in}.weight")) if spec.embed_size else same,
+            self.products.linear(get(f"{prefix}{names.project_out}.weight")) if spec.embed_size else same,
         )
 
     def layer(self, names: dict[str, str]) -> LayerWeights:
@@ -213,7 +208,7 @@ class _Stack:
 
     def expert(self, names: dict[str, str], number: int) -> MLP:
         gate, up, down = (
-            self.weight(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
+            self.get(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
         )
         joined = self.products.joined((gate, None), (up, None))
         return MLP(joined, self.products.linear(down), ACTIVATIONS[self.spec.activation])

@@ -1,5 +1,8 @@
 """Products with weights in 8 and in 4 bits.
 
+Codes and scales are the same on every device: sums have one order, and divisors are tensors, because a GPU multiplies
+by the reciprocal of a number.
+
 8 bits: one scale for each output, symmetric; the rows of x are quantised too, each by its own largest number, and the
 sums are exact integers (LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339, without its outliers). A row never depends
 on its neighbours.
@@ -30,10 +33,10 @@ def int8_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
     size, width = weight.shape
     codes = torch.empty(size, width, dtype=torch.int8, device=weight.device)
     scales = torch.empty(size, device=weight.device)
-    step, mapped = max(1, AT_ONCE // width), pages.mapped_files()
+    step, mapped, most = max(1, AT_ONCE // width), pages.mapped_files(), _number(127, weight)
     for begin in range(0, size, step):  # in slices, so that no float32 copy of the whole is made
         rows = weight[begin : begin + step].float()
-        scale = rows.abs().amax(1) / 127
+        scale = rows.abs().amax(1) / most
         scales[begin : begin + step] = scale
         divisor = torch.where(scale == 0, 1, scale)[:, None]
         codes[begin : begin + step] = (rows / divisor).round_().clamp_(-127, 127).to(torch.int8)
@@ -50,12 +53,11 @@ class Int8Plain:
     form = "plain, int8"
     is_compiled = False
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, device: torch.device | None = None) -> None:
-        """weight [O, I] is rounded where it lies, and then moved to `device`."""
-        codes, scales = int8_codes(weight)
-        scales /= 127  # of x
-        self.codes, self.scales = codes.to(device), scales.to(device)
-        self.bias, self.most = bias, torch.tensor(127.0, device=device)  # a tensor: / 127 rounds twice on a GPU
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight [O, I]."""
+        self.bias, self.most = bias, _number(127, weight)
+        self.codes, scales = int8_codes(weight)
+        self.scales = scales / self.most  # which x is scaled by, too
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., I] -> [..., O]."""
@@ -112,8 +114,8 @@ def int4_codes(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """groups float32 [M, 32] -> codes [M, 32], scale and zero bfloat16 [M, 1]."""
     low, high = groups.aminmax(dim=1, keepdim=True)
-    scale, zero = (high - low) / 15, low + (high - low) / 15 * 8
-    mean = groups.mean(1, keepdim=True)
+    scale = (high - low) / _number(15, groups)
+    zero, mean = low + scale * 8, _sum(groups) / GROUP
     best: tuple[Tensor, Tensor, Tensor] | None = None
     least = groups.new_full((len(groups), 1), torch.inf)
     for turn in range(ROUNDS + 1):
@@ -121,7 +123,7 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         short, base = scale.to(torch.bfloat16), zero.to(torch.bfloat16)
         wide = torch.where(short == 0, 1, short.float())
         codes = ((groups - base.float()) / wide).round_().clamp_(-8, 7)
-        error = (codes * short.float() + base.float() - groups).square_().sum(1, keepdim=True)
+        error = _sum((codes * short.float() + base.float() - groups).square_())
         if best is None:
             best, least = (codes, short, base), error
         else:
@@ -133,13 +135,25 @@ def _int4_groups(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             )
             least = torch.minimum(error, least)
         if turn < ROUNDS:
-            middle = codes.mean(1, keepdim=True)
-            spread = (codes - middle).square().sum(1, keepdim=True)
-            scale = ((codes - middle) * groups).sum(1, keepdim=True) / spread.clamp(min=1e-30)
+            middle = _sum(codes) / GROUP
+            spread = _sum((codes - middle).square())
+            scale = _sum((codes - middle) * groups) / spread.clamp(min=1e-30)
             scale = torch.where(spread == 0, 0, scale)
             zero = mean - scale * middle
     assert best is not None
     return best[0] + 8, best[1], best[2]
+
+
+def _sum(groups: Tensor) -> Tensor:
+    """[M, 32] -> [M, 1], always in this order."""
+    while groups.shape[1] > 1:
+        half = groups.shape[1] // 2
+        groups = groups[:, :half] + groups[:, half:]
+    return groups
+
+
+def _number(value: float, beside: Tensor) -> Tensor:
+    return torch.full((), value, dtype=torch.float32, device=beside.device)
 
 
 class Unpacked:
@@ -156,7 +170,7 @@ class Unpacked:
     ) -> None:
         """shape [O, I]."""
         (self.size, self.width), self.bias, self.coded = shape, bias, coded
-        self.most = torch.tensor(127.0, device=device)  # see `Int8Plain`
+        self.most = torch.tensor(127.0, device=device)
 
     def numbers(self, part: slice) -> Tensor:
         """The weights of some outputs: float32 [o, I]."""

@@ -82,6 +82,25 @@ def test_which_form_runs() -> None:
     assert isinstance(Products("int4").head(matrix), quantized.Int8Plain)
 
 
+def test_codes_do_not_depend_on_where_a_weight_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole, in slices, as GPT-2 stores it. Sums have one order, so that a GPU has the same codes."""
+    matrix = weight((96, 160))
+    codes, scales = quantized.int4_codes(matrix)
+    for other in (matrix.t().contiguous().t(), matrix[::2]):
+        found, ranges = quantized.int4_codes(other)
+        step = len(matrix) // len(other)
+        assert torch.equal(found, codes[::step])
+        assert torch.equal(ranges, scales[:, ::step])
+    monkeypatch.setattr(quantized, "AT_ONCE", 160)
+    found, ranges = quantized.int4_codes(matrix)
+    assert torch.equal(found, codes)
+    assert torch.equal(ranges, scales)
+    total = matrix[0, :32]
+    for half in (16, 8, 4, 2, 1):  # the order of the sums, written out
+        total = total[:half] + total[half:]
+    assert torch.equal(quantized._sum(matrix[:1, :32])[0], total)
+
+
 def test_what_is_not_compiled_computes_with_the_same_codes() -> None:
     """4 bits: the codes and ranges of the compiled product, and rows that are not rounded."""
     matrix = weight((96, 160)).bfloat16()

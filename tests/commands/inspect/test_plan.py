@@ -21,9 +21,11 @@ from genctl.commands.inspect.skeleton import MOST_LAYERS, build
 from genctl.commands.options import memory_bytes
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError, ModelError, UsageError
+from genctl.models.hub import load
 from genctl.params import Generation, Runtime
 from tests.cli.tool import genctl
 from tests.decode.driver import Case
+from tests.fake_cuda import fake_gpu
 from tests.models.hub_standin import lay_out, serve
 from tests.tiny import checkpoint
 from tests.warm import python
@@ -413,7 +415,18 @@ def test_a_device_that_is_elsewhere_can_be_planned_for(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no device that torch knows"):
         plan(Runtime(model=str(folder), device="abacus"), Generation(), batch=1, length=3)
     with pytest.raises(UsageError, match="int8 runs on the CPU"):
-        plan(Runtime(model=str(folder), device="cuda", quantize="int8"), Generation(), batch=1, length=3)
+        plan(Runtime(model=str(folder), device="mps", quantize="int8"), Generation(), batch=1, length=3)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_plan_knows_what_rounded_weights_take_on_a_gpu(
+    quantize: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime = Runtime(model=str(checkpoint("llama", tmp_path)), device="cuda", quantize=quantize)
+    planned = plan(runtime, Generation(), batch=1, length=3)["weights_bytes"]
+    with fake_gpu(monkeypatch):
+        model: Any = load(runtime).model
+        assert planned == model.bytes()
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "bfloat16"), ("cuda:1", "bfloat16"), ("cpu", "float32")])
