@@ -85,20 +85,15 @@ def cpp_compiler() -> str | None:
     return shutil.which(os.environ.get("CXX") or usual)
 
 
-def dtype_on(device: str, stored: str, bfloat16: bool) -> str:
-    """The dtype of `--dtype auto` for a checkpoint stored as `stored` on a kind of device.
+def dtype_on_gpu(stored: str, *, bfloat16: bool) -> tuple[str, list[str]]:
+    """The dtype of `--dtype auto` on a GPU for a checkpoint stored as `stored`, and a note if it is another.
 
-    A GPU computes float32 at a fraction of its speed: float32 becomes bfloat16 there, or float16 if the GPU has no
-    `bfloat16`. Other dtypes, and other devices, change nothing.
+    A GPU computes float32 at a fraction of its speed: it becomes bfloat16, or float16 if the GPU has no `bfloat16`.
     """
-    if device != "cuda" or stored != "float32":
-        return stored
-    return "bfloat16" if bfloat16 else "float16"
-
-
-def dtype_note(stored: str, chosen: str) -> str:
-    """The note for --verbose if `dtype_on` chose another type."""
-    return f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"
+    if stored != "float32":
+        return stored, []
+    chosen = "bfloat16" if bfloat16 else "float16"
+    return chosen, [f"{stored} weights are read as {chosen} on this GPU; --dtype {stored} keeps them"]
 
 
 def prepare_for_device(

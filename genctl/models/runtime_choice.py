@@ -182,7 +182,7 @@ def load(
 ) -> tuple[NativeModel, list[str]]:
     """Map the weights, or move them to a GPU while reading; the model, and notes for --verbose.
 
-    `check_tensor` receives each tensor and may raise. On a GPU `--dtype auto` is that of `prepare.dtype_on`.
+    `check_tensor` receives each tensor and may raise. On a GPU `--dtype auto` is that of `prepare.dtype_on_gpu`.
     """
     import torch
 
@@ -200,11 +200,12 @@ def load(
         if on_event is not None:
             on_event(Loading(runtime.model, done, len(plan_.reads), "tensors"))
 
-    stored = chosen = dtype_of(runtime, checkpoint)
+    chosen, notes = dtype_of(runtime, checkpoint), list[str]()
     if device.type == "cuda" and runtime.dtype == "auto":
-        chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
-        if chosen == "float16" and (plan_.spec.encoder is not None or runtime.quantize is not None):
-            chosen = stored  # see `_check_dtype` and `prepare.check_options`
+        on_gpu, said = prepare.dtype_on_gpu(chosen, bfloat16=torch.cuda.is_bf16_supported())
+        # see `_check_dtype` and `prepare.check_options`
+        if on_gpu != "float16" or (plan_.spec.encoder is None and runtime.quantize is None):
+            chosen, notes = on_gpu, said
     dtype = getattr(torch, chosen)
     kernels = False
     if device.type == "cuda" and runtime.pack:
@@ -228,12 +229,10 @@ def load(
         name=family.model_class,
     )
     held = Counter(product.form for product in model.products())
-    notes = [prepare.dtype_note(stored, chosen)] if chosen != stored else []
     if runtime.quantize is not None:
         forms = ", ".join(f"{count} {form}" for form, count in sorted(held.items()))
-        notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms})")
-    if runtime.quantize is not None:
-        notes[-1] += f"; all weights {size(model.bytes())}, {size(checkpoint.weights.bytes)} as read"
+        sizes = f"all weights {size(model.bytes())}, {size(checkpoint.weights.bytes)} as read"
+        notes.append(f"{held.total()} linear layers with weights in {runtime.quantize} ({forms}); {sizes}")
         if device.type == "cuda" and not kernels:
             notes.append(f"torch multiplies with {runtime.quantize} weights: {unusable(device, dtype)}")
     if plan_.unused:

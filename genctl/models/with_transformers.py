@@ -201,10 +201,8 @@ def dtype_on(device: torch.device | None, checkpoint: check.Checkpoint, runtime:
     if not cuda or checkpoint.config.get("quantization_config"):
         return "auto", []
     stored = runtime_choice.dtype_of(runtime, checkpoint)
-    chosen = prepare.dtype_on("cuda", stored, torch.cuda.is_bf16_supported())
-    if chosen == stored:
-        return "auto", []
-    return getattr(torch, chosen), [prepare.dtype_note(stored, chosen)]
+    chosen, notes = prepare.dtype_on_gpu(stored, bfloat16=torch.cuda.is_bf16_supported())
+    return ("auto" if chosen == stored else getattr(torch, chosen)), notes
 
 
 def _model(

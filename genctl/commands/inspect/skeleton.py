@@ -103,7 +103,7 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         dtype = getattr(torch, runtime_choice.dtype_of(runtime, checkpoint))
         if runtime.dtype == "auto" and device.startswith("cuda") and not checkpoint.config.get("quantization_config"):
             able = not torch.cuda.is_available() or torch.cuda.is_bf16_supported()  # no GPU here: assume a new one
-            dtype = getattr(torch, prepare.dtype_on("cuda", str(dtype).removeprefix("torch."), able))
+            dtype = getattr(torch, prepare.dtype_on_gpu(str(dtype).removeprefix("torch."), bfloat16=able)[0])
         model = guarded(lambda: _model(kind, config, dtype, trust_remote_code), "config.json cannot be used")
     if checkpoint.config.get("quantization_config"):
         notes.append(
