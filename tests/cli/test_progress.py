@@ -14,6 +14,7 @@ from genctl.commands.run.options import RunOptions
 from genctl.commands.run.screen import wants_bar
 from genctl.events import Hypothesis, Loading, Row, Stepped, Token
 from genctl.io.record_output import RowTally
+from genctl.terminal import live_region
 from genctl.terminal.console import make_consoles, takes_lines
 from genctl.terminal.live_region import DrawnLines, wraps
 from genctl.terminal.loading_bar import LoadingBar
@@ -181,10 +182,11 @@ def test_it_has_a_place_only_where_nothing_else_is_written(monkeypatch: pytest.M
     assert not wanted(RunOptions(scores=True))  # the tokens are told on the same terminal
 
 
-def test_a_narrower_window_takes_more_rows_away_where_lines_wrap() -> None:
-    for environ, expected in (({"VTE_VERSION": "7600"}, "\r\x1b[2K\x1b[1A\x1b[2K\x1b[1A\x1b[2K\x1b[1A"), ({}, "")):
+def test_a_narrower_window_takes_more_rows_away_where_lines_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for expected in (True, False):
+        monkeypatch.setattr(live_region, "wraps", lambda expected=expected: expected)
         to = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
-        drawn = DrawnLines(to, environ)
+        drawn = DrawnLines(to)
         drawn.note([80, 10, 41])
         assert not drawn.outdated
         to.size = type(to.size)(40, 24)

@@ -264,7 +264,7 @@ def test_without_a_compiler_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_other_devices_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--compile runs on the CPU and on CUDA devices, not on mps \(--device mps\)"):
-        prepare.check_device(Runtime(compile=True, device="mps"), torch.device("mps"))
+        prepare.check_device(Runtime(compile=True, device="mps"), torch.device("mps"), native=False)
 
 
 @needs_compiler

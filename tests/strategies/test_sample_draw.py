@@ -167,10 +167,14 @@ def test_the_knob_reaches_the_text(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"do_sample": False}, {"do_sample": True, "num_beams": 2}, {"prompt_lookup_num_tokens": 2}]
+    "knobs",
+    [
+        {"do_sample": False},
+        {"do_sample": True, "num_beams": 2},
+        {"do_sample": True, "prompt_lookup_num_tokens": 2, "draft_sampling": "rejection"},
+    ],
 )
 def test_where_nothing_is_drawn_so_the_knob_is_refused_by_name(model: Any, knobs: dict[str, Any]) -> None:
-    knobs = {**knobs, "do_sample": True} if "prompt_lookup_num_tokens" in knobs else knobs
     with pytest.raises(GenctlError, match="sampler"):
         model.generate([[5, 9]], max_new_tokens=2, sampler="inverse-cdf", **knobs)
 
@@ -179,6 +183,7 @@ def test_strategies_that_draw_in_their_own_way_name_themselves() -> None:
     for knobs in ({"num_beams": 3}, {"num_beams": 3, "stochastic_beams": True}):
         with pytest.raises(UsageError, match="num_beams = 3"):
             choose(Generation(do_sample=True, sampler="inverse-cdf", **knobs))  # type: ignore[arg-type]
-    for way in ({"assistant_early_exit": 1}, {"dola_layers": "low"}, {"prompt_lookup_num_tokens": 3}):
+    rejecting: dict[str, Any] = {"draft_sampling": "rejection", "prompt_lookup_num_tokens": 3}
+    for way in ({"dola_layers": "low"}, rejecting):
         with pytest.raises(UsageError, match=next(iter(way))):
-            mode_of(Generation(do_sample=True, sampler="inverse-cdf", **way))  # type: ignore[arg-type]
+            mode_of(Generation(do_sample=True, sampler="inverse-cdf", **way))
