@@ -105,7 +105,9 @@ def mode_of(generation: Generation) -> str | None:
         if way not in DRAFTING:
             raise UsageError(f'sampler = "{generation.sampler}" is for plain sampling, and {way} draws in its own way')
         if generation.draft_sampling == "rejection":
-            raise UsageError(f'draft_sampling = "rejection" has its own draws, not those of "{generation.sampler}"')
+            raise UsageError(
+                f'draft_sampling = "rejection" has draws of its own, and sampler = "{generation.sampler}" others'
+            )
     return way
 
 
