@@ -3,7 +3,7 @@
     python scripts/bench_host.py [--modes greedy "beam 5"] [--steps 64] [--vocabulary 50257] [--format md|json]
 
 Microseconds per step of the loop, its processors, its search, events, captions, stops and the collected result, for
-greedy search, sampling (top-k 50, top-p 0.9) and beam search (5 beams a prompt), at 1 and 16 rows (greedy: 64 too)
+greedy search, sampling (top-k 50, top-p 0.9) and beam search (5 beams a prompt), at 1 and 16 rows (greedy: 128 too)
 and after prompts of 16 to 4096 tokens. The time that the stand-in itself takes is subtracted. Times are CPU time of the
 one thread that does all this, the least of several runs: other work on the machine only adds. Set OMP_NUM_THREADS=1.
 """
@@ -54,11 +54,11 @@ class StandIn(GenerationMixin):  # type: ignore[misc]
         self.device, self.dtype = torch.device("cpu"), torch.float32
         generator = torch.Generator().manual_seed(0)
         # Zipf's law, as a language model has it: nine tenths of the probability on ten to a few hundred tokens
-        ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 64)]) + 1
-        spread = 1.2 + 0.6 * torch.rand(7 * 64, 1, generator=generator)
-        self.answers = (-spread * ranks.log()).view(7, 64, 1, vocabulary)
+        ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(7 * 128)]) + 1
+        spread = 1.2 + 0.6 * torch.rand(7 * 128, 1, generator=generator)
+        self.answers = (-spread * ranks.log()).view(7, 128, 1, vocabulary)
         self.answers[..., :known] += 3.0  # what the tokenizer can spell
-        self.column = torch.zeros(64, 1, 1, 8)
+        self.column = torch.zeros(128, 1, 1, 8)
         self.calls, self.seconds = 0, 0.0
 
     def modules(self) -> Iterator[Any]:
@@ -147,7 +147,7 @@ def main() -> None:
     found = []
     for mode in asked.modes:
         knobs = MODES[mode]
-        for wide in (5, 15) if "num_beams" in knobs else (1, 16, 64) if mode == "greedy" else (1, 16):
+        for wide in (5, 15) if "num_beams" in knobs else (1, 16, 128) if mode == "greedy" else (1, 16):
             found.append(
                 (mode, wide, measured(forward, tokenizer, knobs, wide, asked.lengths, asked.steps, asked.rounds))
             )
