@@ -129,7 +129,6 @@ ALLOWED: dict[str, set[str]] = {
         "compat",
         "config.check",
         "config.listed_knobs",
-        "config.plugins",
         "events",
         "identity",
         "kernels",

@@ -152,9 +152,9 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         if checkpoint.config.get("quantization_config") is not None:
-            from genctl.models import optional_packages
+            from genctl.models import library_errors
 
-            optional_packages.check_quantization(checkpoint.config)
+            library_errors.check_quantization(checkpoint.config)
         added = None
         if runtime.adapter is not None:
             from genctl.models import adapter

@@ -167,7 +167,7 @@ def perform(options: ReplayOptions) -> int:
         _write_page(recorded, options.report, force=options.force)
     searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     if options.svg is not None:
-        from genctl.commands.screen_file import ScreenFile
+        from genctl.commands.page_file import ScreenFile
 
         with ScreenFile(options.svg, force=options.force) as screen:
             consoles = screen.console, screen.console
