@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from genctl import children
+from genctl import process
 
 if __name__ == "__main__":
-    children.forget_working_directory()  # before anything is imported that a file there could replace
+    process.forget_working_directory()  # before anything is imported that a file there could replace
 
 import gc
 import os
 import signal
-
-from genctl.terminal.heeded import stays_ignored
 
 TYPE_CHECKING = False  # importing `typing` would double the time without a signal handler
 if TYPE_CHECKING:
@@ -40,19 +38,18 @@ def _handle(handler: object) -> None:
     """Install `handler` for the signals that end a process, except those that stay ignored (`nohup`)."""
     for name in ENDING:
         number = getattr(signal, name, None)
-        if number is not None and not stays_ignored(number):
+        if number is not None and not process.stays_ignored(number):
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def main() -> None:
     """Run the command line and exit with its status."""
     _handle(_end)  # before anything else is imported
-    children.protect()
-    from genctl.models import gc_pause
+    process.protect_children()
     from genctl.terminal import first_sign
     from genctl.terminal.standard_streams import mend, say_interrupted
 
-    gc_pause.pause()  # until torch is imported (`models.hub`)
+    process.pause_collector()  # until torch is imported (`models.hub`)
     mend()
     first_sign.show(sys.argv[1:])
     try:

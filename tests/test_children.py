@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl import children, folders
+from genctl import process
 from genctl.errors import UsageError
 from genctl.models import prepare
 from tests.planted import plant, script, what_ran
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     changed = {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    unset = (children.COMPILED, children.SAFE)
+    unset = (process.COMPILED, process.SAFE)
     return {name: value for name, value in {**os.environ, **changed}.items() if name not in unset}
 
 
@@ -50,7 +50,7 @@ def test_children_of_a_program_run_nothing_of_the_working_directory(
     folder = plant(tmp_path / "folder")
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, subprocess, sys\nfrom genctl import children\nchildren.protect()\n"
+        "import os, subprocess, sys\nfrom genctl import process\nprocess.protect_children()\n"
         "for path in (os.environ['PYTHONPATH'], os.pathsep.join(sys.path)):\n"
         "    subprocess.run([sys.executable, *sys.argv[1:]], env={**os.environ, 'PYTHONPATH': path}, check=True)\n"
     )
@@ -81,18 +81,18 @@ def test_started_by_name_as_little_as_possible_comes_from_the_working_directory(
 
 
 def test_a_library_leaves_the_environment_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(children.SAFE, raising=False)
+    monkeypatch.delenv(process.SAFE, raising=False)
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    with children.Protected():
-        assert os.environ[children.SAFE] == "1"
-    assert children.SAFE not in os.environ
+    with process.ProtectedChildren():
+        assert os.environ[process.SAFE] == "1"
+    assert process.SAFE not in os.environ
     assert os.environ["PYTHONPATH"] == "/mine"
 
 
 def test_this_checkout_stays_on_the_path_where_genctl_comes_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "path", [str(ROOT), "/other"])
-    children.forget_working_directory()
+    process.forget_working_directory()
     assert sys.path == [str(ROOT), "/other"]
 
 
@@ -103,21 +103,21 @@ def test_this_checkout_stays_on_the_path_where_genctl_comes_from_it(monkeypatch:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the cache would be."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(children.COMPILED, "")  # is reset afterwards
+    monkeypatch.setenv(process.COMPILED, "")  # is reset afterwards
     return tmp_path / "genctl" / "compiled"
 
 
 def test_it_is_a_folder_of_the_user_alone(cache: Path) -> None:
-    children.use_own_compile_cache()
-    assert os.environ[children.COMPILED] == str(cache)
+    process.use_own_compile_cache()
+    assert os.environ[process.COMPILED] == str(cache)
     assert cache.stat().st_mode & 0o777 == 0o700
-    children.use_own_compile_cache()
+    process.use_own_compile_cache()
 
 
 def test_one_that_others_can_read_is_closed(cache: Path) -> None:
     cache.mkdir(parents=True, mode=0o755)
     cache.chmod(0o755)
-    children.use_own_compile_cache()
+    process.use_own_compile_cache()
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
@@ -138,7 +138,7 @@ def test_one_that_others_could_have_written_into_is_refused(
     if kind == "foreign":
         monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(UsageError) as caught:
-        children.use_own_compile_cache()
+        process.use_own_compile_cache()
     what = {"link": "is a link", "foreign": "belongs to another user"}.get(kind, "can be written to by others")
     where = cache.parent if kind == "foreign" else folder
     assert caught.value.message == f"{where} {what}, and code is run from there"
@@ -147,15 +147,15 @@ def test_one_that_others_could_have_written_into_is_refused(
 
 def test_torchs_own_choice_is_none_of_the_user(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch writes it into the variable while it is imported."""
-    monkeypatch.setenv(children.COMPILED, os.path.join(tempfile.gettempdir(), "torchinductor_somebody"))  # noqa: PTH118
-    children.use_own_compile_cache()
-    assert os.environ[children.COMPILED] == str(cache)
+    monkeypatch.setenv(process.COMPILED, os.path.join(tempfile.gettempdir(), "torchinductor_somebody"))  # noqa: PTH118
+    process.use_own_compile_cache()
+    assert os.environ[process.COMPILED] == str(cache)
 
 
 def test_one_that_the_user_names_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(children.COMPILED, "/named")
-    children.use_own_compile_cache()
-    assert os.environ[children.COMPILED] == "/named"
+    monkeypatch.setenv(process.COMPILED, "/named")
+    process.use_own_compile_cache()
+    assert os.environ[process.COMPILED] == "/named"
     assert not cache.exists()
 
 
@@ -166,9 +166,9 @@ def test_without_a_home_it_is_a_folder_for_this_run(
     if home == "file":
         cache.parent.write_text("")
     else:
-        monkeypatch.setattr(folders, "cache", lambda: None)
-    children.use_own_compile_cache()
-    made = Path(os.environ[children.COMPILED])
+        monkeypatch.setattr(process, "cache_folder", lambda: None)
+    process.use_own_compile_cache()
+    made = Path(os.environ[process.COMPILED])
     assert made.stat().st_mode & 0o777 == 0o700
     assert not made.is_relative_to(tmp_path)
     made.rmdir()

@@ -202,7 +202,7 @@ def test_what_an_older_transformers_cannot_do_is_refused_by_name(
     from transformers import GptOssConfig
     from transformers.models.auto import configuration_auto
 
-    from genctl.models import architecture, check
+    from genctl.models import check, with_transformers
 
     monkeypatch.setattr(compat, "version", {"transformers": "5.17.1"}.__getitem__)
     monkeypatch.delitem(configuration_auto.CONFIG_MAPPING_NAMES, "opt")
@@ -211,7 +211,7 @@ def test_what_an_older_transformers_cannot_do_is_refused_by_name(
     with pytest.raises(
         ModelError, match=rf"the architecture 'opt' needs transformers {NEWEST}; 5\.17\.1 is installed"
     ) as info:
-        architecture.read_config(found, trust_remote_code=False)
+        with_transformers.read_config(found, trust_remote_code=False)
     assert info.value.hint == f'pip install "transformers>={NEWEST}"'
     config = GptOssConfig(swiglu_limit=0.3)
     if hasattr(GptOssConfig, "swiglu_limit"):  # the newest reads it

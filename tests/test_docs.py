@@ -57,7 +57,7 @@ def test_nothing_recommends_a_command_that_imports_from_the_working_folder() -> 
     """`python -m` and `torchrun -m` put it on the path, first. Contributors start them in the checkout."""
     files = [*(ROOT / "genctl").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
     unsafe = re.compile(r"(?:python3?|torchrun|accelerate launch)\b[^`\n]*? -m (?:genctl|lm_eval)\b")
-    allowed = {"docs/evaluation.md", "genctl/__main__.py", "genctl/children.py"}  # which say what it does
+    allowed = {"docs/evaluation.md", "genctl/__main__.py", "genctl/process.py"}  # which say what it does
     found = {str(path.relative_to(ROOT)) for path in files if unsafe.search(path.read_text(encoding="utf-8"))}
     assert found <= allowed
     scripts = tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]

@@ -35,7 +35,7 @@ _SLICE |= {"params", "results", "sequences", "terminal"}
 _EARLIER = {"events", "history", "results", "params"}
 ALLOWED: dict[str, set[str]] = {
     "api": {"config", "engines", "engines.local", "io", *_EARLIER},
-    "lm_eval": {"api", "children", "engines", "engines.local", "identity", "models", "terminal", *_EARLIER},
+    "lm_eval": {"api", "process", "engines", "engines.local", "identity", "models", "terminal", *_EARLIER},
     "cli": {"config", "identity", "models.hub", "models.listing", "params", "terminal"},
     "tree": {
         "config",
@@ -57,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.score": _SLICE,
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native", "transformers"},
-    "commands.replay": {*_SLICE, "commands.run"},
+    "commands.replay": {*_SLICE, "commands.run", "process"},
     "commands.batch": {*_SLICE, "engines.server"},
     "comparing": {"io", "sequences", *_EARLIER},
     "parity": {
@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "pages": {"terminal", *_EARLIER},
-    "terminal": {"sequences", *_EARLIER},
+    "terminal": {"process", "sequences", *_EARLIER},
     "io": {"identity", *_EARLIER},
     "engines": {"config", "events", "params"},
     "engines.local": {
@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "engines.pool": {
-        "children",
+        "process",
         "config",
         "decode.threads",
         "engines",
@@ -111,32 +111,29 @@ ALLOWED: dict[str, set[str]] = {
     "config": {"params"},
     "strategies": {"compat", "config.search_conflicts", "decode", "kernels", "params", "sequences"},
     "models": {
-        "children",
+        "process",
         "compat",
         "config.generation_fields",
         "decode",
         "events",
-        "folders",
         "identity",
         "kernels",
         "native",
         "params",
         "sequences",
     },
-    "transformers": {"children", "compat", "decode", "models.architectures", "models.packed_layers"},
+    "transformers": {"process", "compat", "decode", "models.architectures", "models.packed_layers"},
     "native": {"compat", "config.generation_fields", "decode", "kernels"},
     "decode": {
         "compat",
         "config.check",
         "config.listed_knobs",
-        "config.plugins",
         "events",
         "identity",
         "kernels",
         "params",
         "sequences",
     },
-    "children": {"folders"},
     "results": {"events", "history"},
     "history": {"events"},
 }

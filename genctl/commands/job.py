@@ -29,8 +29,7 @@ from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from genctl.commands.page_file import PageFile
-    from genctl.commands.screen_file import ScreenFile
+    from genctl.commands.page_file import PageFile, ScreenFile
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -182,7 +181,7 @@ class Job(ABC, Generic[SomeOptions]):
     def open_pictures(self, stack: ExitStack) -> None:
         """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
         if self.options.svg is not None:
-            from genctl.commands.screen_file import ScreenFile
+            from genctl.commands.page_file import ScreenFile
 
             self.picture = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
             self.listeners.append(self.picture.feed)

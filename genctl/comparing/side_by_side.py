@@ -7,8 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from genctl.comparing.metrics import divergence, measure
-from genctl.comparing.statistics import RunStatistics
-from genctl.comparing.tables import COLUMNS
+from genctl.comparing.statistics import COLUMNS, RunStatistics
 from genctl.events import Began, Event, Token
 from genctl.results import Collector, Result
 

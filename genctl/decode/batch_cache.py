@@ -115,7 +115,7 @@ class BatchCache:
         """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""
         if self.model.device.type != "cuda":  # prompts of one pass lie apart (see `ModelRuntime.copies_late`)
             return [self._fork(state, room, together, alone=len(states) == 1) for state in joining]
-        from genctl.decode.cache.together import run_of
+        from genctl.decode.cache.cache import run_of
 
         parts: list[Cache] = []
         at = 0

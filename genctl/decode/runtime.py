@@ -242,7 +242,7 @@ class ModelRuntime(ABC):
         return self.device.type == "cuda"
 
     def _rows_of_pass(self, tokens: Tensor, together: Cache, pads: list[int], logits: Tensor) -> list[Prefix]:
-        from genctl.decode.cache.together import RowOfPass
+        from genctl.decode.cache.cache import RowOfPass
         from genctl.decode.score import ModelScores
 
         self.prepare(together)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from genctl import children
+from genctl import process
 
 if __name__ == "__main__":
-    children.forget_working_directory()  # before anything is imported that a file there could replace
+    process.forget_working_directory()  # before anything is imported that a file there could replace
 
 from genctl.errors import Exit, GenctlError, extra
 from genctl.lm_eval import register
@@ -16,7 +16,7 @@ from genctl.terminal.message import print_message
 
 def main() -> int:
     """Run lm_eval. Returns the exit status of an error of genctl; other ends are those of lm_eval."""
-    children.protect()
+    process.protect_children()
     try:
         from lm_eval.__main__ import cli_evaluate
     except ImportError as error:

@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from genctl import folders
+from genctl import process
 from genctl.errors import ModelError, reason_of
 from genctl.identity import PREFIX
 
@@ -126,7 +126,7 @@ class DigestCache:
 
 
 def _place() -> Path | None:
-    folder = folders.cache()
+    folder = process.cache_folder()
     return None if folder is None else folder / "digests.json"
 
 

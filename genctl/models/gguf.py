@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_numbers, gguf_header, optional_packages
+from genctl.models import check, config_numbers, gguf_header, library_errors
 from genctl.models.fingerprint import stamps
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
@@ -46,7 +46,7 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
     if magic != gguf_header.MAGIC:
         raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-    optional_packages.require(name, ("gguf",), "gguf")
+    library_errors.require(name, ("gguf",), "gguf")
     header = gguf_header.read(path)
     if not header.tensors:
         raise ModelError(f"{name} holds no tensors")

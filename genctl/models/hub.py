@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, gc_pause, prepare, runtime_choice
+from genctl.models import check, prepare, runtime_choice
 from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.progress import OnEvent, quiet
@@ -152,9 +153,9 @@ def load(
         if before_weights is not None:
             before_weights(checkpoint.generation)
         if checkpoint.config.get("quantization_config") is not None:
-            from genctl.models import optional_packages
+            from genctl.models import library_errors
 
-            optional_packages.check_quantization(checkpoint.config)
+            library_errors.check_quantization(checkpoint.config)
         added = None
         if runtime.adapter is not None:
             from genctl.models import adapter
@@ -163,7 +164,7 @@ def load(
         read_ahead(checkpoint.weights.files)
         native, reason = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust_remote_code)
         device = device_of(runtime.device) if runtime.device_map is None else None
-        gc_pause.resume()  # torch is imported now
+        process.resume_collector()  # torch is imported now
         if threads is not None:
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
         prepare.check_device(runtime, device, native=native is not None)

@@ -1,23 +1,28 @@
-"""Errors of the libraries that read a checkpoint: each becomes a ModelError of one line.
+"""The libraries that read a checkpoint: those that only some need, and their errors, each a ModelError of one line.
 
 A panic of a Rust library also writes a report (with a backtrace if RUST_BACKTRACE is set) to file descriptor 2 before
 Python sees the exception. It is kept off the terminal; replacing `sys.stderr` would not help.
+
+Neither torch nor any of these packages is imported here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from genctl import errors
 from genctl.errors import GenctlError, ModelError, is_shortage
 from genctl.models.resolve import brief
+from genctl.models.weights import shown
 
 _T = TypeVar("_T")
 _REPORT = re.compile(rb"\n?thread '[^\n]* panicked at .*", re.DOTALL)
@@ -103,3 +108,44 @@ def _end(saved: int, *, failed: bool) -> None:
     with contextlib.suppress(OSError):
         while left:
             left = left[os.write(2, left) :]
+
+
+# quant_method of config.json -> the modules with which transformers loads it, and the extra that has them
+_QUANTISED: dict[str, tuple[tuple[str, ...], str]] = {
+    "gptq": (("optimum", "gptqmodel"), "gptq"),
+    "awq": (("gptqmodel",), "gptq"),
+    "compressed-tensors": (("compressed_tensors",), "quant"),
+    "torchao": (("torchao",), "quant"),
+}
+
+
+def is_missing(module: str) -> bool:
+    """Whether a module is not installed."""
+    try:
+        return importlib.util.find_spec(module) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def require(what: str, modules: tuple[str, ...], extra: str) -> None:
+    """Raises ModelError that names the missing packages and the extra `extra`."""
+    missing = [name.replace("_", "-") for name in modules if is_missing(name)]
+    if missing:
+        are = "which is not" if len(missing) == 1 else "which are not"
+        raise ModelError(f"{what} needs {' and '.join(missing)}, {are} installed", hint=errors.extra(extra))
+
+
+def check_quantization(config: Mapping[str, Any]) -> None:
+    """Refuse a quantised checkpoint whose packages are missing. Methods that are not listed are left to transformers.
+
+    Raises ModelError.
+    """
+    settings = config.get("quantization_config")
+    if settings is None:
+        return
+    if not isinstance(settings, dict):
+        raise ModelError("config.json: quantization_config is not a JSON object")
+    method = settings.get("quant_method")
+    if isinstance(method, str) and method in _QUANTISED:
+        modules, extra = _QUANTISED[method]
+        require(f"config.json says quant_method = {shown(method)}: the checkpoint", modules, extra)

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from genctl import errors
-from genctl.children import use_own_compile_cache
 from genctl.errors import ModelError, UsageError
 from genctl.models.weights import shown
 from genctl.params import Runtime
+from genctl.process import use_own_compile_cache
 
 if TYPE_CHECKING:
     import torch

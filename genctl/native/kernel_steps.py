@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.kernel_products import Product
-from genctl.native.kernel_tiles import OUTPUTS, Tile, cut, outputs_of
+from genctl.native.kernel_products import OUTPUTS, Product, Tile, cut, outputs_of
 from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
@@ -100,7 +99,7 @@ class KernelStep:
         self.pdl = capability >= (9, 0)  # programmatic dependent launch: a kernel begins before the one before ends
 
     def tile(self, product: Product, tiles: int, outputs: int, *, gated: bool = False) -> Tile:
-        """See `kernel_tiles.cut`."""
+        """See `kernel_products.cut`."""
         return cut(product, tiles, outputs, x_bytes=self.decoder.dtype.itemsize, shared=self.shared, gated=gated)
 
     def _layer(self, number: int, w: LayerWeights) -> _Layer:

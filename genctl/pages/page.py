@@ -1,4 +1,4 @@
-"""A page from the data of a run: the template filled, everything inside the one file.
+"""What a page shows, collected from the events of a run, and the page: everything inside the one file.
 
 A page loads nothing and sends nothing: its policy allows the one style sheet and the one script, by their digests. Text
 of a model, a prompt or a preset reaches it in two ways only: through the template, which escapes it, and as JSON in
@@ -11,12 +11,182 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from genctl.pages.page_data import LONG, PageData
-from genctl.pages.tree_columns import SCALE, TreeDetail
+from genctl.events import Began, CacheRead, Event, Finished, Loading
+from genctl.pages.search_tree import TreeBuilder
+from genctl.pages.tree_columns import SCALE, TreeDetail, Vocabulary, columns, scaled
+from genctl.terminal.score_formula import UNSCALED
 from genctl.terminal.widgets import visible
+
+HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
+LISTED = 20_000  # prompts on a page; of more only the number is said
+LONG = 400  # characters of a prompt or text in a page that is cut down
+
+
+@dataclass
+class PageData:
+    """Listens to a run. The page is a function of the events, and of what a command adds to them:
+
+    `facts` (label and value of the summary), `job` (the settings as TOML), `cache` (the report of `inspect-cache`),
+    `comparison` (runs side by side) and `figures` (more numbers of a lane, by its name).
+    """
+
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    command: str = ""
+    job: str = ""
+    cache: Mapping[str, Any] | None = None
+    comparison: Mapping[str, Any] | None = None
+    figures: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    lanes: dict[str, TreeBuilder] = field(default_factory=dict)
+    unlisted: int = 0
+    _nodes: int = 0
+
+    def feed(self, event: Event) -> None:
+        """Take one event. Raises InputError for one that cannot follow the ones before it."""
+        if isinstance(event, (Loading, CacheRead)):
+            return
+        if event.lane not in self.lanes:
+            if len(self.lanes) >= LISTED:
+                self.unlisted += isinstance(event, Began)
+                return
+            self.lanes[event.lane] = TreeBuilder(event.lane)
+        lane = self.lanes[event.lane]
+        lane.feed(event)
+        if isinstance(event, Finished):
+            self._let_go(lane)
+
+    @property
+    def begun(self) -> list[Began]:
+        """How each lane began."""
+        return [lane.history.began for lane in self.lanes.values() if lane.history.began is not None]
+
+    @property
+    def done(self) -> list[Finished]:
+        """What each lane returned that is done."""
+        return [lane.history.finished for lane in self.lanes.values() if lane.history.finished is not None]
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of all sequences."""
+        return sum(hypothesis.length for finished in self.done for hypothesis in finished.hypotheses)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the texts were given and scored, not generated."""
+        return any(hypothesis.reason == "scored" for finished in self.done for hypothesis in finished.hypotheses)
+
+    @property
+    def title(self) -> str:
+        """What the page is about, in a few words."""
+        begun = self.begun
+        if not begun:
+            return "genctl"
+        strategies = list(dict.fromkeys(began.strategy for began in begun))
+        return " · ".join([begun[0].model or "genctl", *strategies[:4]])
+
+    def document(self, detail: TreeDetail, *, with_tokens: int | None = None, short: bool = False) -> dict[str, Any]:
+        """The page as plain JSON values.
+
+        Only the first `with_tokens` lanes have their tokens (None: all); with `short` prompts and texts are cut.
+        """
+        vocabulary = Vocabulary()
+        lanes = []
+        for place, lane in enumerate(self.lanes.values()):
+            whole = lane.has_tokens and (with_tokens is None or place < with_tokens)
+            lanes.append(self._entry(lane, vocabulary if whole else None, detail, LONG if short else None))
+        document: dict[str, Any] = {"lanes": lanes, "vocabulary": vocabulary.listed()}
+        if self.unlisted:
+            document["unlisted"] = self.unlisted
+        if self.comparison is not None:
+            document["comparison"] = dict(self.comparison)
+        if self.cache is not None:
+            document["cache"] = dict(self.cache)
+        return document
+
+    def _let_go(self, lane: TreeBuilder) -> None:
+        """Keep the tokens of a lane that is done, as long as there is room."""
+        self._nodes += lane.size
+        if self._nodes > HELD and len(self.lanes) > 1:
+            lane.drop_rows()
+
+    def _entry(
+        self, lane: TreeBuilder, vocabulary: Vocabulary | None, detail: TreeDetail, long: int | None
+    ) -> dict[str, Any]:
+        history = lane.history
+        began, finished, prefilled = history.began, history.finished, history.prefilled
+        entry: dict[str, Any] = {"lane": history.lane}
+        if began is not None:
+            entry |= {"prompt": cut(history.prompt, long), "strategy": began.strategy, "model": began.model}
+            entry |= {"seed": began.seed, "place": began.place}
+            if self.comparison is not None:
+                entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
+            entry["length_penalty"] = 0.0 if began.strategy in UNSCALED else began.settings.get("length_penalty", 1.0)
+            entry["answers"] = began.encoder_decoder
+        if prefilled is not None:
+            entry["prompt_tokens"] = prefilled.prompt_tokens
+        if finished is not None:
+            entry |= {"seconds": round(finished.seconds, 4), "first_token_s": round(finished.first_token_s, 4)}
+            entry["sequences"] = [
+                {
+                    "text": cut(hypothesis.text, long),
+                    "tokens": hypothesis.length,
+                    "logprob": scaled(hypothesis.logprob),
+                    "score": scaled(hypothesis.score),
+                    "reason": hypothesis.reason,
+                    "cause": hypothesis.cause,
+                }
+                for hypothesis in finished.hypotheses
+            ]
+        elif history.failed is None:
+            entry["sequences"] = [
+                {"text": cut(path.text(), long), "tokens": path.length, "reason": "unfinished"}
+                for path in history.rows
+                if path.length
+            ]
+        if history.failed is not None:
+            entry["error"] = {"code": history.failed.code, "message": history.failed.message}
+        if history.lane in self.figures:
+            entry["figures"] = dict(self.figures[history.lane])
+        if vocabulary is not None and lane.size > 1:
+            entry["tree"] = columns(lane.tree(), vocabulary, detail)
+        return entry
+
+
+def cut(text: str, most: int | None) -> str:
+    """The text, or its beginning and the number of characters that are left out."""
+    if most is None or len(text) <= most:
+        return text
+    return f"{text[:most]} … ({len(text) - most:,} more characters)"
+
+
+def facts_of(page: PageData) -> list[tuple[str, str]]:
+    """The summary that the events alone can give."""
+    begun = page.begun
+    facts = []
+    for label, values in (
+        ("checkpoint", [began.model for began in begun]),
+        ("strategy", [began.strategy for began in begun]),
+        ("runtime", [str(began.settings.get("runtime", "")) for began in begun]),
+    ):
+        each = [value for value in dict.fromkeys(values) if value]
+        if each:
+            facts.append((label, ", ".join(each)))
+    seeds = list(dict.fromkeys(began.seed for began in begun if began.seed is not None))
+    if len(seeds) == 1:
+        facts.append(("seed", str(seeds[0])))
+    if page.comparison is not None:
+        facts.append(("runs", ", ".join(page.comparison["runs"])))
+    prompts = len(page.lanes) if page.comparison is None else len(page.comparison["prompts"])
+    facts.append(("texts" if page.is_scored else "prompts", f"{prompts + page.unlisted:,}"))
+    facts.append(("scored tokens" if page.is_scored else "new tokens", f"{page.tokens:,}"))
+    failed = sum(lane.history.failed is not None for lane in page.lanes.values())
+    if failed:
+        facts.append(("failed", f"{failed:,}"))
+    return facts
+
 
 LARGEST = 2_000_000  # bytes of a page, unless its texts alone are longer
 WITHOUT_SCRIPT = 500  # prompts that are shown where scripts are off

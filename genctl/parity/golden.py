@@ -25,9 +25,8 @@ from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
 from genctl.parity.partial import known_top, position, rows_of, shift_of
 from genctl.parity.partings import concluded
-from genctl.parity.recorded import Golden, KnownTop
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Parity, Position, Text, TextParting, Verdict
+from genctl.parity.values import Golden, KnownTop, Parity, Position, Text, TextParting, Verdict
 
 # knobs that change what is computed from the same checkpoint; with an adapter it is another one
 WEIGHTS = ("dtype", "quantize", "runtime")

@@ -17,10 +17,9 @@ from torch import Tensor
 
 from genctl.decode.threads import set_threads
 from genctl.errors import GenctlError
-from genctl.parity.figures import shift
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.sides import LocalSide
-from genctl.parity.statistics import quantiles
+from genctl.parity.statistics import quantiles, shift
 from genctl.parity.values import Noise, Variation
 
 FEW = 8  # positions on which numbers of threads are compared: two threads may wait for each other

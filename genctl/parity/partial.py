@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from genctl.engines.server.told import ToldTop
-from genctl.parity.figures import first_choice
-from genctl.parity.recorded import KnownTop
-from genctl.parity.values import Bounds, Position
+from genctl.parity.statistics import first_choice
+from genctl.parity.values import Bounds, KnownTop, Position
 
 TOP = 20  # tokens of a distribution
 ENOUGH = 1e-6  # of the probability: where the best tokens leave less, the others are not listed

@@ -1,4 +1,4 @@
-"""What a comparison of two sides finds, as values. Imports no torch.
+"""What a comparison of two sides finds, as values, and a recorded reference. Imports no torch.
 
 The first side is the reference, the second the other. Logarithms are natural; lengths are in tokens; indices are from 0
 and count the compared tokens of a text, not its prompt.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["tie", "drift", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "defect": 2}
@@ -223,3 +223,36 @@ class Parity:
     def sentence(self) -> str:
         """The verdict with its reason."""
         return f"{self.word}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class KnownTop:
+    """A distribution before a token: the log-probability of that token, those of the best ones, and what they leave.
+
+    All log-probabilities are float32 numbers, so that a file has them as they are.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the most probable first
+    tail: float  # the probability of all others
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A recorded reference."""
+
+    reference: str  # the side, as it was typed
+    fingerprint: str  # of its checkpoint
+    dtype: str  # in which it computed
+    knobs: Mapping[str, Any]  # knobs of the side that were set
+    vocabulary: int
+    written: bool  # whether the reference wrote the texts, greedily; else they were given
+    new_tokens: int | None  # the limit of what it wrote
+    versions: Mapping[str, str]
+    texts: tuple[Text, ...]
+    known: Mapping[tuple[str, int], KnownTop]  # by text and index of a token
+    own_lengths: Mapping[str, int] = field(default_factory=dict)  # limits of texts that had one of their own, by id
+
+    def length(self, text: str) -> int | None:
+        """The limit of what the reference wrote for a text."""
+        return self.own_lengths.get(text, self.new_tokens)

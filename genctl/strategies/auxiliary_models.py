@@ -63,7 +63,7 @@ def auxiliary_strategy(
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
-        from genctl.strategies.early_exit import EarlyExitDrafter
+        from genctl.strategies.draft_models import EarlyExitDrafter
 
         exit_layer, use_cache = generation.assistant_early_exit, generation.use_cache
         drafter = EarlyExitDrafter.after(forward, exit_layer, use_cache=use_cache)

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from genctl.process import stays_ignored
 from genctl.terminal import first_sign
-from genctl.terminal.heeded import stays_ignored
 from genctl.terminal.standard_streams import say_interrupted
 
 GRACE_S = 0.25  # how long the main thread may take to end by itself

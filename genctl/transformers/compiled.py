@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import cache_utils
 from transformers.generation.utils import GenerationMixin
 
-from genctl import children, compat
+from genctl import compat, process
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.foreign import CompiledLayer, new_cache
 from genctl.errors import ModelError
@@ -111,7 +111,7 @@ class Compiled:
         compat.mark_dynamic(full_mask, 1)
         if self.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch is, here
-        with children.Protected():  # another shape may have to be compiled
+        with process.ProtectedChildren():  # another shape may have to be compiled
             logits = self._step(feed, full_mask, positions, place, buffers)
         cache.written()
         self.steps += 1

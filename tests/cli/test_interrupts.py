@@ -14,7 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from genctl.terminal.heeded import stays_ignored
+from genctl.process import stays_ignored
 from genctl.terminal.interrupt import Interrupt
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import torch
 
 from genctl import events
 from genctl.decode import prefix_cache
-from genctl.decode.cache.together import RowOfPass
+from genctl.decode.cache.cache import RowOfPass
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane

@@ -19,7 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from genctl.engines.server import client, retry
+from genctl.engines.server import client, failure
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import Failure, StandIn, running
 from tests.hostile.corpus import spoilt
@@ -245,8 +245,8 @@ _HEADERS: tuple[Callable[[Random], bytes], ...] = (
 @contextmanager
 def hostile() -> Iterator[Callable[[bytes], str]]:
     """A server that answers the row `bad` with given bytes; what is yielded takes them and returns what came of it."""
-    waits = retry.FIRST_S, retry.ASKED_S, client.AFTER_S
-    retry.FIRST_S, retry.ASKED_S, client.AFTER_S = 0.001, 0.5, 0.3
+    waits = failure.FIRST_S, failure.ASKED_S, client.AFTER_S
+    failure.FIRST_S, failure.ASKED_S, client.AFTER_S = 0.001, 0.5, 0.3
     bytes_now = [b""]
 
     def fault(server: StandIn, body: dict[str, Any]) -> Failure | None:
@@ -266,7 +266,7 @@ def hostile() -> Iterator[Callable[[bytes], str]]:
         with running(fault=fault) as server:
             yield target
     finally:
-        retry.FIRST_S, retry.ASKED_S, client.AFTER_S = waits
+        failure.FIRST_S, failure.ASKED_S, client.AFTER_S = waits
 
 
 def _checked(done: Done, key: str, beside: object) -> str:

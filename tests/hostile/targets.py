@@ -137,7 +137,7 @@ def lark(data: bytes) -> str:
 
 def stop_regex(data: bytes) -> str:
     """`--stop-regex` with this pattern, tried on a text."""
-    from genctl.decode.stopping.pattern import Pattern
+    from genctl.decode.stopping.stops import Pattern
 
     try:
         Pattern(os.fsdecode(data)).find("a" * 30 + "!")

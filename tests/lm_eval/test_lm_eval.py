@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from genctl import children
+from genctl import process
 from genctl.errors import GenctlError, UsageError
 from tests.lm_eval import tasks
 from tests.models.test_gguf import written
@@ -276,7 +276,7 @@ def test_an_error_on_the_command_line_is_one_line_and_a_hint(
 
     # thousands of tasks of lm_eval, which are read before the model: not those
     monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
-    monkeypatch.setenv(children.SAFE, "1")  # is reset afterwards
+    monkeypatch.setenv(process.SAFE, "1")  # is reset afterwards
     given = ["--model_args", "pretrained=builtin:stories,quantise=int8", "--tasks", "own_choices"]
     monkeypatch.setattr(sys, "argv", ["genctl.lm_eval", "--model", "genctl", *given, "--include_path", str(folder)])
     assert main() == 2

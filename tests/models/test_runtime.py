@@ -170,10 +170,11 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
     assert done.stdout
 
 
-MODULES = 131  # of genctl that a plain run may import, packages included
+MODULES = 128  # of genctl that a plain run may import, packages included
 PLAIN = (
-    "import gc, sys; from genctl.models import gc_pause; from genctl.cli.app import run;"
-    "gc_pause.pause(); status = run(sys.argv[1:]); assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
+    "import gc, sys; from genctl import process; from genctl.cli.app import run;"
+    "process.pause_collector(); status = run(sys.argv[1:]);"
+    "assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
     "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
     "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.commands.run.run_view'};"
     "needless |= strategies;"
@@ -193,7 +194,7 @@ def test_a_plain_run_in_a_pipe_imports_no_more_than_it_needs_and_freezes_it() ->
 
 
 def test_the_collector_of_another_program_is_left_alone(llama: Path) -> None:
-    """Only a process that is ours is frozen: `gc_pause.pause` was not called here."""
+    """Only a process that is ours is frozen: `process.pause_collector` was not called here."""
     before = gc.get_freeze_count()
     gc.disable()
     try:

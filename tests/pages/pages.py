@@ -10,8 +10,7 @@ from typing import Any
 
 from genctl.comparing.side_by_side import SideBySide
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, Trace
-from genctl.pages.page import page
-from genctl.pages.page_data import PageData
+from genctl.pages.page import PageData, page
 
 
 class Parts(HTMLParser):

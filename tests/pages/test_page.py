@@ -10,8 +10,7 @@ import math
 import pytest
 
 from genctl.events import Failed, Finished
-from genctl.pages.page import LARGEST, filled, script_json
-from genctl.pages.page_data import PageData
+from genctl.pages.page import LARGEST, PageData, filled, script_json
 from tests.hostile.corpus import TEXTS
 from tests.pages.pages import page_of, parts_of, search, sentence
 
@@ -138,14 +137,14 @@ def test_a_page_of_many_prompts_keeps_all_texts_and_drops_tokens_first(monkeypat
 
 
 def test_prompts_beyond_the_list_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genctl.pages.page_data.LISTED", 3)
+    monkeypatch.setattr("genctl.pages.page.LISTED", 3)
     parts = parts_of([event for lane in range(5) for event in sentence(str(lane), ["a"])])
     assert len(parts.data["lanes"]) == 3
     assert "2 more prompts are not listed" in "".join(parts.texts)
 
 
 def test_memory_is_bounded_by_letting_go_of_trees(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genctl.pages.page_data.HELD", 10)
+    monkeypatch.setattr("genctl.pages.page.HELD", 10)
     data = PageData()
     for lane in range(4):
         for event in sentence(str(lane), ["a", "b", "c"]):

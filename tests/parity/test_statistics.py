@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from genctl.parity.figures import figures
-from genctl.parity.statistics import quantiles, summary
+from genctl.parity.statistics import figures, quantiles, summary
 from genctl.parity.values import Position
 
 POSITIONS, VOCABULARY = 150, 40

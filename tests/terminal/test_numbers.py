@@ -7,7 +7,7 @@ import pytest
 from genctl.commands.inspect import cache_report
 from genctl.commands.run.beam_picture import from_word
 from genctl.commands.score import token_heat
-from genctl.comparing import tables
+from genctl.comparing import statistics
 from genctl.errors import count
 from genctl.events import Began, Row
 from genctl.history import Path
@@ -60,8 +60,8 @@ def test_nouns_follow_their_numbers() -> None:
     ],
 )
 def test_numbers_of_a_comparison(value: float | None, digits: int, shown: str, difference: str) -> None:
-    assert tables.number(value, digits) == shown
-    assert tables.signed(value, digits) == difference
+    assert statistics.number(value, digits) == shown
+    assert statistics.signed(value, digits) == difference
 
 
 def test_a_score_is_written_in_digits() -> None:

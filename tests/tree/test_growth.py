@@ -17,8 +17,7 @@ from genctl.commands.run.run_view import RunView
 from genctl.commands.run.search_output import StreamView
 from genctl.commands.run.tree_formats import DEEPEST, tree_dot, tree_json, tree_lines
 from genctl.events import Event, Finished
-from genctl.pages.page import page
-from genctl.pages.page_data import PageData
+from genctl.pages.page import PageData, page
 from genctl.pages.search_tree import SearchTree, TreeBuilder
 from genctl.tree import as_events
 from genctl.tree.as_events import events_of, left_out

@@ -15,8 +15,7 @@ from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import RunStatistics
-from genctl.comparing.tables import Table, tables
+from genctl.comparing.statistics import RunStatistics, Table, tables
 from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers

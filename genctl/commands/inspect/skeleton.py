@@ -23,7 +23,6 @@ from genctl.decode.cache.layer import CROSS, CacheLayer
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
 from genctl.models import (
-    architecture,
     check,
     generation_settings,
     hub,
@@ -32,6 +31,7 @@ from genctl.models import (
     resolve,
     runtime_choice,
     weights,
+    with_transformers,
 )
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded
@@ -95,8 +95,8 @@ def build(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bo
         if place.gguf is not None:
             raise ModelError(f"{place.gguf} is a GGUF file, and a plan is made of a config.json")
         checkpoint = _checkpoint(place.folder, allow_pickle, trust_remote_code)
-        config = architecture.read_config(checkpoint, trust_remote_code)
-        kind = architecture.auto_class(checkpoint, config, trust_remote_code)
+        config = with_transformers.read_config(checkpoint, trust_remote_code)
+        kind = with_transformers.auto_class(checkpoint, config, trust_remote_code)
         notes = list(place.notes)
         if runtime.dtype == "auto" and not runtime_choice.stored_dtype(checkpoint):
             notes.append("config.json names no dtype: float32 is taken; --dtype says otherwise")

@@ -19,10 +19,9 @@ from genctl.io import writers
 from genctl.models.text import detokenizer
 from genctl.parity.golden import compare as compare_golden
 from genctl.parity.measure import measure
-from genctl.parity.recorded import Golden
 from genctl.parity.remote import compare as compare_server
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Parity
+from genctl.parity.values import Golden, Parity
 
 NEW_TOKENS = 32  # of each prompt
 

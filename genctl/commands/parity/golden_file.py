@@ -26,9 +26,8 @@ from genctl.io.records import SCHEMA
 from genctl.io.writers import to_json
 from genctl.params import CacheForm, Quantized
 from genctl.parity.golden import record
-from genctl.parity.recorded import Golden, KnownTop
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Parity, Text
+from genctl.parity.values import Golden, KnownTop, Parity, Text
 
 KIND = "golden"
 VERSION = 1

@@ -30,10 +30,9 @@ from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
 from genctl.parity import remote
 from genctl.parity.measure import ParityOptions, measure
-from genctl.parity.read_once import ReadOnce
-from genctl.parity.recorded import Golden
+from genctl.parity.reading import ReadOnce
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Parity, Text
+from genctl.parity.values import Golden, Parity, Text
 from genctl.terminal.interrupt import Interrupt
 
 NOTHING = "there is nothing to compare the sides on"

@@ -16,9 +16,8 @@ from genctl.engines.server.told import ToldTop
 from genctl.errors import count, without_secrets
 from genctl.pages import charts
 from genctl.pages.page import digest, file_text, filled
-from genctl.parity.recorded import Golden
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import LayerDifference, Parity, Position, Text
+from genctl.parity.values import Golden, LayerDifference, Parity, Position, Text
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 

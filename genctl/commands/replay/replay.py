@@ -13,7 +13,7 @@ from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from genctl import events
+from genctl import events, process
 from genctl.cli.table import (
     Color,
     Command,
@@ -32,7 +32,6 @@ from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat, picture
 from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
-from genctl.models import gc_pause
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 
@@ -132,7 +131,7 @@ REPORT = Command(
 
 def _recording(file: str) -> list[events.Event]:
     """The events of a file; notes say what they leave out. Raises InputError."""
-    gc_pause.resume()  # no model is loaded here
+    process.resume_collector()  # no model is loaded here
     return read_recording(file, Messages().remark)
 
 
@@ -167,7 +166,7 @@ def perform(options: ReplayOptions) -> int:
         _write_page(recorded, options.report, force=options.force)
     searching = any(isinstance(event, events.Began) and "beam" in event.strategy for event in recorded)
     if options.svg is not None:
-        from genctl.commands.screen_file import ScreenFile
+        from genctl.commands.page_file import ScreenFile
 
         with ScreenFile(options.svg, force=options.force) as screen:
             consoles = screen.console, screen.console

@@ -239,7 +239,7 @@ def _foreign(use: str, values: dict[str, Any], *, allowed: bool) -> Processor:
     """A user's own: a class that is constructed with the values (a transformers LogitsProcessor, or anything whose
     instances take history and scores), or a function that receives them after history and scores.
     """
-    from genctl.config.plugins import make
+    from genctl.config.listed_knobs import make
 
     processor = make("processor", use, values, allowed=allowed)
     fixed = isinstance(processor, partial)

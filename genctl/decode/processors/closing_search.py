@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from genctl.decode.processors.closing_witness import literals, witnesses
-from genctl.decode.processors.grammar_tokens import llguidance_tokenizer
-from genctl.decode.processors.token_bytes import Spelling
+from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

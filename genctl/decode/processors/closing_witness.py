@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from genctl.decode.processors.grammar_tokens import llguidance_tokenizer
+from genctl.decode.processors.token_bytes import llguidance_tokenizer
 
 _MOST = 16  # texts of a grammar
 _LONGEST = 1024  # characters of a text

@@ -23,8 +23,7 @@ from genctl.decode.processors.closing_search import ClosingSearch, Tokens
 from genctl.decode.processors.closing_witness import reach
 from genctl.decode.processors.grammar_completion import Closing
 from genctl.decode.processors.grammar_source import GrammarSource, read
-from genctl.decode.processors.grammar_tokens import llguidance_tokenizer
-from genctl.decode.processors.token_bytes import Spelling, spelling
+from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer, spelling
 from genctl.errors import UsageError
 
 if TYPE_CHECKING:

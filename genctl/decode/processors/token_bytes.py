@@ -1,4 +1,4 @@
-"""The bytes that each id of a vocabulary adds to the text.
+"""The bytes that each id of a vocabulary adds to the text, and llguidance's view of them.
 
 The text of new tokens is `pieces` of each, concatenated; where no other text is before it, `first` of the first one.
 It is byte for byte for byte-level and byte-fallback vocabularies, by the decoder's output for metaspace and WordPiece
@@ -13,10 +13,13 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from genctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 # -- how a tokenizer decodes; the 256 bytes as characters, as GPT-2 and all byte-level vocabularies write them ---------
 
@@ -187,3 +190,24 @@ def _read(backend: Any, size: int, knob: str) -> Spelling:
             if alone[token].encode() != pieces[token]:
                 first[token] = alone[token].encode()
     return Spelling(tuple(pieces), first)
+
+
+def llguidance_tokenizer(pieces: Sequence[bytes]) -> LLTokenizer:
+    """Tokens with these bytes, and one more, `len(pieces)`, that ends a text."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_PiecesOnly(pieces)))
+
+
+class _PiecesOnly:
+    """The tokenizer interface of llguidance."""
+
+    bos_token_id: int | None = None
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.tokens = [*pieces, b"\xff<end>"]
+        self.eos_token_id = len(pieces)
+        self.special_token_ids = [self.eos_token_id]
+
+    def __call__(self, text: Any) -> list[int]:
+        return []  # only used to force tokens, which the grammar's header turns off

@@ -27,9 +27,7 @@ from genctl.decode.stopping.criterion import (
     StopStrings,
     StopTokens,
 )
-from genctl.decode.stopping.marks import Marks, marks
-from genctl.decode.stopping.pattern import BROKEN, Pattern, quoted
-from genctl.decode.stopping.stops import Stops
+from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, marks, quoted
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 

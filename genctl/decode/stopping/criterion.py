@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from genctl.config import plugins
+from genctl.config import listed_knobs
 from genctl.decode.stopping import Criterion, Stop, Written
-from genctl.decode.stopping.pattern import Pattern
-from genctl.decode.stopping.stops import first
+from genctl.decode.stopping.stops import Pattern, first
 from genctl.errors import UsageError, raised
 
 # -- stopping criteria of users: constructed and called ----------------------------------------------------------------
@@ -23,11 +22,11 @@ REASONS = ("eos", "length", "stop", "time")
 
 
 def make(use: str, arguments: Mapping[str, Any], offered: Mapping[str, Any], *, allowed: bool) -> Criterion:
-    """A criterion from a user's class or function and the keys of its table (see `genctl.config.plugins.make`).
+    """A criterion from a user's class or function and the keys of its table (see `genctl.config.listed_knobs.make`).
 
     `offered` (the tokenizer, the decoder) is passed to parameters of that name. Raises UsageError.
     """
-    criterion = plugins.make("stopping criterion", use, arguments, allowed=allowed, offered=offered)
+    criterion = listed_knobs.make("stopping criterion", use, arguments, allowed=allowed, offered=offered)
     ask = partial(_tensors, criterion) if _is_transformers(criterion) else criterion
     return partial(_call, use, ask)
 
@@ -81,7 +80,7 @@ class StopTokens:
 class StopStrings:
     """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
 
-    `stops`: searched string -> its stop string (see `marks`).
+    `stops`: searched string -> its stop string (see `Marks`).
     """
 
     stops: Mapping[str, str]

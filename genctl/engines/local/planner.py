@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.row_text import RowText
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
-    from genctl.engines.local.lane_results import ForcedPhrases, LaneResults
-    from genctl.engines.local.rerank import RerankPlan
+    from genctl.engines.local.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -254,9 +253,9 @@ class Planner:
 
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines.local import rerank
+            from genctl.engines.local import lane_results
 
-            ranking = rerank.plan(generation)
+            ranking = lane_results.rerank_plan(generation)
         tokenizer = self.loaded.tokenizer
         if generation.mbr_samples and tokenizer is None:
             raise UsageError("mbr_samples: compares texts, and this checkpoint has no tokenizer to write any")

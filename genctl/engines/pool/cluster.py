@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import genctl
-from genctl import children
+from genctl import process
 from genctl.decode.threads import cores
 from genctl.engines.pool.checks import TOKEN, is_running, nothing_there, probe, sends_token, threads_for
 from genctl.errors import UsageError, count
@@ -281,7 +281,7 @@ def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
     Ray puts the folder of the driver's script and its working directory on the path of every worker, before that of
     Python, unless the job names a working directory of its own. So it names an empty one.
     """
-    variables = {children.SAFE: "1"}
+    variables = {process.SAFE: "1"}
     if os.environ.get(VARIABLE):
         variables[VARIABLE] = os.environ[VARIABLE]
     if here and (path := _python_path()):

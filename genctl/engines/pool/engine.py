@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl import events
+from genctl import events, process
 from genctl.decode.threads import from_environment
 from genctl.engines.pool.checks import check_memory
 from genctl.engines.pool.cluster import RayCluster, start_cluster
@@ -32,7 +32,6 @@ from genctl.engines.protocol import (
     never,
 )
 from genctl.errors import ModelError, count
-from genctl.models import gc_pause
 
 CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
 ROWS_HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
@@ -210,7 +209,7 @@ def _groups(
 
 def load_pool(setup: EngineSetup, *, address: str | None, workers: int | None) -> PoolEngine:
     """Start workers here, or in the cluster at `address`. Raises UsageError or ModelError."""
-    gc_pause.resume()  # torch is not imported here
+    process.resume_collector()  # torch is not imported here
     cluster, engine = start_cluster(address, workers, gpu=setup.runtime.device in ("auto", "cuda")), None
     try:
         engine = PoolEngine(cluster, setup)

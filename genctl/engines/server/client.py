@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from genctl.engines.server.address import KEYS, Address, key_of
-from genctl.engines.server.failure import Gone, Late, Trouble, one_line
+from genctl.engines.server.failure import Gone, Late, Trouble, asked_s, one_line
 from genctl.engines.server.reading import (
     ENCODINGS,
     MOST_BYTES,
@@ -32,7 +32,6 @@ from genctl.engines.server.reading import (
     object_of,
     part_of,
 )
-from genctl.engines.server.retry import asked_s
 from genctl.errors import BackendError, extra
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from genctl.engines.server.answer import AnswerPiece, Usage, pieces_of, usage_of
 from genctl.engines.server.failure import Gone, Late, Trouble, one_line
 from genctl.engines.server.lane import RemoteLane
@@ -77,7 +77,9 @@ class Exchanges:
 
         try:
             ask = partial(_answer, exchange, tell)
-            answered = await retry.patiently(ask, seed=exchange.seed, deadline=exchange.deadline, say=client.note_pause)
+            answered = await failure.patiently(
+                ask, seed=exchange.seed, deadline=exchange.deadline, say=client.note_pause
+            )
             tell(Answered(answered))
         except (Gone, Late):
             tell(Late())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from genctl.engines.server.address import Address
 from genctl.engines.server.answer import echoed, tokens_of
 from genctl.engines.server.body import described, kind_of, known
@@ -187,7 +187,7 @@ class Server:
         ask: Callable[[float], Awaitable[dict[str, Any]]],
         final: Sequence[int] = (),
         *,
-        attempts: int = retry.ATTEMPTS,
+        attempts: int = failure.ATTEMPTS,
     ) -> dict[str, Any]:
         """The answer, asked for again while the server is busy or still loads its model. `ask` gets the deadline.
 
@@ -202,7 +202,7 @@ class Server:
 
         try:
             return self.client.wait(
-                retry.patiently(
+                failure.patiently(
                     lambda: ask(deadline),
                     seed=0,
                     deadline=deadline,

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any, TypeAlias, TypeVar
 
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.failure import Late, RowFailure, Trouble, one_line
 from genctl.engines.server.server import Server
@@ -66,7 +66,7 @@ async def patiently(
     trouble that ends the run; and what `ask` raises on purpose.
     """
     try:
-        return await retry.patiently(ask, seed=seed, deadline=deadline, say=server.client.note_pause)
+        return await failure.patiently(ask, seed=seed, deadline=deadline, say=server.client.note_pause)
     except Trouble as trouble:
         if trouble.fatal:
             raise server.error(trouble) from None

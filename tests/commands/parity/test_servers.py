@@ -15,7 +15,7 @@ from torch import Tensor
 
 from genctl.commands.parity.gate import check_golden, compare
 from genctl.decode.runtime import Pass
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from genctl.errors import UsageError
 from genctl.models.text import detokenizer
 from genctl.parity.sides import LocalSide
@@ -33,7 +33,7 @@ Change = Callable[[Tensor], Tensor]
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_S", 0.001)
+    monkeypatch.setattr(failure, "FIRST_S", 0.001)
 
 
 @cache

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from genctl.decode.stopping import Stop, Written
 from genctl.decode.stopping.build import NamedCriterion, stops_of
-from genctl.decode.stopping.marks import Marks
 from genctl.decode.stopping.row_text import RowText
+from genctl.decode.stopping.stops import Marks
 from genctl.models.text import Detokenizer
 from genctl.sequences import shared_length
 

@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping.marks import Marks
-from genctl.decode.stopping.pattern import Pattern
 from genctl.decode.stopping.row_text import RowText
-from genctl.decode.stopping.stops import Stops, first
+from genctl.decode.stopping.stops import Marks, Pattern, Stops, first
 
 letters = st.text("ab🙂", max_size=30)
 stop_lists = st.lists(st.text("ab🙂", min_size=1, max_size=5), max_size=4).map(tuple)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.stopping import pattern as module
+from genctl.decode.stopping import stops as module
 from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build, stops_of
-from genctl.decode.stopping.pattern import REGEX_WINDOW, Pattern
+from genctl.decode.stopping.stops import REGEX_WINDOW, Pattern
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.decode.stopping.rows import first_stop, reader, row_text, tokenizer, written

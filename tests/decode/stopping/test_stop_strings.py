@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
 from genctl.decode.stopping.build import StoppingContext, build
-from genctl.decode.stopping.pattern import quoted
+from genctl.decode.stopping.stops import quoted
 from genctl.models import text as module
 from genctl.params import Generation
 from tests.decode.stopping.rows import KINDS, RARE, first_stop, reader, row_text, tokenizer, written

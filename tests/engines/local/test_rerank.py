@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from genctl import events
 from genctl.config.search_conflicts import reranking as conflicts
 from genctl.decode.stopping.row_text import RowText
-from genctl.engines.local.lane_results import LaneResults
-from genctl.engines.local.rerank import RerankPlan, chrf, expected_chrf, plan, rerank
+from genctl.engines.local.lane_results import LaneResults, RerankPlan, chrf, expected_chrf, rerank, rerank_plan
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
 from genctl.strategies.sample import Sample
@@ -110,10 +109,10 @@ def test_more_samples_never_make_the_best_one_worse() -> None:
 
 
 def test_the_knobs_make_the_plan() -> None:
-    assert plan(Generation()) is None
+    assert rerank_plan(Generation()) is None
     given = Generation(do_sample=True, best_of=8, num_return_sequences=2, length_penalty=0.0)
-    assert plan(given) == RerankPlan("best_of", 8, 2, 0.0)
-    assert plan(Generation(do_sample=True, mbr_samples=8)) == RerankPlan("mbr", 8, 1)
+    assert rerank_plan(given) == RerankPlan("best_of", 8, 2, 0.0)
+    assert rerank_plan(Generation(do_sample=True, mbr_samples=8)) == RerankPlan("mbr", 8, 1)
     assert conflicts(given) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import Body, Failure, StandIn, first_times, running
 
@@ -19,7 +19,7 @@ TEXT = " one two three four five six"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_S", 0.001)
+    monkeypatch.setattr(failure, "FIRST_S", 0.001)
 
 
 def run(server: StandIn, *arguments: str) -> tuple[int, list[Body], str]:
@@ -77,7 +77,7 @@ def test_a_row_that_always_fails_is_an_error_record_and_the_others_go_on(name: s
         assert status == 1
         assert [record.get("text") for record in records] == [TEXT, None, TEXT]
         assert records[1]["error"] == {"code": "backend", "message": f"{server.url}: {MESSAGES[name]}"}
-        assert sum(body["prompt"] == "bad" for body in server.rows) == retry.ATTEMPTS
+        assert sum(body["prompt"] == "bad" for body in server.rows) == failure.ATTEMPTS
 
 
 def test_a_request_that_is_refused_is_not_sent_again() -> None:
@@ -101,15 +101,15 @@ def test_the_wait_that_a_server_asks_for_is_kept() -> None:
 
 
 def test_waits_double_with_jitter_that_the_seed_decides() -> None:
-    waits = [retry.pause_s(attempt, 7) / retry.FIRST_S for attempt in range(1, 6)]
+    waits = [failure.pause_s(attempt, 7) / failure.FIRST_S for attempt in range(1, 6)]
     assert all(2**place / 2 <= wait <= 2**place for place, wait in enumerate(waits))
-    assert waits == [retry.pause_s(attempt, 7) / retry.FIRST_S for attempt in range(1, 6)]
-    assert waits != [retry.pause_s(attempt, 8) / retry.FIRST_S for attempt in range(1, 6)]
-    assert retry.pause_s(1, 7, 12.0) == 12.0
-    assert retry.pause_s(1, 7, 1e9) == retry.ASKED_S
-    assert retry.pause_s(60, 7) <= retry.LONGEST_S
-    assert retry.asked_s("soon") is None
-    assert retry.asked_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert waits == [failure.pause_s(attempt, 7) / failure.FIRST_S for attempt in range(1, 6)]
+    assert waits != [failure.pause_s(attempt, 8) / failure.FIRST_S for attempt in range(1, 6)]
+    assert failure.pause_s(1, 7, 12.0) == 12.0
+    assert failure.pause_s(1, 7, 1e9) == failure.ASKED_S
+    assert failure.pause_s(60, 7) <= failure.LONGEST_S
+    assert failure.asked_s("soon") is None
+    assert failure.asked_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
 
 
 def test_a_key_that_is_missing_ends_the_run_with_one_line() -> None:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from genctl.engines.server import client, reading, retry
+from genctl.engines.server import client, failure, reading
 from genctl.engines.server.address import key_of, read
 from genctl.engines.server.client import Client
-from genctl.engines.server.failure import Trouble
+from genctl.engines.server.failure import Trouble, asked_s
 from genctl.engines.server.reading import Body, Lines, message_of, object_of
-from genctl.engines.server.retry import asked_s
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import Body as Request
 from tests.engines.server.stand_in import Failure, Fault, StandIn, running
@@ -28,7 +27,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_S", 0.001)
+    monkeypatch.setattr(failure, "FIRST_S", 0.001)
 
 
 def dripping(before: bytes, drop: bytes) -> Failure:
@@ -101,7 +100,7 @@ def test_the_time_of_a_scored_row_is_kept_too(place: str) -> None:
 
 def test_silence_is_the_time_without_an_answer_not_without_a_byte(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 0.2)
-    monkeypatch.setattr(retry, "ATTEMPTS", 2)
+    monkeypatch.setattr(failure, "ATTEMPTS", 2)
     with running(fault=for_rows(DRIPS["comments"])) as server:
         done = run(server, "bad")
         assert done.records[0]["error"]["message"].startswith(f"{server.url}: no answer within 0.2 s")
@@ -174,12 +173,12 @@ def test_all_pauses_of_a_request_are_limited_together(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(anyio, "sleep", no_sleep)
     with pytest.raises(Trouble, match=r"2 attempts; it asks to wait 200 s"):
-        anyio.run(lambda: retry.patiently(ask, seed=1))
+        anyio.run(lambda: failure.patiently(ask, seed=1))
     assert slept == [200.0]
 
 
 def test_a_wait_of_more_than_a_second_is_reported_once_for_all_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "SAID_S", 0.3)
+    monkeypatch.setattr(failure, "SAID_S", 0.3)
     left = [2]
 
     def fault(server: StandIn, body: Request) -> Failure | None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from genctl.engines.server import retry
+from genctl.engines.server import failure
 from tests.cli.tool import genctl
 from tests.engines.server.stand_in import Body, Failure, StandIn, running
 
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retry, "FIRST_S", 0.001)
+    monkeypatch.setattr(failure, "FIRST_S", 0.001)
 
 
 def test_a_text_is_scored_by_the_server() -> None:
@@ -96,7 +96,7 @@ def test_a_text_that_always_fails_is_an_error_record(tmp_path: Path) -> None:
         done = genctl("score", "--backend", server.url, "-i", str(rows), "--format", "jsonl")
         assert done.status == 1
         assert [record.get("nll") for record in done.records] == [1.0, None, 1.0]
-        message = f"{server.url}: 500 out of luck ({retry.ATTEMPTS} attempts)"
+        message = f"{server.url}: 500 out of luck ({failure.ATTEMPTS} attempts)"
         assert done.records[1]["error"] == {"code": "backend", "message": message}
 
 

@@ -12,8 +12,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.stopping import Written
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
-from genctl.strategies.early_exit import EarlyExitDrafter
+from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
 from genctl.strategies.sample import Sample
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case

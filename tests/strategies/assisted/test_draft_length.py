@@ -19,8 +19,7 @@ from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import auxiliary_strategy
 from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Constant, Priced, Rate
-from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
-from genctl.strategies.early_exit import EarlyExitDrafter
+from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import alike, drafts

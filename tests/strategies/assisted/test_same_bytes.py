@@ -15,8 +15,7 @@ from genctl.decode.stopping import Stop, Written
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, ModelDrafter, PromptLookup
-from genctl.strategies.early_exit import EarlyExitDrafter
+from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
 from genctl.strategies.factory import choose
 from tests import runtimes
 from tests.decode.driver import Case

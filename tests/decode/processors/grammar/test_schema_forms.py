@@ -16,7 +16,7 @@ from llguidance import LLMatcher
 
 from genctl.decode.processors.closed_schema import closed
 from genctl.decode.processors.grammar_source import read
-from genctl.decode.processors.grammar_tokens import llguidance_tokenizer
+from genctl.decode.processors.token_bytes import llguidance_tokenizer
 from genctl.errors import UsageError
 from genctl.params import Generation
 

@@ -1,0 +1,151 @@
+"""This process and its children: what they inherit, which signals it heeds, when garbage is collected, its own folder.
+
+Python puts the working directory first on the path of `python -c` and `python -m`, and libraries start both: torch's
+compiler, multiprocessing, Ray. Children import nothing from there, libraries' too.
+
+`__main__` imports this file before anything else: at first it imports only what no file in that directory can replace.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` is a file
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+SAFE = "PYTHONSAFEPATH"
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+_HERE = os.path.realpath(__file__).rpartition(os.sep)[0]  # no pathlib: nothing that takes time is imported yet
+_paused = False
+
+
+def protect_children() -> None:
+    """Give all later children a safe path. For programs: it changes this process's environment to its end."""
+    os.environ[SAFE] = "1"
+
+
+class ProtectedChildren:
+    """A context in which children get a safe path, for libraries: the environment is the caller's own afterwards."""
+
+    def __enter__(self) -> None:
+        self._before = os.environ.get(SAFE)
+        protect_children()
+
+    def __exit__(self, *_: Any) -> None:
+        if self._before is None:
+            os.environ.pop(SAFE, None)
+        else:
+            os.environ[SAFE] = self._before
+
+
+def forget_working_directory() -> None:
+    """Take the working directory, which `python -m` put there, off this process's path, unless genctl is in it."""
+    here = os.path.realpath(os.curdir)
+    if sys.path and os.path.realpath(sys.path[0]) == here and here != _HERE.rpartition(os.sep)[0]:
+        del sys.path[0]
+
+
+def stays_ignored(number: int) -> bool:
+    """Whether a signal is ignored and stays so: SIGHUP as `nohup` wants it, SIGINT as a shell does for what a script
+    starts in the background.
+
+    SIGINT is heeded nevertheless where standard input is a terminal: somebody presses Ctrl-C there. Such a background
+    job reads no terminal, though it may write to one.
+    """
+    import signal
+
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        return False
+    return number != signal.SIGINT or not os.isatty(0)
+
+
+def pause_collector() -> None:
+    """Collect no garbage until `resume_collector`. Call it before anything is imported, in a process of our own.
+
+    Importing torch creates half a million objects, none of them garbage. Python's cyclic collector would scan them
+    repeatedly during the import, and again when the interpreter ends: a fifth of `import torch`, and as much again at
+    the end.
+    """
+    global _paused
+    gc.disable()
+    _paused = True
+
+
+def resume_collector() -> None:
+    """Collect from now on; what was imported so far is never scanned. Without `pause_collector`, do nothing."""
+    global _paused
+    if _paused:
+        _paused = False
+        gc.freeze()
+        gc.enable()
+
+
+def use_own_compile_cache() -> None:
+    """Let torch keep compiled code in a folder of the user's own, where TORCHINDUCTOR_CACHE_DIR names no other.
+
+    Torch's own choice, which it writes into that variable, is one beside everybody's temporary files, with a name that
+    is known before it is there. Raises UsageError for a folder that somebody else could have put code into.
+    """
+    import shutil
+    import tempfile
+
+    named = os.environ.get(COMPILED, "")
+    if named and not named.startswith(f"{tempfile.gettempdir()}{os.sep}torchinductor_"):
+        return
+
+    base = cache_folder()
+    hint = f"{COMPILED}=FOLDER names another"
+    try:
+        if base is None:
+            raise OSError
+        for folder in (base, base / "compiled"):
+            make_private(folder, hint)
+        os.environ[COMPILED] = str(folder)
+    except OSError:  # no home, or none that can be written to
+        os.environ[COMPILED] = tempfile.mkdtemp(prefix="genctl-")
+        atexit.register(shutil.rmtree, os.environ[COMPILED], ignore_errors=True)
+
+
+def cache_folder() -> Path | None:
+    """The user's folder of what can be computed again: `$XDG_CACHE_HOME/genctl`, `~/.cache/genctl` by default.
+
+    None where there is no home folder.
+    """
+    from pathlib import Path
+
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        # ignore a relative folder (XDG Base Directory Specification)
+        folder = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
+    except (RuntimeError, ValueError):
+        return None
+    return folder / "genctl"
+
+
+def make_private(folder: Path, hint: str) -> None:
+    """Make `folder`, for its owner only, if it is not there.
+
+    Raises OSError where that fails, and UsageError for a link and for a folder that others own or may write to.
+    """
+    import stat
+
+    from genctl.errors import UsageError, printable
+
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.lstat()
+    wrong = ""
+    if not stat.S_ISDIR(state.st_mode):
+        wrong = "is a link"
+    elif hasattr(os, "geteuid") and state.st_uid != os.geteuid():
+        wrong = "belongs to another user"
+    elif os.name == "posix" and state.st_mode & 0o022:
+        wrong = "can be written to by others"
+    if wrong:
+        raise UsageError(f"{printable(str(folder))} {wrong}, and code is run from there", hint=hint)
+    if os.name == "posix" and state.st_mode & 0o077:
+        folder.chmod(0o700)
