@@ -383,7 +383,8 @@ class _Pass:
 
 def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and bias of a product, and `some` tensor in the place of what is not read."""
-    return tuple(some if part is None else part for part in (product.scales, product.wide_bias))  # type: ignore[return-value]
+    scales, bias = (some if part is None else part for part in (product.scales, product.wide_bias))
+    return scales, bias
 
 
 def _power(size: int) -> int:

@@ -118,8 +118,8 @@ KEYS: tuple[Key, ...] = (
         "s",
         "settings",
         "s",
-        "change a setting (top_p=0.9) or a preset: the distribution changes at once",
-        question="a setting or a preset: top_p=0.9, temperature=1.2, beam5; reset",
+        "change a setting (min_p=0.05) or a preset: the distribution changes at once",
+        question="a setting or a preset: min_p=0.05, temperature=1.2, beam5; reset",
     ),
     Key(
         "x",
