@@ -130,9 +130,9 @@ def commit(
 def commit_one(
     lane: Lane, live: Rows, facts: Facts, place: int, elapsed: Callable[[], float], interrupted: str
 ) -> events.Row | tuple[FinishedRow, events.Ended]:
-    """`commit` for a lane with one row, independent of others, which goes on with the token at `place` in `facts`.
+    """`commit` for a lane that has one row and does not search: the row gets the token at `place` in `facts`.
 
-    Its text and its tokens grow in place: no other row shares them.
+    Returns the row if it lives on; its text and its tokens grow in place, since no other row shares them.
     """
     tokens, logprobs = facts.tokens[place], facts.logprobs[place]
     text = live.texts[0] if live.texts else None

@@ -248,16 +248,17 @@ class PaddedLanes:
 
     def follow(self, states: Sequence[LaneState]) -> bool:
         """Add what the rows have written since. False if these are others."""
-        if self.states != states or _lengths(states) != [[length + 1 for length in rows] for rows in self.lengths]:
+        lengths = _lengths(states)
+        if self.states != states or lengths != [(rows, length + 1) for rows, length in self.lengths]:
             return False
-        self.lengths = _lengths(states)
+        self.lengths = lengths
         self.tokens.append([node[0] for state in states for node in state.live.row_tokens.nodes if node is not None])
         return True
 
 
-def _lengths(states: Sequence[LaneState]) -> list[list[int]]:
-    """The length of each row of each lane."""
-    return [[state.length] * len(state.live.row_tokens.nodes) for state in states]
+def _lengths(states: Sequence[LaneState]) -> list[tuple[int, int]]:
+    """The number of rows of each lane, and their length."""
+    return [(len(state.live.row_tokens.nodes), state.length) for state in states]
 
 
 def padded(states: Sequence[LaneState], pad: int) -> PaddedTokens:
