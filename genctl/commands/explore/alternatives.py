@@ -1,6 +1,6 @@
 """The tokens that may follow: probability by the model and after the processors, rank, and what removed each.
 
-The whole vocabulary can be scrolled: only the rows in view are drawn. A beam search stands in their place while it runs.
+The whole vocabulary can be scrolled; only rows in view are drawn. A beam search stands in their place while it runs.
 """
 
 from __future__ import annotations
