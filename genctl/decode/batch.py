@@ -10,8 +10,10 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.batch_cache import BatchCache
+from genctl.decode.cache.cache import Cache
 from genctl.decode.lane import LaneState
 from genctl.decode.memory import OutOfMemory, shortages
+from genctl.decode.pass_prices import PassPlan, never_pays
 from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.score import ModelScores
 from genctl.decode.transfer import to_device
@@ -46,7 +48,7 @@ class Batch:
         other = self.states[0]
         if (state.lane.use_cache, state.lane.cache) != (other.lane.use_cache, other.lane.cache):
             return False
-        if state.lane.strategy.traits.drafts or other.lane.strategy.traits.drafts or not self.model.abilities.together:
+        if not self.model.abilities.together or not all(self._shares(one) for one in (state, other)):
             return False
         cache = state.prefix.cache
         if cache is not None and not cache.is_mergeable:
@@ -60,6 +62,13 @@ class Batch:
             return True
         # if rotary frequencies depend on the length, lengths may differ only below the bound
         return self.model.abilities.pads and all(_end(peer) <= self.model.bound for peer in (state, *self.states))
+
+    def _shares(self, state: LaneState) -> bool:
+        """Whether a lane drafts nothing, or what passes over several rows can check."""
+        if not state.lane.strategy.traits.drafts:
+            return True
+        cache, uneven = state.prefix.cache, self.model.abilities.uneven and state.mode.drafting is not None
+        return uneven and cache is not None and cache.takes_places
 
     def join(self, state: LaneState) -> None:
         """Add a lane. It chooses first from the scores of its prefill."""
@@ -85,14 +94,17 @@ class Batch:
                 continue
             yield state.prefix
             alone = len(self.states) == 1 and self.kv.held == [(state, 1)] and not any(self.kv.pads.values())
-            if not alone or self.kv.cache is None or state.lane.strategy.traits.drafts or len(state.ended) != 1:
+            if not alone or self.kv.cache is None or len(state.ended) != 1:
                 continue
             prompt, columns = state.prefix.tokens, self.kv.columns
             written = torch.tensor([state.ended[0].tokens], dtype=torch.long, device=prompt.device)
-            tokens = torch.cat([prompt, written], 1)[:, :columns]
-            if tokens.shape[1] == columns > prompt.shape[1]:
+            tokens = torch.cat([prompt, written], 1)[:, : columns - state.rejected]
+            beyond = columns - tokens.shape[1]  # of a draft that was not accepted, or in which the row ended
+            if tokens.shape[1] > prompt.shape[1] and (not beyond or state.fed_draft):
+                cache = self.kv.cache.unshared()
+                cache.crop(beyond)
                 nothing = state.prefix.logits[:, :0]  # the scores at its end are not needed
-                yield Prefix(tokens, self.kv.cache.unshared(), nothing, source=state.prefix.source)
+                yield Prefix(tokens, cache, nothing, source=state.prefix.source)
 
     def run_ahead(self, chosen: Sequence[LanesChosen]) -> None:
         """Run the next pass before the host knows the tokens that were chosen, where that is of use and possible.
@@ -122,6 +134,33 @@ class Batch:
         parts = [each.next_tokens for each in chosen]
         known = [part for part in parts if part is not None]
         return torch.cat(known) if len(known) == len(parts) else None
+
+    def draft(self) -> Iterator[events.Event]:
+        """Let lanes draft what the next pass checks; Failed for each whose drafter fails. Raises OutOfMemory."""
+        drafting = [state for state in self.states if state.alive and state.drafts is not None]
+        if not drafting or self.ahead is not None:
+            return  # nothing drafts, or the next pass has been run
+        alive = [state for state in self.states if state.alive]
+        rows, price = sum(state.row_count for state in alive), self.model.pass_price
+        cache = self.kv.cache or drafting[0].prefix.cache
+        if not (self._checks(alive) if rows > 1 else cache is None or cache.is_croppable):
+            return
+        if not any(state.lane.strategy.traits.drafts for state in drafting) and never_pays(price, rows):
+            return
+        plan = PassPlan(price, rows, cached=cache is not None)
+        for state in drafting:
+            try:
+                with shortages():
+                    state.propose(plan)
+            except GenctlError as error:
+                yield state.fail(error)
+
+    def _checks(self, states: Sequence[LaneState]) -> bool:
+        """Whether the next pass may feed these rows different numbers of tokens."""
+        cache, held = self.kv.cache, {state for state, _ in self.kv.held}
+        if cache is None or not (self.model.abilities.uneven and cache.takes_places) or not held.issuperset(states):
+            return False
+        return self.watcher is None and not any(state.lane.strategy.traits.needs_hidden for state in states)
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
@@ -155,9 +194,13 @@ class Batch:
             lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
         at = 0
+        uneven = self.kv.cache is not None and len(scores.logits) > sum(count for _, count in self.kv.held)
         for state, count in self.kv.held:
-            rows = slice(at, at := at + count)
-            if self.kv.cache is not None:
+            fed = 1 + state.drafted if uneven else 1
+            rows = slice(at, at := at + count * fed)
+            if fed > 1:  # the tokens of its row are rows of the pass
+                state.receive(ModelScores(scores.logits[rows].transpose(0, 1)), slice(0, 1))
+            elif self.kv.cache is not None:
                 state.receive(scores, rows)
             else:  # everything was read again: only the scores after the newest tokens are new
                 state.receive(scores.cut(rows, 1 + state.drafted), slice(0, state.row_count))
@@ -170,6 +213,10 @@ class Batch:
 
     def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
+        if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or self._drafted()):
+            if self._checks(self.states):
+                return self._uneven(self.kv.cache)
+            self.kv.align(self.states)
         if self.kv.cache is None:
             feed = self._everything()
             keep = 1 + max(state.drafted for state in self.states)
@@ -202,6 +249,14 @@ class Batch:
         if self.kv.cache is not None:
             self.kv.columns += feed.shape[1]
         return output
+
+    def _drafted(self) -> bool:
+        return any(state.draft is not None for state in self.states)
+
+    def _uneven(self, cache: Cache) -> Output:
+        """A pass that feeds each row its newest token and its draft."""
+        tokens, positions, mask, places = self.kv.places(self.states)
+        return self.model(Pass(tokens, cache, mask, positions, keep=1, places=places))
 
     def _unfed(self) -> Tensor:
         """The tokens of each row that the model has not read, int64 [N, F]."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.lane import LaneState
-from genctl.decode.runtime import ModelRuntime
+from genctl.decode.runtime import ModelRuntime, Places
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Sources
 
@@ -26,6 +26,7 @@ class BatchCache:
         self.columns = 0
         self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
         self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
+        self.gaps: dict[LaneState, int] = {}  # columns after a lane's tokens, where others have more than it
         self.reordered: list[int] = []  # the previous places of the rows, if any was moved or copied
         self.sources: Sources | None = None
         self._source_rows: list[tuple[LaneState, int]] = []  # the lanes and counts that `sources` was built from
@@ -94,13 +95,12 @@ class BatchCache:
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
                     self.cache = self.cache.reorder(index, since)
-            # a lane that drafts is alone in its batch, and so are those with branches of one length
-            rejected = before[0].fed_draft - before[0].accepted if before[0].fed_draft else 0
-            self.cache.crop(rejected)
-            self.columns -= spare + rejected
             self.pads = {state: self.pads[state] - spare for state in before}
+            self.columns -= spare
+            self._reject(before)
             parts.append(self.cache)
         if joining:
+            self.align(before)
             together = self._together(states, before)
             if parts and not together:
                 parts = [parts[0].unshared()]
@@ -110,6 +110,57 @@ class BatchCache:
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(lengths.values())
             self.pads = {state: self.columns - length for state, length in lengths.items()}
+
+    def _reject(self, states: list[LaneState]) -> None:
+        """Take back the tokens of drafts that were not accepted."""
+        assert self.cache is not None
+        gaps = {state: self.gaps.get(state, 0) + state.rejected for state in states}
+        beyond = min(gaps.values())
+        self.cache.crop(beyond)
+        self.columns -= beyond
+        self.gaps = {state: gap - beyond for state, gap in gaps.items() if gap > beyond}
+
+    def align(self, states: Sequence[LaneState]) -> None:
+        """Let the tokens of all rows end in the last column."""
+        if not self.gaps:
+            return
+        assert self.cache is not None
+        moves, at = [], 0
+        for state in states:
+            gap = self.gaps.get(state, 0)
+            moves += [(at + row, self.pads[state], gap) for row in range(state.row_count) if gap]
+            at += state.row_count
+            self.pads[state] += gap
+        self.cache.shift(moves)
+        self.gaps = {}
+
+    def places(self, states: Sequence[LaneState]) -> tuple[Tensor, Tensor, Tensor, Places]:
+        """What a pass is given whose rows are fed different numbers of tokens, T in all.
+
+        Returns the tokens and their positions, int64 [T, 1] each, the columns that each sees, bool [T, C], and where
+        each goes. The rows have the tokens from then on.
+        """
+        tokens: list[int] = []
+        rows: list[int] = []
+        columns: list[int] = []
+        pads: list[int] = []
+        row, gaps, ends = 0, {}, {}
+        for state in states:
+            first = self.columns - self.gaps.get(state, 0)
+            for fed in state.to_feed():
+                tokens += fed
+                rows += [row] * len(fed)
+                columns += range(first, first + len(fed))
+                pads += [self.pads[state]] * len(fed)
+                row += 1
+            ends[state] = first + len(fed)
+        count = max(ends.values())
+        gaps = {state: count - end for state, end in ends.items() if end < count}
+        new, self.columns, self.gaps = count - self.columns, count, gaps
+        made = to_device([*rows, *columns, *tokens, *pads], self.model.device).view(4, -1)
+        both, own, before = made[:2], made[1, :, None], made[3, :, None]
+        every = torch.arange(count, device=made.device)
+        return made[2, :, None], own - before, (every <= own) & (every >= before), Places(both, new)
 
     def _joining(self, states: list[LaneState], joining: list[LaneState], room: int, together: bool) -> list[Cache]:
         """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""
@@ -182,7 +233,7 @@ class BatchCache:
 def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:
     """Whether a lane's rows stay where they were in the last pass."""
     if state.mode.one_row:
-        return state is held[0]
+        return state is held[0] and not state.fed_draft
     return state is held[0] and state.draft is None and not state.fed_draft and state.parents == [*range(held[1])]
 
 

@@ -43,7 +43,8 @@ class Chosen:
     @property
     def next_tokens(self) -> Tensor | None:
         """The token that each row is fed next, int64 [C], while every row goes on; None if the choice says more."""
-        together = len(self.states) > 1 or self.states[0].mode.independent is not None
+        first = self.states[0]
+        together = len(self.states) > 1 or (first.mode.independent is not None and first.drafts is None)
         return self.choice.tokens if together else None
 
     def commit(self, answers: list[Any], interrupted: str) -> Iterator[events.Event]:
@@ -127,7 +128,7 @@ def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
     """Lanes that choose together: neighbours in one pass with equal knobs."""
     group: list[LaneState] = []
     for state in states:
-        key = state.mode.key
+        key = state.mode.key if state.draft is None and (state.mode.drafting is None or state.drafts) else None
         apart = group and (state.scores is not group[0].scores or state.place.start != group[-1].place.stop)
         if group and (key is None or key != group[0].mode.key or apart):
             yield group
@@ -168,13 +169,17 @@ def _alone(state: LaneState) -> Chosen | Done:
     try:
         with shortages(failed_inside_choice=independent is None):
             _refuse(state)
+            if state.mode.drafting is not None and state.drafts is None:
+                state.drafts = state.mode.drafting.begin(_context(state))
             if strategy.traits.reads_scores and not state.mode.tolerant:
                 _finite(state, model.logprobs)
             state.stages = []
             scored = score(
                 lane.processors, state.live.row_tokens, state.draft, model, strategy.traits.space, trace=lane.trace
             )
-            if independent is not None:
+            if state.proposed is not None:
+                choice = _verified(state, scored.logits[0])
+            elif independent is not None:
                 choice = _independent(state, independent, scored)
             else:
                 if strategy.traits.reads_scores and scored.best is not None:
@@ -211,6 +216,17 @@ def _independent(state: LaneState, strategy: Independent, scored: ProcessedScore
     if count != logits.shape[0]:  # the prompt's single row serves all
         logits, left, index = logits.expand(count, -1), left and left * count, torch.zeros_like(index)
     return Choice(index, strategy.tokens(logits, [rows], left))
+
+
+def _verified(state: LaneState, logits: Tensor) -> Choice:
+    """What of its draft a lane accepts, and the token after that; processed logits f32 [D+1, V]."""
+    draft, strategy = state.proposed, state.mode.drafting
+    assert draft is not None
+    assert strategy is not None
+    accepted, token = strategy.verify(logits, draft, _rows_of(state))
+    row = torch.zeros(1, dtype=torch.long, device=logits.device)
+    note = f"{accepted} of {len(draft.tokens)} drafts"
+    return Choice(row, row.new_tensor([token]), accepted=accepted, notes=[note])
 
 
 def _rows_of(state: LaneState) -> RowsOfLane:
@@ -292,7 +308,7 @@ def _watched(logprobs: Tensor, ids: Sequence[int]) -> list[Tensor]:
 def _refuse(state: LaneState) -> None:
     """Raises ModelError, before the first choice, if the strategy drafts and the cache cannot remove tokens."""
     strategy, cache = state.lane.strategy, state.prefix.cache
-    if state.search is not None or not strategy.traits.drafts:
+    if state.search is not None or state.drafts is not None or not strategy.traits.drafts:
         return
     if cache is not None and not cache.is_croppable:
         state_kind = "recurrent states" if cache.is_recurrent else "states that cannot be cut back"

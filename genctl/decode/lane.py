@@ -17,7 +17,18 @@ from genctl.decode.row_tokens import PaddedTokens, RowTokens, newest
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.score import ModelScores, Stages
 from genctl.decode.transfer import to_device
-from genctl.decode.types import Choice, FinishedRow, Independent, Lane, Prefix, Rows, Search
+from genctl.decode.types import (
+    Choice,
+    Draft,
+    Drafting,
+    FinishedRow,
+    Independent,
+    Lane,
+    LaneDrafts,
+    Prefix,
+    Rows,
+    Search,
+)
 from genctl.errors import GenctlError, ModelError
 
 if TYPE_CHECKING:
@@ -60,6 +71,9 @@ class LaneState:
         self.draft: Tensor | None = None  # int64 [R, B, D], on trial in the next pass
         self.fed_draft = 0  # draft tokens that the cache holds
         self.accepted = 0  # of these, tokens that stay
+        self.proposed: Draft | None = None  # the same, if the strategy checks it (`types.Drafting`)
+        self.drafts: LaneDrafts | None = None  # where they come from, from the first choice on
+        self.told = 0  # new tokens of which `drafts` knows
         self.front: ModelScores | None = None  # F = 1, already known after the last accepted draft token
         self.failed_inside_choice = False  # whether its search was interrupted by a shortage of memory
         self.padded: PaddedLanes | None = None  # the tokens of the lanes that choose together, of which it is the first
@@ -80,6 +94,11 @@ class LaneState:
     def drafted(self) -> int:
         """Tokens on trial in each row."""
         return 0 if self.draft is None else self.draft.shape[2]
+
+    @property
+    def rejected(self) -> int:
+        """Draft tokens of each row that the cache holds and that were not accepted."""
+        return self.fed_draft - self.accepted if self.fed_draft else 0
 
     @property
     def reach(self) -> int:
@@ -109,6 +128,20 @@ class LaneState:
         newest = [node[0] for node in self.live.row_tokens.nodes if node is not None for _ in range(self.branches)]
         fed = to_device(newest, self.model.device)[:, None]
         return fed if draft is None else torch.cat([fed, draft], 1)
+
+    def propose(self, plan: Any) -> None:
+        """Let the lane draft. Raises ModelError and OutOfMemory."""
+        assert self.drafts is not None
+        count = self.live.written - self.told
+        self.told = self.live.written
+        draft = self.drafts.next(newest(self.live.row_tokens.nodes[0], count), plan)
+        if draft is not None:
+            self.proposed, self.draft = draft, to_device(draft.tokens, self.model.device)[None, None]
+
+    def to_feed(self) -> list[list[int]]:
+        """The tokens of each row that the model has not read; a draft only if the strategy checks it."""
+        newest = [node[0] for node in self.live.row_tokens.nodes if node is not None]
+        return [[token, *(self.proposed.tokens if self.proposed else ())] for token in newest]
 
     def all_tokens(self) -> Tensor:
         """All tokens of each row and its draft, int64 [N, T+D]."""
@@ -146,6 +179,8 @@ class LaneState:
     def reread(self, prefixes: PrefixCache) -> None:
         """Read all rows again into a cache of the lane's own, after a preemption dropped the one that held them."""
         self.fed_draft = 0
+        if self.proposed is not None:
+            self.draft = self.proposed = None
         if self.prefix.cache is None:
             return
         only_prompt = self.live.written <= (self.front is None)
@@ -167,7 +202,7 @@ class LaneState:
 
     def commit(self, choice: Choice, facts: Facts, places: range, interrupted: str) -> Iterable[events.Event]:
         """Commit a choice: Stepped, and Finished when no row lives. `places`: the lane's candidates in `facts`."""
-        if not self.mode.one_row:
+        if not self.mode.one_row or self.draft is not None:
             return self._commit(choice, facts, places, interrupted)
         lane, step, self.scores = self.lane, self.step, None
         done = commit_one(lane, self.live, facts, places.start, self._elapsed, interrupted)
@@ -196,7 +231,7 @@ class LaneState:
         self.survivors, self.parents = done.survivors, done.parents
         if done.finished:
             self.ended = retain(self.ended + done.finished, choice.pruning, lane.strategy.length_penalty)
-        self.draft = None if choice.draft is None else choice.draft[done.survivors]
+        self.draft, self.proposed = None if choice.draft is None else choice.draft[done.survivors], None
         self.front, self.accepted, self.scores = None, choice.accepted, None
         if scores is not None:
             parents = to_device(self.parents, scores.logits.device)
@@ -229,6 +264,8 @@ class LaneState:
     def close(self) -> None:
         """End the search: its `finally` clauses run."""
         self.alive = False
+        if self.drafts is not None and self.ended:
+            self.drafts.end(self.ended[0].tokens[self.told :])
         if self.search is not None:
             self.search.close()
 
@@ -275,6 +312,7 @@ class ChoiceMode(NamedTuple):
     independent: Independent | None  # its strategy, if that needs no search
     tolerant: bool  # accepts NaN logits
     one_row: bool  # whether that is the strategy of a single row
+    drafting: Drafting | None  # the same, if its tokens may be drafted
     reads_rows: bool  # whether its processors read what was written
     key: Any  # equal for lanes that may choose together; None if the lane chooses alone
 
@@ -290,7 +328,8 @@ def choice_mode(lane: Lane) -> ChoiceMode:
     if not lane.trace and independent is not None and len(keys) == len(lane.processors) and None not in keys:
         key = _first((independent, keys, lane.top, lane.scores, lane.watch, lane.processed))
     reads_rows = any(processor.reads != "scores" for processor in named)
-    return ChoiceMode(independent, tolerant, one_row, reads_rows, key)
+    drafting = lane.strategy if isinstance(lane.strategy, Drafting) else None
+    return ChoiceMode(independent, tolerant, one_row, drafting, reads_rows, key)
 
 
 @lru_cache(maxsize=64)

@@ -83,5 +83,6 @@ def step(batch: Batch, interrupted: str, texts: KeptTexts | None = None) -> Iter
     if texts is not None and texts.grows:
         for prefix in batch.read_by_ended():
             texts.keep(prefix)
+    yield from batch.draft()  # tokens that the next pass checks; Failed
     batch.arrange()  # remove ended rows, reorder rows, remove rejected drafts
     yield from batch.feed()  # one forward pass for all lanes, if it has not been run; CacheRead with `watch`

@@ -2,14 +2,15 @@
 
 A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
 table that was measured once, with AVX-512 and with AVX2 (docs/performance.md), not the times of this run: with it the
-number of drafted tokens (`strategies.draft_length`), which records state, is the same in every run and on every
-machine. The prices lie between those of the two, so that drafts that hardly pay are left out with either.
+number of drafted tokens (`strategies.draft_length`) does not depend on the machine. The prices lie between those of
+the two, so that drafts that hardly pay are left out with either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +35,8 @@ CACHED = 16e6  # bytes of weights that stay in the caches
 OVERHEAD = 1e6
 # and what is done for a draft beside the pass that checks it.
 DRAFT_OVERHEAD = 3e6
+GAIN = 0.02  # of a token that a draft must promise: less is lost beside the passes
+MOST_TOKENS = 64  # in a pass that checks drafts
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,62 @@ class PassPrice:
     chosen: int = 1  # experts for each token
 
     def of(self, tokens: int) -> float:
-        """A pass over `tokens` tokens of one row, in steps of one token."""
+        """A pass over `tokens` tokens of one row or of several, in steps of one token."""
         price = _interpolated(PRICES[self.form], tokens)
         if self.experts > self.chosen:  # the tokens of a pass choose experts of their own: so many are read
             share = 1.0 - self.chosen / self.experts
             price = max(price, self.experts / self.chosen * (1.0 - share**tokens))
         return price
 
-    def check(self, drafts: int, *, cached: bool = True) -> float:
-        """A pass that checks at least one draft, in steps of one token, with what is done beside it.
+    @property
+    def draft_overhead(self) -> float:
+        """What is done for a draft beside the pass that checks it, in steps of one token."""
+        return DRAFT_OVERHEAD / self.step
 
-        Without a cache every pass reads the whole text, and a few tokens more add nothing to that.
+
+class PassPlan:
+    """What one pass reads and promises, as lane after lane adds its draft. Times are in steps of one token."""
+
+    def __init__(self, price: PassPrice, rows: int, *, cached: bool) -> None:
+        self.price, self.cached = price, cached
+        self.rows = self.tokens = rows
+        self.promised, self.added = float(rows), 0.0  # tokens to be written; time beside the model's own
+
+    def best(self, promise: Sequence[float], cost: float = 0.0) -> int:
+        """The number of drafted tokens that pays best, 0 if none does; each costs `cost` to draft.
+
+        promise[d - 1]: how many of d tokens are expected to be right.
         """
-        return (self.of(1 + drafts) if cached else 1.0) + DRAFT_OVERHEAD / self.step
+        least = (self.promised + GAIN) / self._time(0, 0.0)
+        best = 0
+        for count in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
+            rate = (self.promised + promise[count - 1]) / self._time(count, cost)
+            if rate > least:
+                least, best = rate, count
+        return best
+
+    def take(self, promise: Sequence[float], cost: float = 0.0) -> None:
+        """Add a draft of `len(promise)` tokens."""
+        count = len(promise)
+        self.tokens += count
+        self.promised += promise[-1]
+        self.added += cost * count + self.price.draft_overhead
+
+    def _time(self, count: int, cost: float) -> float:
+        read = price_of_tokens(self.price, self.tokens + count if self.cached else 1)
+        return read + self.added + (cost * count + self.price.draft_overhead if count else 0.0)
+
+
+@lru_cache(maxsize=1024)
+def price_of_tokens(price: PassPrice, tokens: int) -> float:
+    """The price of a pass over so many tokens."""
+    return price.of(tokens)
+
+
+@lru_cache(maxsize=256)
+def never_pays(price: PassPrice, rows: int) -> bool:
+    """Whether not even drafts that are always right pay beside so many rows."""
+    return not PassPlan(price, rows, cached=True).best([*map(float, range(1, MOST_TOKENS))])
 
 
 def price_of(config: Any, form: str) -> PassPrice:

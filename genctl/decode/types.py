@@ -265,6 +265,39 @@ class Independent(Strategy, Protocol):
 
 
 @dataclass(frozen=True)
+class Draft:
+    """Proposed tokens."""
+
+    tokens: list[int]  # D
+    distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
+    match: int = 0  # how many tokens before it agree with those before the place that it was taken from
+
+
+@runtime_checkable
+class Drafting(Independent, Protocol):
+    """A strategy of one row whose next tokens may be drafted, and are then checked in one pass."""
+
+    def begin(self, context: Context) -> LaneDrafts:
+        """The drafts of a lane. Raises ModelError if they cannot be made."""
+
+    def verify(self, logits: Tensor, draft: Draft, rows: RowsOfLane) -> tuple[int, int]:
+        """The number of accepted draft tokens, and the token after them; logits f32 [D+1, V]."""
+
+
+class LaneDrafts(Protocol):
+    """The drafts of one lane."""
+
+    def next(self, written: Sequence[int], plan: Any) -> Draft | None:
+        """What the next pass should check, if anything, after `written` tokens since the last call.
+
+        `plan` says what the pass costs that checks the drafts of all lanes (`strategies.draft_length.PassPlan`).
+        """
+
+    def end(self, written: Sequence[int]) -> None:
+        """The lane has ended."""
+
+
+@dataclass(frozen=True)
 class Lane:
     """One prompt with one strategy, and all options of the loop."""
 

@@ -125,16 +125,17 @@ static const char *widen(const void *from, float *to, int64_t size, int type) {
   FOR_TYPE(type, widen_as, from, to, size)
   return (const char *)to;
 }
+static int64_t source_of(const Attention *a, int64_t row) { return a->of ? a->of[row] : row / a->each; }
 /* Columns before `end`; `wide`: where they are widened to, or NULL; `before`: the list of the row before, with as many columns of
    the first stretch, or NULL. Rows that share a prompt see the same of it, and only the first one asks for it. */
 static void see(const Attention *a, int64_t row, int64_t head, int64_t end, float *wide, const Seen *before, Seen *seen) {
-  const int64_t size = a->type == F32 ? 4 : 2, source = row / a->each;
+  const int64_t size = a->type == F32 ? 4 : 2, source = source_of(a, row);
   /* keys and values of few queries come from memory, in pieces too short for the CPU to foresee them */
   const int64_t asked = a->fed > FEW ? 0 : ASKED;
   const uint8_t *mask = a->mask ? a->mask + row * a->mask_row : NULL;
   int64_t column = 0;
   seen->count = seen->alike = 0;
-  const int64_t apart = before ? source - (row - 1) / a->each : 1; /* from the keys and values of the row before */
+  const int64_t apart = before ? source - source_of(a, row - 1) : 1; /* from the keys and values of the row before */
   if (!wide && apart * a->k_row[0] == 0 && apart * a->v_row[0] == 0 && end >= a->columns[0] && before && (!mask || !memcmp(mask, mask - a->mask_row, (size_t)a->columns[0]))) {
     column = a->columns[0];
     while (seen->count < before->count && before->column[seen->count] < column) seen->count++;

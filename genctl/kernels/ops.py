@@ -113,6 +113,7 @@ class Attention(ctypes.Structure):
         *[(name, ctypes.c_void_p * 2) for name in ("k", "v")],
         ("columns", _Pair),
         ("each", ctypes.c_int64),
+        ("of", ctypes.c_void_p),
         *[(name, _Pair) for name in ("k_row", "k_head", "k_column", "v_row", "v_head", "v_column")],
         ("mask", ctypes.c_void_p),
         *[(name, ctypes.c_int64) for name in ("mask_row", "window")],

@@ -36,6 +36,7 @@ typedef struct {
   int64_t q_row, q_head, q_token;
   const void *k[2], *v[2]; /* the columns, in at most two stretches of memory, one after the other */
   int64_t columns[2], each; /* rows N / each of keys and values: `each` rows in turn see the same one */
+  const int64_t *of;        /* [N] the row of keys and values that each row sees, or NULL: by `each` */
   int64_t k_row[2], k_head[2], k_column[2], v_row[2], v_head[2], v_column[2];
   const uint8_t *mask; /* which columns are there, or NULL: all */
   int64_t mask_row;
@@ -65,6 +66,7 @@ typedef struct {
   void *y;
   int64_t x_token, z_token, y_token, x_head, y_head;
   int64_t z_row, y_row; /* of angles; of a cache, or 0: rows lie one after the other */
+  const int64_t *places; /* [2, N] of a cache: the row and the column to which each row goes, or NULL: in their order */
 } Call;
 void run(const Call *calls, int32_t count, int64_t rows, int64_t fed, int64_t keep, int32_t threads);
 

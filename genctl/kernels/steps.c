@@ -40,9 +40,10 @@ static void token(void *p, int number) { /* the heads of a token, from one place
   const Call *c = job->call;
   const int64_t size = c->type == F32 ? 4 : 2, count = job->fed - job->from, n = number / count, f = number % count;
   const int64_t turned = c->kind == TURN ? c->turned : 0, angle = n * c->z_row + f * turned, y_row = c->y_row ? c->y_row : count * c->y_token;
+  const int64_t place = c->places ? c->places[n] * y_row + c->places[job->rows + n] * c->y_token : n * y_row + f * c->y_token;
   for (int64_t h = 0; h < c->heads; h++) {
     const char *x = (const char *)c->x + ((n * job->fed + job->from + f) * c->x_token + h * c->x_head) * size;
-    char *y = (char *)c->y + (n * y_row + f * c->y_token + h * c->y_head) * size;
+    char *y = (char *)c->y + (place + h * c->y_head) * size;
     memcpy(y + turned * size, x + turned * size, (size_t)((c->size - turned) * size));
     if (!turned) continue;
     FOR_TYPE(c->type, turn, c, x, y, angle)

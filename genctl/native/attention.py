@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from genctl.decode.cache.layer import KeyValues
+from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import CacheLayer, KeyValues
+from genctl.decode.runtime import Places
 from genctl.kernels import ops
 
 
@@ -81,6 +83,34 @@ class SlotMask(Mask):
     def columns(self, count: int, window: int | None) -> dict[str, Any]:
         """As `Mask.columns`. The fed token's column may be anywhere among the others."""
         return {"mask": self.slots[window][:, 0, 0], "causal": False}
+
+
+def places_mask(mask: Tensor | None) -> SlotMask:
+    """The mask of tokens each of which goes to a place of its own, from bool [N, C], the columns that each one sees."""
+    assert mask is not None
+    return SlotMask({None: mask[:, None, None]})
+
+
+class PlacedLayer:
+    """A layer of full attention in a pass whose tokens go to `places`: each of the N rows of the pass is a token."""
+
+    prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
+
+    def __init__(self, layer: CacheLayer, places: Places) -> None:
+        assert isinstance(layer, GrowingLayer)
+        self.layer, self.places = layer, places
+
+    def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Write a column for each token, `[N, heads, 1, head_dim]`; returns what the rows of the tokens hold."""
+        first, count = self.layer.extend(self.places.new)
+        for buffer, new in zip(self.layer.buffers, (key_states, value_states), strict=True):
+            buffer[self.places.rows, :, first + self.places.columns] = new[:, :, 0]
+        keys, values = (buffer[self.places.rows].narrow(2, first, count) for buffer in self.layer.buffers)
+        return keys, values
+
+    def content(self) -> tuple[Tensor, Tensor]:
+        """As after `update`."""
+        raise NotImplementedError
 
 
 def attention(

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.growing import GrowingLayer
+from genctl.decode.cache.layer import KeyValues
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source
 from genctl.errors import ModelError
+from genctl.native.attention import PlacedLayer, places_mask
 from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
 from genctl.native.spec import Spec
@@ -190,6 +192,7 @@ class NativeRuntime(ModelRuntime):
         self.abilities = Abilities(
             # texts of an encoder-decoder begin with a token or two: nothing is gained. Its rows share the source.
             reads_padded=model.encoder is None,
+            uneven=self._takes_uneven(),
             shares_prompt=model.encoder is None and self.device.type == "cpu" and not by_hand,
             shares_source=model.encoder is not None,
         )
@@ -248,6 +251,11 @@ class NativeRuntime(ModelRuntime):
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         return Source(tokens, self.encoder(tokens))
 
+    def _takes_uneven(self) -> bool:
+        spec = self.model.spec
+        plain = not (any(spec.windows) or spec.alibi or spec.relative or spec.sinks) and self.bound == math.inf
+        return plain and self.encoder is None and self.graphs is None and self.device.type == "cpu"
+
     # -- the pass ------------------------------------------------------------------------------------------------------
 
     def __call__(self, given: Pass) -> Output:
@@ -260,6 +268,8 @@ class NativeRuntime(ModelRuntime):
         grown = self._grown(given, past)
         if grown is not None:
             return grown
+        if given.places is not None:
+            return self._uneven(given, past)
         if positions is None:
             positions = torch.arange(past, past + feed.shape[1], device=feed.device)[None]
         states: list[Tensor] | None = [] if hidden else None
@@ -298,3 +308,19 @@ class NativeRuntime(ModelRuntime):
         if states is None:
             return Output(logits.float(), cache)
         return Output(logits.float(), cache, states[-1], tuple(states))
+
+    def _uneven(self, given: Pass, past: int) -> Output:
+        """A pass whose tokens go to places of their own, each a row."""
+        feed, cache, places, positions = given.feed, given.cache, given.places, given.positions
+        assert cache is not None
+        assert places is not None
+        assert positions is not None
+        past += places.new - 1
+        logits = None
+        if self.steps is not None:
+            logits = self.steps.step(feed, cache, given.mask, positions, past, places=places)
+        if logits is None:
+            layers: list[KeyValues] = [PlacedLayer(layer, places) for layer in cache.layers]
+            logits = self.decoder(feed, positions, layers, past=past, visible=[places_mask(given.mask)])
+        self.forwards += 1
+        return Output(logits.float(), cache)

@@ -29,8 +29,10 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
+from genctl.decode.runtime import Places
 from genctl.kernels import ops
 from genctl.kernels.ops import TYPES, Library, library
+from genctl.native.attention import places_mask
 from genctl.native.decoder import CrossWeights, Decoder, LayerWeights, PassFacts, of_layer
 from genctl.native.linear import CompiledProduct, CompiledProducts, Joined
 from genctl.native.mlp import MLP, Activation
@@ -57,6 +59,7 @@ class _Entry(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("count", "size", "period", "heads", "turned")],
         *[(name, ctypes.c_void_p) for name in ("x", "z", "w", "weight", "bias", "y")],
         *[(name, ctypes.c_int64) for name in ("x_token", "z_token", "y_token", "x_head", "y_head", "z_row", "y_row")],
+        ("places", ctypes.c_void_p),
     ]
 
 
@@ -84,11 +87,12 @@ class Steps:
         *,
         keep: int = 0,
         source_mask: Tensor | None = None,
+        places: Places | None = None,
     ) -> Tensor | None:
         """The pass over `feed` int64 [N, F], added to the `past` columns of `cache`: logits [N, `keep` or F, V].
 
         None if it has to be computed in another way; `cache` is unchanged then. mask [N, past + F] is 0 where a row has
-        padding, positions int64 [N or 1, F], source_mask [N, S].
+        padding, positions int64 [N or 1, F], source_mask [N, S]. `places` as in `decode.runtime.Pass`.
         """
         rows, fed = feed.shape
         spec = self.decoder.spec
@@ -113,13 +117,18 @@ class Steps:
                 for layer in layers:
                     if not layer.is_initialized:
                         layer.open(rows, spec.kv_heads, spec.head_dim, decoder.dtype, fed)
-                shared = decoder.shared(fed, positions, mask, past)
+                shared = decoder.shared(fed, positions, mask, past, None if places is None else [places_mask(mask)])
                 shared.source_mask = None if source_mask is None else source_mask.bool()
-                logits = calls.run(decoder.embed(feed, positions), shared, layers, cross, keep or fed)
+                logits = calls.run(decoder.embed(feed, positions), shared, layers, cross, keep or fed, places)
             self.taken += 1
             return decoder.scaled(logits)
         finally:
             self._busy.release()
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is a library for passes of this decoder."""
+        return self._library is not None
 
     @property
     def _width(self) -> int:
@@ -165,15 +174,22 @@ class _Place:
         self.sources = 1  # rows of a source's keys
         self.lies: list[tuple[int, int]] = []  # of keys and of values: where buffers begin, and the bytes of a column
 
-    def write(self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int) -> int:
-        """Attend to `columns` columns of `keys` from `first` on, the last `count` new. Returns how many are seen."""
+    def write(
+        self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int, places: Places | None
+    ) -> int:
+        """Attend to `columns` columns of `keys` from `first` on, the last `count` new, or those of `places`.
+
+        Returns how many are seen.
+        """
         if keys is not _held(self.keys) or (layer.prompt and layer.prompt[0]) is not _held(self.prompt):
             self._look(layer)
         fields, part = self.fields, self.part
         fields.columns[part] = columns
+        fields.of = None if places is None else places.rows.data_ptr()
+        new = columns - count if places is None else 0
         for held, store, (begin, step) in zip((fields.k, fields.v), self.stores, self.lies, strict=True):
             held[part] = begin + first * step
-            store.y = begin + (first + columns - count) * step
+            store.y, store.places = begin + (first + new) * step, None if places is None else places.both.data_ptr()
         return self.before + columns
 
     def _look(self, layer: GrowingLayer) -> None:
@@ -247,7 +263,13 @@ class _List(Decoder):
         self.weights, self.output = weights, output  # parts that record would keep this list, and its buffers, alive
 
     def run(
-        self, x: Tensor, shared: PassFacts, layers: Sequence[GrowingLayer], cross: Sequence[GrowingLayer], keep: int
+        self,
+        x: Tensor,
+        shared: PassFacts,
+        layers: Sequence[GrowingLayer],
+        cross: Sequence[GrowingLayer],
+        keep: int,
+        places: Places | None = None,
     ) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape
@@ -259,8 +281,9 @@ class _List(Decoder):
                 for call in calls:
                     call.z, call.w, call.z_row = where
         kept: list[Any] = []  # until the call has ended
-        grown = [(layer, *layer.extend(fed), layer.buffers[0]) for layer in layers]
-        counts = [place.write(*where, fed) for place, where in zip(self.places, grown, strict=True)]
+        new = fed if places is None else places.new
+        grown = [(layer, *layer.extend(new), layer.buffers[0]) for layer in layers]
+        counts = [place.write(*where, new, places) for place, where in zip(self.places, grown, strict=True)]
         seen: dict[tuple[int, int, int | None], dict[str, Any]] = {}  # by mask, columns and window of a layer
         for number, (place, count) in enumerate(zip(self.places, counts, strict=True)):
             window, which = self.spec.windows[number], min(number, len(shared.visible) - 1)

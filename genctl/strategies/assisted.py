@@ -9,23 +9,24 @@ et al. 2023, arXiv:2211.17192, algorithm 1) and follows the same distribution; i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Choice, Context, RowsOfLane, Scores, Search, Traits
+from genctl.decode.pass_prices import PassPlan
+from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
 from genctl.params import MOST_DRAFTED
 from genctl.sequences import shared_length
-from genctl.strategies.draft_length import Constant, DraftLength, Priced, Schedule
-from genctl.strategies.draft_models import Draft, Drafter, Draw
+from genctl.strategies.draft_length import Pauses, Rates, Schedule
+from genctl.strategies.draft_models import Drafter
 from genctl.strategies.sample import Sample, best
 
 if TYPE_CHECKING:
+    from genctl.decode.processors.rows import RowCandidates
     from genctl.strategies.sampling import Sampler
 
 
@@ -35,8 +36,8 @@ class Assisted:
 
     `num_assistant_tokens` are drafted at a time, with "price" at most (see `draft_length`). Without a number and a
     schedule it drafts as many as pay; with rejection sampling it does not: a seed keeps its text, which depends on the
-    numbers there. Each prompt begins anew, so that its output does not depend on the prompts before it. A model drafter
-    stops at a token with a probability below `assistant_confidence_threshold`.
+    numbers there. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
+    An `unasked` drafter changes nothing but the time: records name what is written without it.
     """
 
     drafter: Drafter
@@ -46,111 +47,173 @@ class Assisted:
     assistant_confidence_threshold: float = 0.4
     sampler: Sampler = "multinomial"
     draft_sampling: Literal["coupled", "rejection"] = "coupled"
+    length_penalty: float = 1.0  # only for the reported score
+    unasked: bool = False
 
     n: ClassVar[int] = 1
     max_rows: ClassVar[int] = 1
-    length_penalty: ClassVar[float] = 1.0
 
     @property
     def kind(self) -> str:
-        return self.drafter.kind
+        return self.plain.kind if self.unasked else self.drafter.kind
 
     @property
     def traits(self) -> Traits:
-        return Traits(drafts=True, independent=True, reads_scores=self.do_sample)
+        return Traits(drafts=not self.unasked, independent=True)
 
-    def search(self, scores: Scores, context: Context) -> Search:
-        draw = self._draw(context.rng) if self.do_sample else None
-        propose = self.drafter.begin(context, draw, self.assistant_confidence_threshold)
-        row = torch.zeros(1, dtype=torch.long, device=scores.logits.device)
-        # drafts without a model cost next to nothing
-        drafting_model: ModelRuntime | None = getattr(self.drafter, "forward", None)
-        length, draft = self._length(context, drafting_model), Draft([])
-        text = scores.rows.tokens[0].tolist()
-        eos = frozenset(context.eos)
-        guess: int | None = None  # the first token of a draft that costs nothing and was not tried
-        while True:
-            accepted, token = self._verify(scores.logits[0], draft, context.rng, scores.rows.written)
-            if draft.tokens:
-                length.observe(len(draft.tokens), accepted)
-            elif guess is not None:
-                length.observe(1, int(guess == token))
-            written = [*draft.tokens[:accepted], token]
-            text += written
-            note = f"{accepted} of {len(draft.tokens)} drafts" if draft.tokens else ""
-            # the pass that checks a draft also writes one further token
-            room = context.max_new_tokens - scores.rows.written - len(written) - 1
-            # the check must use the rotary frequencies with which the accepted tokens are read later
-            room = min(room, context.model.draft_room(len(text)))
-            draft, guess = Draft([]), None
-            if room > 0 and eos.isdisjoint(written):
-                count = min(length.next(), int(room))
-                if count or drafting_model is None:
-                    before = context.rng.get_state()
-                    draft = propose(text, max(count, 1))
-                    if not self.rejects:  # the same draws decide
-                        context.rng.set_state(before)
-                if not count and draft.tokens:
-                    draft, guess = Draft([]), draft.tokens[0]
-            tried = row.new_tensor([[draft.tokens]]) if draft.tokens else None
-            scores = yield Choice(row, row.new_tensor([token]), accepted=accepted, draft=tried, notes=[note])
-
-    def _length(self, context: Context, drafting_model: ModelRuntime | None) -> DraftLength:
-        """The numbers of drafted tokens of one lane. Drafts without a model have no price."""
-        most, schedule = self.num_assistant_tokens, self.num_assistant_tokens_schedule
-        if schedule is None:
-            schedule = "price" if most is None and not self.rejects else "constant"
-        most = most or MOST_DRAFTED
-        if schedule == "constant":
-            return Constant(most)
-        price = context.model.pass_price
-        check = partial(price.check, cached=context.prefix.cache is not None)
-        draft = 0.0 if drafting_model is None else drafting_model.pass_price.step / price.step
-        return Priced(most, check, draft)
+    @property
+    def plain(self) -> Sample:
+        """The same without drafts."""
+        return Sample(self.do_sample, 1, self.length_penalty, self.sampler)
 
     @property
     def rejects(self) -> bool:
         """Whether drafts change the text that a seed writes."""
         return self.do_sample and self.draft_sampling == "rejection"
 
-    def _draw(self, rng: torch.Generator) -> Draw:
-        """How a token is drawn with the next draw of the row."""
+    @property
+    def price(self) -> bool:
+        """Whether as many tokens are drafted as pay."""
+        schedule = self.num_assistant_tokens_schedule
+        if schedule is None:
+            return self.num_assistant_tokens is None and not self.rejects
+        return schedule == "price"
+
+    def search(self, scores: Scores, context: Context) -> Search:
+        return self.plain.search(scores, context)
+
+    def tokens(self, logits: Tensor, lanes: Iterable[RowsOfLane], left: Sequence[RowCandidates] | None) -> Tensor:
+        """One token for each row, as without drafts (see `Sample`)."""
         if self.rejects:
-            return lambda scores, before: int(torch.multinomial(scores[0].softmax(-1), 1, generator=rng))
-        return lambda scores, before: int(self._drawn(scores, rng, before))
+            (lane,) = lanes
+            return torch.multinomial(logits.softmax(-1), 1, generator=lane.rng)[:, 0]
+        return self.plain.tokens(logits, lanes, left)
 
-    def _drawn(self, scores: Tensor, rng: torch.Generator, before: int) -> Tensor:
-        """What `Sample` draws after `before` new tokens. scores f32 [1, V] -> int64 [1]."""
-        return Sample(True, sampler=self.sampler).tokens(scores, [RowsOfLane(rng, (0,), 1, before)], None)
+    def begin(self, context: Context) -> Drafts:
+        """The drafts of a lane."""
+        return Drafts(self, context)
 
-    def _verify(self, logits: Tensor, draft: Draft, rng: torch.Generator, before: int) -> tuple[int, int]:
+    def verify(self, logits: Tensor, draft: Draft, rows: RowsOfLane) -> tuple[int, int]:
         """The number of accepted draft tokens, and the token after them.
 
-        logits f32 [D+1, V], processed, after `before` new tokens and after each token of the draft.
+        logits f32 [D+1, V], processed, after the lane's row and after each token of the draft.
         """
+        rng, places = rows.rng, range(len(logits))
         if self.rejects:
             return _verified_by_rejection(logits, draft, rng)
         if not self.do_sample:
             chosen = best(logits).tolist()
         elif transfer.on_host(logits):
             chosen = []
-            for place, scores in enumerate(logits):  # what comes after a token that is not the draft's is never drawn
-                chosen.append(int(self._drawn(scores[None], rng, before + place)))
+            for place in places:  # what comes after a token that is not the draft's is never drawn
+                chosen.append(int(self._drawn(logits, place, rows)))
                 if chosen[place:] != draft.tokens[place : place + 1]:
                     break
         else:  # one wait for all
             drawn, states = [], []
-            for place, scores in enumerate(logits):
-                drawn.append(self._drawn(scores[None], rng, before + place))
+            for place in places:
+                drawn.append(self._drawn(logits, place, rows))
                 states.append(rng.get_state())
             chosen = torch.cat(drawn).tolist()
             rng.set_state(states[shared_length(draft.tokens, chosen)])
         accepted = shared_length(draft.tokens, chosen)
         return accepted, chosen[accepted]
 
+    def _drawn(self, logits: Tensor, place: int, rows: RowsOfLane) -> Tensor:
+        return self.tokens(logits[place][None], [rows._replace(position=rows.position + place)], None)
+
+
+class Drafts:
+    """The drafts of one lane: what it has written, what is on trial, and how often the drafter was right."""
+
+    def __init__(self, strategy: Assisted, context: Context) -> None:
+        self.strategy, self.context = strategy, context
+        draw = self._draw if strategy.do_sample else None
+        self.propose = strategy.drafter.begin(context, draw, strategy.assistant_confidence_threshold)
+        self.text: list[int] = context.prefix.tokens[0].tolist()
+        self.trial: Draft | None = None  # what was drafted last,
+        self.tried = 0  # and how many tokens of it are checked
+        self.rates = getattr(strategy.drafter, "rates", None) or Rates()
+        self.pauses = Pauses()
+        self.most = strategy.num_assistant_tokens or MOST_DRAFTED
+        model, drafter = context.model, getattr(strategy.drafter, "forward", None)
+        # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
+        self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
+        self.free = drafter is None
+
+    def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
+        """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
+        context = self.context
+        self._learn(written)
+        self.text += written
+        room = context.max_new_tokens - (len(self.text) - context.prefix.tokens.shape[1]) - 1
+        # the check must use the rotary frequencies with which the accepted tokens are read later
+        most = int(min(self.most, room, context.model.draft_room(len(self.text))))
+        if most < 1:
+            return None
+        if not self.strategy.price:
+            return self._try(self._proposed(most))
+        if self.free:
+            return self._free(most, plan)
+        count = plan.best(self.rates.promise(0, most), self.cost)
+        if not count and not self.pauses.over():
+            return None
+        if count:
+            self.pauses.end()
+        return self._try(self._proposed(count or 1), plan)
+
+    def end(self, written: Sequence[int]) -> None:
+        """The lane has ended after these tokens."""
+        keep = getattr(self.strategy.drafter, "keep", None)
+        if keep is not None:
+            keep([*self.text, *written])
+
+    def _free(self, most: int, plan: PassPlan) -> Draft | None:
+        """A draft that costs nothing. What is not tried shows whether it would have been right."""
+        if self.pauses.rests():
+            return None
+        draft = self._proposed(most)
+        count = plan.best(self.rates.promise(draft.match, len(draft.tokens)))
+        if not count:
+            self.trial, self.tried = draft, 0
+            return None
+        self.pauses.end()
+        return self._try(Draft(draft.tokens[:count], draft.distributions, draft.match), plan)
+
+    def _try(self, draft: Draft, plan: PassPlan | None = None) -> Draft | None:
+        if not draft.tokens:
+            return None
+        if plan is not None:
+            plan.take(self.rates.promise(draft.match, len(draft.tokens)), self.cost)
+        self.trial, self.tried = draft, len(draft.tokens)
+        return draft
+
+    def _learn(self, written: Sequence[int]) -> None:
+        """What came of the last draft."""
+        draft, self.trial = self.trial, None
+        if draft is None or not draft.tokens or not written:
+            return
+        if self.tried:
+            self.rates.observe(draft.match, self.tried, shared_length(draft.tokens, written))
+        else:
+            self.rates.observe(draft.match, 1, int(draft.tokens[0] == written[0]))
+
+    def _proposed(self, count: int) -> Draft:
+        rng = self.context.rng
+        before = rng.get_state()
+        try:
+            return self.propose(self.text, count)
+        finally:
+            if not self.strategy.rejects:  # the same draws decide
+                rng.set_state(before)
+
+    def _draw(self, scores: Tensor, before: int) -> int:
+        """What is drawn from scores f32 [1, V] after `before` new tokens, with the next draw of the row."""
+        return int(self.strategy.tokens(scores, [RowsOfLane(self.context.rng, (0,), 1, before)], None))
+
 
 def _verified_by_rejection(logits: Tensor, draft: Draft, rng: torch.Generator) -> tuple[int, int]:
-    """`Assisted._verify` by algorithm 1 of arXiv:2211.17192, with the draws of transformers."""
+    """`Assisted.verify` by algorithm 1 of arXiv:2211.17192, with the draws of transformers."""
     target = logits.softmax(-1)  # p [D+1, V]
     uniform = torch.rand(len(draft.tokens), generator=rng, device=logits.device).tolist()
     for place, token in enumerate(draft.tokens):

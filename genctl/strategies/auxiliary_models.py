@@ -53,7 +53,7 @@ def auxiliary_strategy(
     drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
         assert generation.prompt_lookup_num_tokens is not None
-        from genctl.strategies.draft_models import PromptLookup
+        from genctl.strategies.suffixes import PromptLookup
 
         lookup = PromptLookup(generation.max_matching_ngram_size)
         # "up to" the number: as many as pay, unless the text depends on the number

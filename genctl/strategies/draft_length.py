@@ -2,48 +2,28 @@
 
 Drafts pay if the tokens that are accepted outweigh the longer pass that checks them and the passes that draft them
 (Leviathan et al. 2023, arXiv:2211.17192, section 3.3). The first token of a draft and those after it are judged apart:
-prompt lookup often misses at once, but rarely in the middle of a text that it copies.
+prompt lookup often misses at once, but rarely in the middle of a text that it copies. Drafts after a long match are
+judged apart from those after a short one.
 
-No schedule reads the clock: prices come from a table (`decode.pass_prices`), so equal runs draft equal numbers.
+Nothing here reads the clock: prices come from a table (`decode.pass_prices`, which also weighs the drafts of a pass).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 Schedule: TypeAlias = Literal["price", "constant"]
 
 MEMORY = 0.9  # weight of an older trial against the next
-GAIN = 1.02  # tokens for the time of one token that a draft must promise: less is lost beside the passes
 PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled each time
 LONGEST_PAUSE = 128
-
-
-class DraftLength(Protocol):
-    """The numbers of drafted tokens of one lane."""
-
-    def next(self) -> int:
-        """How many tokens to draft now, 0 for none. Called once for each pass."""
-        ...
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """The outcome of a draft of at least one token."""
-        ...
-
-
-@dataclass
-class Constant:
-    """Always the same number."""
-
-    count: int
-
-    def next(self) -> int:
-        return self.count
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        pass
+PATIENCE = 16  # steps in a row in which a drafter that costs nothing is asked, though nothing pays,
+SELDOM = 8  # and after how many it is asked again then
+# The first guesses of how often the first token of a draft is right, and the next one after a right one: of a model,
+# and after matches of 1, 2 to 3, 4 to 7, … tokens.
+FIRST = (0.5, 0.3, 0.45, 0.6, 0.75, 0.85)
+LATER = (0.7, 0.6, 0.7, 0.8, 0.85, 0.9)
 
 
 @dataclass
@@ -69,46 +49,55 @@ class Rate:
 
 
 @dataclass
-class Priced:
-    """As many tokens as pay, at most `most`; none while drafts do not pay.
+class Rates:
+    """How often drafts are right, by the number of tokens that agree before them; 0 where nothing is compared."""
 
-    A drafter that costs nothing shows without being checked whether it would be right again (`Assisted` observes what
-    it proposes). Any other drafts one token now and then, each time after a longer pause.
-    """
+    first: dict[int, Rate] = field(default_factory=dict)  # first tokens of drafts
+    later: dict[int, Rate] = field(default_factory=dict)  # others, after an accepted one
 
-    most: int
-    check: Callable[[int], float]  # the price of a pass that checks so many drafts, in steps of one token
-    draft: float = 0.0  # the price of drafting a token, in the same unit
-    first: Rate = field(default_factory=lambda: Rate.guess(0.5))  # first tokens of drafts that are accepted
-    later: Rate = field(default_factory=lambda: Rate.guess(0.7))  # others, after an accepted one
+    def _of(self, match: int) -> tuple[Rate, Rate]:
+        place = min(match.bit_length(), len(FIRST) - 1)
+        if place not in self.first:
+            self.first[place], self.later[place] = Rate.guess(FIRST[place]), Rate.guess(LATER[place])
+        return self.first[place], self.later[place]
+
+    def observe(self, match: int, drafted: int, accepted: int) -> None:
+        """The outcome of a draft of at least one token."""
+        first, later = self._of(match)
+        first.observe(min(accepted, 1), int(accepted == 0))
+        later.observe(max(accepted - 1, 0), int(0 < accepted < drafted))
+
+    def promise(self, match: int, count: int) -> list[float]:
+        """How many tokens of a draft of 1, 2, … `count` tokens are expected to be right."""
+        first, later = self._of(match)
+        likely, following, promised, total = first.value, later.value, [], 0.0
+        for _ in range(count):
+            total += likely
+            likely *= following
+            promised.append(total)
+        return promised
+
+
+@dataclass
+class Pauses:
+    """When a drafter that does not pay is asked again."""
+
     pause: int = PAUSE
     waited: int = 0
 
-    def __post_init__(self) -> None:
-        self.prices = [self.check(count) + count * self.draft for count in range(1, self.most + 1)]
+    def end(self) -> None:
+        """It pays."""
+        self.pause, self.waited = PAUSE, 0
 
-    def next(self) -> int:
-        gains = self.gains()
-        best = max(gains)
-        if best > GAIN:
-            self.pause, self.waited = PAUSE, 0
-            return gains.index(best) + 1
+    def over(self) -> bool:
+        """Whether a drafter that costs something is tried in this step, each time after a longer pause."""
         self.waited += 1
-        if not self.draft or self.waited <= self.pause:
-            return 0
+        if self.waited <= self.pause:
+            return False
         self.pause, self.waited = min(2 * self.pause, LONGEST_PAUSE), 0
-        return 1
+        return True
 
-    def gains(self) -> list[float]:
-        """Expected tokens of a pass with 1, 2, … drafts, for the time of one token without."""
-        likely, later, tokens = self.first.value, self.later.value, 1.0
-        gains = []
-        for price in self.prices:
-            tokens += likely
-            likely *= later
-            gains.append(tokens / price)
-        return gains
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        self.first.observe(min(accepted, 1), int(accepted == 0))
-        self.later.observe(max(accepted - 1, 0), int(0 < accepted < drafted))
+    def rests(self) -> bool:
+        """Whether one that costs nothing but its own work is left alone in this step."""
+        self.waited += 1
+        return self.waited > PATIENCE and self.waited % SELDOM > 0

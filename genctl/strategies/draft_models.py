@@ -1,14 +1,13 @@
-"""Sources of drafts: a smaller model with the same tokens, the model's first layers, or the text itself.
+"""Drafters, and those that are models: a smaller one with the same tokens, or the model's first layers.
 
-A drafter is immutable and shared by lanes; `begin` returns a `DraftWriter` for one lane. `Assisted` verifies every
-proposal, so a bad drafter only costs time.
+A drafter is shared by lanes; `begin` returns a `DraftWriter` for one lane. `Assisted` verifies every proposal, so a bad
+drafter only costs time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import ClassVar, Protocol, TypeAlias
 
 import torch
@@ -17,23 +16,12 @@ from torch import Tensor
 from genctl.decode.cache.growing import STEP
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
-from genctl.decode.types import Context
+from genctl.decode.types import Context, Draft
 from genctl.errors import ModelError
-from genctl.params import MOST_MATCHED
 from genctl.sequences import shared_length
-
-PLACES = 32  # of the last two tokens that are compared, the latest
 
 # (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
 Draw: TypeAlias = Callable[[Tensor, int], int]
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Proposed tokens."""
-
-    tokens: list[int]  # D
-    distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
 
 
 class DraftWriter(Protocol):
@@ -45,7 +33,10 @@ class DraftWriter(Protocol):
 
 
 class Drafter(Protocol):
-    """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane."""
+    """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane.
+
+    One that learns from the lanes of a run has `rates`, and `keep(tokens)` for each text.
+    """
 
     @property
     def kind(self) -> str: ...
@@ -79,6 +70,8 @@ class ModelDrafter:
             source = self.forward.encode(source.ids[0].tolist())
         cached = context.prefix.cache is not None
         follower = ReadAlong(self.forward, use_cache=cached, cuts=True, source=source)
+        if follower.cached:  # a cache that forgets nothing is refused before the first step
+            follower([context.prefix.tokens[0].tolist()])
         return ModelDraftWriter(follower, context, draw, confidence)
 
 
@@ -130,66 +123,6 @@ class ModelDraftWriter:
             for process in self.context.processors:
                 scores = process(history, scores)
         return scores
-
-
-@dataclass(frozen=True)
-class PromptLookup:
-    """What followed the last tokens where they occurred before (github.com/apoorvumang/prompt-lookup-decoding).
-
-    The place that agrees with most of the last tokens counts, with up to `max_matching_ngram_size` of them; of several
-    the latest. An encoder-decoder's source is searched, too. No EOS is drafted, and no processor is applied.
-    """
-
-    max_matching_ngram_size: int = MOST_MATCHED
-
-    kind: ClassVar[str] = "prompt-lookup"
-
-    def begin(self, context: Context, draw: Draw | None, confidence: float) -> DraftWriter:
-        source = context.prefix.source
-        return LookupDraftWriter(
-            self.max_matching_ngram_size, [] if source is None else source.ids[0].tolist(), context.eos
-        )
-
-
-class LookupDraftWriter:
-    """An index of the ends of every token and pair of tokens, which grows with the row."""
-
-    def __init__(self, longest: int, before: Iterable[int], eos: Sequence[int]) -> None:
-        self.longest, self.eos = longest, frozenset(eos)
-        self.text = list(before)
-        self.taken = 0  # tokens of the row in `text`
-        self.indexed = 0  # what ends before this place is indexed
-        self.latest: dict[int, int] = {}  # token -> its latest end
-        self.pairs: dict[tuple[int, int], list[int]] = {}
-
-    def __call__(self, text: Sequence[int], count: int) -> Draft:
-        self.text += text[self.taken :]
-        self.taken = len(text)
-        text, length = self.text, len(self.text)
-        for end in range(self.indexed + 1, length):  # each has a following token
-            self.latest[text[end - 1]] = end
-            if end > 1:
-                self.pairs.setdefault((text[end - 2], text[end - 1]), []).append(end)
-        self.indexed = max(self.indexed, length - 1)
-        place = self._place()
-        if place is None:
-            return Draft([])
-        # at the end of the text the draft itself goes on: what repeats itself goes round and round
-        tokens = list(islice(cycle(text[place : place + count]), count))
-        return Draft(tokens[: next((i for i, token in enumerate(tokens) if token in self.eos), len(tokens))])
-
-    def _place(self) -> int | None:
-        """Where the tokens that follow begin; None if the last token is new."""
-        text, length = self.text, len(self.text)
-        ends = self.pairs.get((text[-2], text[-1]), []) if length > 1 < self.longest else []
-        best, place = 1, self.latest.get(text[-1])
-        for end in reversed(ends[-PLACES:]):
-            same = 2
-            while same < min(self.longest, end) and text[end - 1 - same] == text[length - 1 - same]:
-                same += 1
-            if same > best:
-                best, place = same, end
-        return place
 
 
 def _shape(forward: ModelRuntime) -> str:

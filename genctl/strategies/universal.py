@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.types import Context
+from genctl.decode.types import Context, Draft
 from genctl.errors import ModelError
 from genctl.sequences import shared_length
-from genctl.strategies.draft_models import Draft, DraftWriter, Draw
+from genctl.strategies.draft_models import DraftWriter, Draw
 
 OPEN = "\ufffd"  # the decoding of an incomplete character
 SLACK = 4  # tokens beyond the expected overlap to search for a match

@@ -12,11 +12,10 @@ import transformers
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, Pass
-from genctl.decode.types import Lane
+from genctl.decode.types import Draft, Lane
 from genctl.engines.local.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
-from genctl.strategies.draft_models import Draft
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes

@@ -157,6 +157,11 @@ class Cache:
         """The cache with all columns in every row."""
         return self.with_layers(layer.unshared() for layer in self.layers) if self.is_shared else self
 
+    @property
+    def takes_places(self) -> bool:
+        """Whether the tokens of a pass may go to places of their own (`runtime.Places`)."""
+        return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
+
     # -- columns, in place ---------------------------------------------------------------------------------------------
 
     def crop(self, columns: int) -> None:
@@ -167,6 +172,16 @@ class Cache:
         for layer in self.layers:
             if columns or layer.record_past:
                 layer.crop(-columns)
+
+    def shift(self, moves: Sequence[tuple[int, int, int]]) -> None:
+        """Move rows to the right: of each (row, first column, columns), over zeros. Only if it `takes_places`."""
+        for layer in self.layers:
+            assert isinstance(layer, GrowingLayer)
+            for part in layer.buffers:
+                columns = part.narrow(2, layer.begin, layer.length)
+                for row, first, by in moves:
+                    columns[row, :, first + by :] = columns[row, :, first : layer.length - by].clone()
+                    columns[row, :, first : first + by] = 0
 
     def activate_past_recording(self) -> None:
         """Let windows and convolutions keep what they would otherwise drop, until the next `crop`."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl.decode.pass_prices import PassPrice
 from genctl.decode.runtime import Abilities, Output, Pass
 from genctl.decode.types import Prefix
 from genctl.transformers.runtime import TransformersRuntime
@@ -26,6 +27,7 @@ class Table(TransformersRuntime):
         self.bound = math.inf
         self.abilities = Abilities(supports_cache=False, reads_padded=False)
         self.forwards = 0
+        self.pass_price = PassPrice("float32", 1e9)  # type: ignore[misc]
 
     def prefill(self, ids: Sequence[int], source: Any, **_: Any) -> Prefix:
         tokens = torch.tensor([list(ids)])

@@ -13,7 +13,8 @@ from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import AuxiliaryModel, auxiliary_strategy
 from genctl.strategies.contrast import Amateur
 from genctl.strategies.dola import Dola
-from genctl.strategies.draft_models import EarlyExitDrafter, ModelDrafter, PromptLookup
+from genctl.strategies.draft_models import EarlyExitDrafter, ModelDrafter
+from genctl.strategies.suffixes import PromptLookup
 from genctl.strategies.universal import UniversalDrafter
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from genctl import events
 from genctl.decode.loop import decode
-from genctl.decode.pass_prices import PRICES, PassPrice, price_of
+from genctl.decode.pass_prices import PRICES, PassPlan, PassPrice, never_pays, price_of
+from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import auxiliary_strategy
-from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Constant, Priced, Rate
-from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
+from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Rate, Rates
+from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
+from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import alike, drafts
@@ -27,9 +29,22 @@ from tests.strategies.assisted.test_assisted_greedy import CROPPABLE
 from tests.tiny import CAUSAL, tiny
 
 
-def flat(price: float) -> Any:
-    """A pass that checks drafts costs this much, however many they are."""
-    return lambda drafts: price
+class Flat(PassPrice):
+    """A pass costs so much more for each further token, and drafts nothing beside it."""
+
+    draft_overhead = 0.0
+
+    def of(self, tokens: int) -> float:
+        return 1.0 + self.step * (tokens - 1)
+
+
+def rates(first: float, later: float) -> Rates:
+    """The rates of a drafter that compares nothing."""
+    return Rates({0: Rate.guess(first)}, {0: Rate.guess(later)})
+
+
+def best(price: float, draft: float, rate: float, most: int = 20, rows: int = 1) -> int:
+    return PassPlan(Flat("flat", price), rows, cached=True).best(rates(rate, rate).promise(0, most), draft)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -37,21 +52,29 @@ def flat(price: float) -> Any:
 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("count", [1, 3, 7])
-def test_with_one_rate_the_gain_is_that_of_leviathan(rate: float, count: int) -> None:
-    length = Priced(10, lambda drafts: 1 + 0.1 * drafts, 0.05, Rate.guess(rate), Rate.guess(rate))
+def test_with_one_rate_what_a_draft_promises_is_that_of_leviathan(rate: float, count: int) -> None:
     expected = (1 - rate ** (count + 1)) / (1 - rate)
-    assert length.gains()[count - 1] == pytest.approx(expected / (1 + 0.1 * count + 0.05 * count))
+    assert 1 + rates(rate, rate).promise(0, 10)[count - 1] == pytest.approx(expected)
 
 
 def test_first_and_later_tokens_have_rates_of_their_own() -> None:
-    length = Priced(10, flat(1.0), 0.0, Rate.guess(0.25), Rate.guess(0.5))
-    assert length.gains()[2] == pytest.approx(1 + 0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
-    length.observe(4, 3)  # one first token right; two later ones right, one wrong
-    assert length.first.value == pytest.approx((0.25 * 0.9 + 1) / 1.9)
-    length.observe(4, 0)  # says nothing about later ones
+    known = rates(0.25, 0.5)
+    assert known.promise(0, 3)[-1] == pytest.approx(0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
+    known.observe(0, 4, 3)  # one first token right; two later ones right, one wrong
+    assert known.first[0].value == pytest.approx((0.25 * 0.9 + 1) / 1.9)
+    known.observe(0, 4, 0)  # says nothing about later ones
     later = Rate.guess(0.5)
     later.observe(2, 1)
-    assert length.later.value == pytest.approx(later.value)
+    assert known.later[0].value == pytest.approx(later.value)
+
+
+def test_drafts_after_long_matches_are_judged_apart() -> None:
+    known = Rates()
+    assert known.promise(1, 1) < known.promise(2, 1) < known.promise(9, 1) == known.promise(15, 1)
+    for _ in range(20):
+        known.observe(2, 4, 0)
+        known.observe(40, 4, 4)
+    assert known.promise(3, 1)[0] < 0.1 < 0.9 < known.promise(64, 1)[0]
 
 
 def test_newer_trials_weigh_more() -> None:
@@ -65,10 +88,6 @@ def test_newer_trials_weigh_more() -> None:
 
 
 def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
-    def best(price: float, draft: float, rate: float) -> int:
-        check = lambda drafts: 1 + price * drafts  # noqa: E731
-        return Priced(20, check, draft, Rate.guess(rate), Rate.guess(rate)).next()
-
     assert best(0.05, 0.0, 0.9) > best(0.2, 0.0, 0.9) > best(0.2, 0.3, 0.9) > 0
     assert best(0.05, 0.1, 0.9) > best(0.05, 0.1, 0.6) > best(0.05, 0.1, 0.1) == 0
     assert best(0.0, 0.0, 0.9) == 20
@@ -77,29 +96,71 @@ def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
 
 def test_a_number_that_fits_the_products_is_preferred() -> None:
     """Six rows of float32 cost little more than one, seven much more."""
+    plan = PassPlan(PassPrice("float32", 500e6), 1, cached=True)
+    assert plan.best(rates(0.75, 0.75).promise(0, 20)) == 5
+
+
+def test_beside_many_rows_a_token_more_costs_as_much_as_a_row() -> None:
     price = PassPrice("float32", 500e6)
-    assert Priced(20, price.check, 0.0, Rate.guess(0.75), Rate.guess(0.75)).next() == 5
+    assert [never_pays(price, rows) for rows in (1, 8, 16, 21, 64, 128)] == [False] * 3 + [True] * 3
+    sure = rates(1.0, 1.0).promise(0, 20)
+    plan = PassPlan(price, 8, cached=True)
+    drafted = 0
+    while count := plan.best(sure):  # lane after lane adds a draft, until none pays
+        plan.take(sure[:count])
+        drafted += count
+    assert 4 < drafted < 24
 
 
 # -- stopping and beginning again --------------------------------------------------------------------------------------
 
 
-def rounds(length: Priced, outcomes: Sequence[bool]) -> list[int]:
-    """The numbers drafted in a row of passes, of which each draft is right or wrong as a whole."""
-    counts = []
-    for right in outcomes:
-        counts.append(count := length.next())
-        if count:
-            length.observe(count, count if right else 0)
-    return counts
+class Told:
+    """A drafter that is right or wrong as it is told; with a price, or without."""
+
+    kind = "told"
+
+    def __init__(self, cost: float = 0.0) -> None:
+        self.right, self.asked = False, 0
+        if cost:
+            self.forward = SimpleNamespace(pass_price=Flat("flat", cost))
+
+    def begin(self, *arguments: Any) -> Any:
+        return self.propose
+
+    def propose(self, text: Sequence[int], count: int) -> Draft:
+        self.asked += 1
+        return Draft([7 if self.right else 8] * count)
+
+
+class Rounds:
+    """Passes of a lane that writes sevens."""
+
+    def __init__(self, drafter: Told, price: float) -> None:
+        model = SimpleNamespace(pass_price=Flat("flat", price), draft_room=lambda length: 1e9)
+        prefix = Prefix(torch.zeros(1, 1, dtype=torch.long), None, torch.zeros(1, 300))
+        context = Context(prefix, torch.Generator(), (), 10**6, model)
+        self.drafter, self.price = drafter, model.pass_price
+        self.drafts = Assisted(cast(Any, drafter)).begin(context)
+        self.written = [7]
+
+    def run(self, outcomes: Sequence[bool]) -> list[int]:
+        """The numbers drafted in a row of passes, of which each draft is right or wrong as a whole."""
+        counts = []
+        for right in outcomes:
+            self.drafter.right = right
+            draft = self.drafts.next(self.written, PassPlan(self.price, 1, cached=True))
+            counts.append(0 if draft is None else len(draft.tokens))
+            self.written = [7] * (1 + (counts[-1] if right else 0))
+        return counts
 
 
 def test_drafts_that_are_never_right_stop_and_are_tried_again_ever_more_rarely() -> None:
-    length = Priced(20, lambda drafts: 1 + 0.05 * drafts, 0.1)
-    counts = rounds(length, [False] * 2000)
+    passes = Rounds(Told(0.005), 0.05)
+    counts = passes.run([False] * 2000)
     tried = [step for step, count in enumerate(counts) if count]
     assert sum(counts[:12]) < 20
-    probes = tried[-12:]
+    probes = tried[-6:]
     assert {counts[step] for step in probes} == {1}
     pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(probes)]
     assert pauses == sorted(pauses)
@@ -110,21 +171,19 @@ def test_drafts_that_are_never_right_stop_and_are_tried_again_ever_more_rarely()
 
 
 def test_drafts_that_are_right_again_are_taken_up_again() -> None:
-    length = Priced(20, lambda drafts: 1 + 0.05 * drafts, 0.1)
-    rounds(length, [False] * 100)
-    counts = rounds(length, [True] * 200)
+    passes = Rounds(Told(0.005), 0.05)
+    passes.run([False] * 100)
+    counts = passes.run([True] * 200)
     assert counts[:LONGEST_PAUSE].count(0) > 0
     assert set(counts[-20:]) == {20}
-    assert length.pause == PAUSE
+    assert passes.drafts.pauses.pause == PAUSE
 
 
 def test_a_free_drafter_is_never_tried_in_vain() -> None:
-    length = Priced(10, lambda drafts: 1 + 0.05 * drafts)
-    rounds(length, [False] * 40)
-    assert rounds(length, [True] * 500) == [0] * 500  # it is observed instead
-    while not length.next():
-        length.observe(1, 1)
-    assert length.first.value < 0.5
+    passes = Rounds(Told(), 0.05)
+    assert sum(passes.run([False] * 200)[20:]) == 0  # it is watched instead,
+    assert passes.drafter.asked < 60  # and not at every step
+    assert passes.run([True] * 200)[-1] == 20
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -170,8 +229,9 @@ def test_tokens_of_a_pass_read_experts_of_their_own() -> None:
 
 
 def test_without_a_cache_a_longer_pass_costs_nothing_more() -> None:
-    price = PassPrice("float32", 1e9)
-    assert price.check(5, cached=False) == price.check(1, cached=False) < price.check(1) < price.check(5)
+    sure = rates(0.9, 0.9).promise(0, 20)
+    plans = {cached: PassPlan(PassPrice("float32", 1e9), 1, cached=cached) for cached in (False, True)}
+    assert plans[False].best(sure) == 20 > plans[True].best(sure) > 0
 
 
 def test_the_price_is_that_of_how_the_weights_are_held() -> None:
@@ -193,12 +253,7 @@ def test_weights_that_stay_in_the_caches_save_nothing_when_several_tokens_read_t
     small = price_of(config(hidden_size=128, num_hidden_layers=4, vocab_size=1000), "float32")
     assert small.of(6) > 1.2 * PassPrice("float32", small.step).of(6)
     # what is done for a draft shows beside a short step
-    assert (
-        small.check(1) - small.of(2)
-        > 0.2
-        > 0.01
-        > PassPrice("float32", 500e6).check(1) - PassPrice("float32", 500e6).of(2)
-    )
+    assert small.draft_overhead > 0.2 > 0.01 > PassPrice("float32", 500e6).draft_overhead
 
 
 # -- in the loop -------------------------------------------------------------------------------------------------------
@@ -222,7 +277,7 @@ class Cheap:
 def case_of(arch: str) -> Case:
     """A case whose passes have the price of compiled products, also where nothing is compiled."""
     case = Case(arch)
-    case.forward.pass_price = PassPrice("float32", 3e6)  # type: ignore[misc]
+    case.forward.pass_price = PassPrice("float32", 30e6)  # type: ignore[misc]
     return case
 
 
@@ -334,34 +389,24 @@ def chosen(**knobs: Any) -> Assisted:
     return strategy
 
 
-def length_of(strategy: Assisted) -> Any:
-    forward = runtimes.forward(tiny("llama"))
-    context: Any = SimpleNamespace(model=forward, prefix=forward.prefill(PROMPTS[0], None))
-    return strategy._length(context, getattr(strategy.drafter, "forward", None))
-
-
 @pytest.mark.parametrize(
-    ("knobs", "kind", "most"),
+    ("knobs", "price", "most"),
     [
-        ({"prompt_lookup_num_tokens": 9}, Priced, 9),
-        ({"prompt_lookup_num_tokens": 9, "num_assistant_tokens_schedule": "constant"}, Constant, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True}, Priced, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "draft_sampling": "rejection"}, Constant, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "num_assistant_tokens_schedule": "price"}, Priced, 9),
-        ({"assistant_early_exit": 1}, Priced, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "do_sample": True}, Priced, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "do_sample": True, "draft_sampling": "rejection"}, Constant, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, Constant, 5),
-        ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, Constant, 20),
-        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "constant"}, Constant, MOST_DRAFTED),
-        (
-            {"assistant_early_exit": 1, "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "price"},
-            Priced,
-            5,
-        ),
+        ({"prompt_lookup_num_tokens": 9}, True, 9),
+        ({"prompt_lookup_num_tokens": 9, "num_assistant_tokens_schedule": "constant"}, False, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True}, True, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "draft_sampling": "rejection"}, False, 9),
+        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "num_assistant_tokens_schedule": "price"}, True, 9),
+        ({"assistant_early_exit": 1}, True, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "do_sample": True}, True, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "do_sample": True, "draft_sampling": "rejection"}, False, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, False, 5),
+        ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, False, 20),
+        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "constant"}, False, MOST_DRAFTED),
+        ({"assistant_early_exit": 1, "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "price"}, True, 5),
     ],
 )
-def test_what_is_set_is_obeyed_and_greedy_search_drafts_what_pays(knobs: dict[str, Any], kind: type, most: int) -> None:
-    length = length_of(chosen(**knobs))
-    assert type(length) is kind
-    assert (length.most if kind is Priced else length.count) == most
+def test_what_is_set_is_obeyed_and_else_what_pays_is_drafted(knobs: dict[str, Any], price: bool, most: int) -> None:
+    strategy = chosen(**knobs)
+    assert strategy.price is price
+    assert (strategy.num_assistant_tokens or MOST_DRAFTED) == most

@@ -17,7 +17,8 @@ from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import EarlyExitDrafter, LookupDraftWriter
+from genctl.strategies.draft_models import EarlyExitDrafter
+from genctl.strategies.suffixes import LookupDraftWriter
 from genctl.strategies.universal import UniversalDrafter
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes

@@ -15,8 +15,9 @@ from genctl.decode.stopping import Stop, Written
 from genctl.decode.types import Lane
 from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
-from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter, PromptLookup
+from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
 from genctl.strategies.factory import choose
+from genctl.strategies.suffixes import PromptLookup
 from tests import runtimes
 from tests.decode.driver import Case
 from tests.strategies.assisted.assistants import alike, drafts
