@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import CRITERIA, PROCESSORS, WINDOW
-from genctl.params import Generation, knobs, spelled
+from genctl.params import DRAFTING, Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
 # chat or a tree. "kept": a chat or a tree that genctl keeps for the user. "": all other places.
@@ -174,7 +174,7 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 def find_clashes(settings: Settings) -> list[Clash]:
     """Every conflict: sampling, number of sequences, lengths, caches, compiling, knobs that refine others, chat."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _refining, _chat)
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _chat)
     return [clash for kind in kinds for clash in kind(settings)]
 
 
@@ -286,6 +286,13 @@ def _caches(settings: Settings) -> Iterator[Clash]:
     if off is not None and not (off is form and use.level > form.level):
         words = _say("use_cache", off) if off is use else _say("cache_implementation", off)
         yield Clash(both | {"prompt_cache"}, f"{_say('prompt_cache', saved)} needs a cache, which {words} turns off")
+
+
+def _drafting(settings: Settings) -> Iterator[Clash]:
+    draft = _get(settings, "draft")
+    for key in DRAFTING if draft.value is False else ():
+        if _get(settings, key).value is not None and _get(settings, key).level == draft.level:
+            yield _between(settings, "draft", key, "one drafts nothing, the other says how")
 
 
 def _compiling(settings: Settings) -> Iterator[Clash]:

@@ -59,15 +59,15 @@ min_tokens
 eos_token_id pad_token_id bos_token_id decoder_start_token_id
 use_cache cache_implementation
 offline device dtype device_map max_memory tensor_parallel merge_adapter pack quantize runtime threads
-seed batch_size truncate row_timeout chat system chat_template chat_template_kwargs enable_thinking tools
-processed_logprobs
+seed batch_size draft draft_corpus truncate row_timeout chat system chat_template chat_template_kwargs enable_thinking
+tools processed_logprobs
 about
 """
 
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_FREE.split(), FREE),
     **dict.fromkeys(("model", "revision", "tokenizer", "assistant_model", "amateur_model"), CHECKPOINT),
-    **dict.fromkeys(("json_schema", "grammar", "prompt_cache"), FILE),
+    **dict.fromkeys(("json_schema", "grammar", "prompt_cache", "draft_corpus"), FILE),
     **dict.fromkeys(LISTS, LIST),
     "backend": Rule("yours", "decides who gets the prompts and the key"),
     "offload_folder": Rule("yours", "names a folder to write to"),

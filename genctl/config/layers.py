@@ -305,7 +305,11 @@ def _fixed(key: str) -> str:
         return ""
     if params.knobs(Runtime)[key].metadata["group"] == params.MODEL:
         return "all rows share one checkpoint, so a row cannot choose it"
-    return "belongs to the whole run, not to a row" if key in ("batch_size", "prompt_cache") else ""
+    return (
+        "belongs to the whole run, not to a row"
+        if key in ("batch_size", "prompt_cache", "draft", "draft_corpus")
+        else ""
+    )
 
 
 def _about(value: Any) -> str:

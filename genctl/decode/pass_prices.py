@@ -1,9 +1,9 @@
 """What a pass costs: over several tokens of one row, and beside the pass of another model.
 
 A pass over a few tokens reads the weights once, as a step of one token does, so it costs hardly more. The prices are a
-table that was measured once, with AVX-512 and with AVX2 (docs/performance.md), not the times of this run: with it the
-number of drafted tokens (`strategies.draft_length`) does not depend on the machine. The prices lie between those of
-the two, so that drafts that hardly pay are left out with either.
+table that was measured once (docs/performance.md), not the times of this run: with it the number of drafted tokens
+(`strategies.draft_length`) is the same in every run of one machine. Where lanes are narrow (AVX2 and below, NEON) each
+further token is dearer.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ PRICES: dict[str, Points] = {
     "float16": ((1, 1.0), (2, 1.05), (6, 1.38), (8, 1.6), (13, 2.15), (21, 3.0)),
     "int8": ((1, 1.0), (2, 1.08), (6, 1.42), (8, 1.7), (13, 2.15), (21, 3.0)),
     "int4": ((1, 1.0), (4, 1.35), (8, 1.9), (13, 2.7), (21, 3.9)),
+    "narrow float32": ((1, 1.0), (2, 1.03), (5, 1.16), (8, 1.35), (13, 1.8), (21, 2.9), (64, 8.4)),
+    "narrow bfloat16": ((1, 1.0), (2, 1.1), (5, 1.45), (8, 1.85), (13, 2.6), (21, 4.2)),
+    "narrow float16": ((1, 1.0), (2, 1.1), (5, 1.4), (8, 1.8), (13, 2.55), (21, 4.1)),
+    "narrow int8": ((1, 1.0), (2, 1.15), (5, 1.6), (8, 2.2), (13, 3.2), (21, 5.2)),
+    "narrow int4": ((1, 1.0), (2, 1.3), (5, 1.8), (8, 2.5), (13, 3.7), (21, 6.0)),
     "torch": ((1, 1.0), (2, 1.6), (6, 2.2), (13, 3.4), (21, 4.0)),  # torch's products on the CPU
     "gpu": ((1, 1.0), (21, 1.2)),
     # weights that stay in the CPU's caches, of any type: each token is computed, and nothing is read from memory
@@ -117,8 +122,9 @@ def price_of(config: Any, form: str) -> PassPrice:
     weights = 12 * layers * hidden**2 + vocabulary * hidden
     experts = max(_size(text, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     chosen = max(_size(text, "num_experts_per_tok"), 1)
-    read = weights * BYTES.get(form, 4.0)
-    if form in BYTES and read < CACHED:
+    kept = form.removeprefix("narrow ")
+    read = weights * BYTES.get(kept, 4.0)
+    if kept in BYTES and read < CACHED:
         form = "cached"
     return PassPrice(form if form in PRICES else "torch", read + (layers + 1) * OVERHEAD, max(experts, chosen), chosen)
 

@@ -180,6 +180,11 @@ class ModelRuntime(ABC):
         return self.reads_again and before <= self.bound
 
     @property
+    def drafts_unasked(self) -> bool:
+        """Whether drafts change no bit of the results, in any batch, and so may be checked without being asked for."""
+        return False
+
+    @property
     def weights_form(self) -> str:
         """How the products' weights are held on the CPU: a key of `pass_prices.PRICES`."""
         return "torch"

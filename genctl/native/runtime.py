@@ -18,6 +18,7 @@ from genctl.decode.cache.layer import KeyValues
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass, Passed
 from genctl.decode.types import Source
 from genctl.errors import ModelError
+from genctl.kernels import variant
 from genctl.native.attention import PlacedLayer, places_mask
 from genctl.native.decoder import Decoder, Encoder
 from genctl.native.linear import Joined, Linear
@@ -208,10 +209,18 @@ class NativeRuntime(ModelRuntime):
         return self.decoder.head
 
     @property
+    def drafts_unasked(self) -> bool:
+        """Whether drafts change no bit of the results, in any batch, and so may be checked without being asked for."""
+        return self.abilities.uneven and self.steps is not None and self.steps.is_compiled
+
+    @property
     def weights_form(self) -> str:
         """How the products' weights are held on the CPU."""
         product = self.decoder.weights.layers[0].o
-        return product.form.partition(" ")[0] if product.is_compiled else "torch"
+        if not product.is_compiled:
+            return "torch"
+        narrow = "" if variant.choice()[0].startswith(("avx512", "amx")) else "narrow "
+        return narrow + str(product.form.partition(" ")[0])
 
     def first_layers(self, count: int) -> NativeRuntime:
         """The same model without the layers after `count`. It shares the weights. Raises ModelError."""

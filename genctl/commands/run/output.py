@@ -135,7 +135,7 @@ class Results:
                 between = "\t" if self.about.is_encoder_decoder else ""
                 hypothesis = dataclasses.replace(hypothesis, text=f"{result.prompt}{between}{hypothesis.text}")
             extra: dict[str, Any] = {}
-            if result.drafted:
+            if result.drafted and options.timing:
                 extra = {"drafted": result.drafted, "accepted": result.accepted}
             if "beam" in result.strategy:
                 extra["parents"] = list(sequence.parents)

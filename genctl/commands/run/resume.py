@@ -17,7 +17,7 @@ from genctl.documents.reader import Unreadable
 from genctl.identity import versions
 from genctl.io.records import SCHEMA
 
-APART = ("seed", "offline", "threads")  # settings that are kept elsewhere, or change no result
+APART = ("seed", "offline", "threads", "draft", "draft_corpus")  # settings that are kept elsewhere, or change no result
 IN_FILES = ("json_schema", "grammar", "prompt_cache")  # settings that may name a file
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
+from genctl.engines.local.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.config_numbers import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
+    from genctl.strategies.suffixes import SuffixDrafter
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Planner:
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
         self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
         self.latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
+        self.drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
+        self.suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
@@ -204,6 +209,8 @@ class Planner:
         eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
         most, limit = self._most_new_tokens(generation, len(tokens), prompt)
         strategy, ranking = self._strategy(generation)
+        if ranking is None and not undrafted(self.forward, request.resolved):
+            strategy = self._drafting(strategy)
         beneath = "" if healed is None else healed.text
         processors = self._processors(request, generation, tokens, source, most, eos, beneath, words)
         criteria = self._criteria(request, generation, began, words)
@@ -269,6 +276,49 @@ class Planner:
             name = "best_of" if generation.best_of else "mbr_samples"
             raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
+
+    def _drafting(self, strategy: Strategy) -> Strategy:
+        """The same, with drafts of what was written before, if it decodes one row plainly."""
+        from genctl.strategies.assisted import Assisted
+        from genctl.strategies.sample import Sample
+        from genctl.strategies.suffixes import SuffixDrafter
+
+        if not isinstance(strategy, Sample) or strategy.n > 1:
+            return strategy
+        if self.suffixes is None:
+            self.suffixes = SuffixDrafter()
+            if self.runtime.draft_corpus is not None:
+                self._read_corpus(self.suffixes, self.runtime.draft_corpus)
+        if self.drafted is None or self.drafted[0] is not strategy:
+            self.drafted = (
+                strategy,
+                Assisted(
+                    self.suffixes,
+                    strategy.do_sample,
+                    sampler=strategy.sampler,
+                    length_penalty=strategy.length_penalty,
+                    unasked=True,
+                ),
+            )
+        return self.drafted[1]
+
+    def _read_corpus(self, drafter: SuffixDrafter, path: str) -> None:
+        """Draft from a text, or from earlier results. Raises InputError and ModelError."""
+        from genctl.documents import reader
+        from genctl.models.text import encode
+
+        tokenizer = self.loaded.tokenizer
+        if tokenizer is None:
+            raise ModelError(f"draft_corpus: {self.loaded.name} has no tokenizer to read {path} with")
+        try:
+            given = reader.text(Path(path).expanduser())
+            rows = [reader.loads(line) for line in given.splitlines()] if path.endswith(".jsonl") else [{"text": given}]
+        except (reader.Unreadable, reader.BadJson) as error:
+            raise InputError(f"--draft-corpus {path}: {error}") from None
+        for row in rows:
+            parts = [row.get(key) for key in ("prompt", "text")] if isinstance(row, dict) else []
+            text = "".join(part for part in parts if isinstance(part, str))
+            drafter.keep(encode(tokenizer, text, add_special_tokens=False) if text else [])
 
     def _auxiliary(self, generation: Generation) -> Strategy | None:
         """The strategy of a knob that needs a second checkpoint, hidden layers or the text."""

@@ -47,6 +47,20 @@ def _differing(forward: ModelRuntime, resolved: Resolved) -> list[str]:
     return notes
 
 
+def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
+    """Why nothing is drafted unless a setting names a drafter; "" if it is, in passes of plain decoding."""
+    generation = resolved.generation
+    if not resolved.runtime.draft:
+        return "draft = false"
+    if not generation.use_cache or generation.cache_implementation != "dynamic":
+        return "the cache is off, or of another form than dynamic"
+    if resolved.processors is not None or generation.guidance_scale not in (None, 1.0):
+        return "processors of its own, or guidance, see every token"
+    if not forward.drafts_unasked:
+        return "only native models on a CPU, without windows, compute several tokens of several rows as one at a time"
+    return ""
+
+
 def _effects(forward: ModelRuntime, name: str, resolved: Resolved) -> list[str]:
     generation = resolved.generation
     form = generation.cache_implementation

@@ -31,7 +31,7 @@ from genctl.engines.protocol import (
     never,
 )
 from genctl.errors import GenctlError, InputError, ModelError, UsageError
-from genctl.params import GRAMMARS, Generation, Runtime
+from genctl.params import DRAFTING, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
     from genctl.decode.prefix_cache import Prompt
@@ -109,6 +109,8 @@ class Session:
             raise UsageError(f"tokenizer = {shown(runtime.tokenizer)}: a checkpoint here has its own")
         if runtime.prompt_cache is not None and not Path(runtime.prompt_cache).is_file():
             raise InputError(f"--prompt-cache {runtime.prompt_cache}: there is no such file")
+        if runtime.draft_corpus is not None and not Path(runtime.draft_corpus).expanduser().is_file():
+            raise InputError(f"--draft-corpus {runtime.draft_corpus}: there is no such file")
         flags = {"allow_pickle": allow_pickle, "trust_remote_code": trust_remote_code}
 
         settled: list[tuple[list[Layer], Resolved]] = []
@@ -200,7 +202,7 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.engines.local.runtime import cache_notes
+        from genctl.engines.local.runtime import cache_notes, undrafted
 
         if resolved.runtime.is_chat:
             from genctl.models import chat
@@ -216,6 +218,7 @@ class Session:
             *self._template_notes(resolved.runtime),
             *self.loaded.remarks,
             *filter(None, [self.forward.remark]),
+            *self._draft_notes(resolved, undrafted(self.forward, resolved)),
         )
         return JobPlan(
             trial.kind,
@@ -224,6 +227,15 @@ class Session:
             reads_hidden=strategy.traits.needs_hidden,
             batch_invariant_by=self._batch_invariant_by(resolved.generation),
         )
+
+    def _draft_notes(self, resolved: Resolved, why: str) -> list[str]:
+        """That a given corpus is of no use; with --verbose also why nothing is drafted."""
+        if not why or any(getattr(resolved.generation, name) is not None for name in DRAFTING):
+            return []
+        if resolved.runtime.draft and f"nothing is drafted: {why}" not in self.forward.findings:
+            self.forward.findings.append(f"nothing is drafted: {why}")
+        corpus = resolved.runtime.draft_corpus
+        return [] if corpus is None else [f"draft_corpus = {corpus}: nothing is drafted, since {why}"]
 
     def _template_notes(self, runtime: Runtime) -> list[str]:
         """Variables that the chat template does not use. Raises ModelError if it does not exist."""
