@@ -537,9 +537,7 @@ class Runtime:
     draft: bool = knob(
         True, "check drafts of what was written before, where that is faster and changes no byte of the results", RUN
     )
-    draft_corpus: str | None = knob(
-        None, "draft from this file, too: a text, or earlier results (*.jsonl)", RUN, refines=("draft",)
-    )
+    draft_corpus: str | None = knob(None, "draft from this file, too: a text, or earlier results (*.jsonl)", RUN)
     processed_logprobs: bool = knob(
         False,
         "add to the tokens of records the log-probability after all processors, in the distribution that is drawn from",

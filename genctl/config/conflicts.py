@@ -290,9 +290,9 @@ def _caches(settings: Settings) -> Iterator[Clash]:
 
 def _drafting(settings: Settings) -> Iterator[Clash]:
     draft = _get(settings, "draft")
-    for key in DRAFTING if draft.value is False else ():
+    for key in (*DRAFTING, "draft_corpus") if draft.value is False else ():
         if _get(settings, key).value is not None and _get(settings, key).level == draft.level:
-            yield _between(settings, "draft", key, "one drafts nothing, the other says how")
+            yield _between(settings, "draft", key, "one drafts nothing, the other says what to draft from")
 
 
 def _compiling(settings: Settings) -> Iterator[Clash]:

@@ -50,7 +50,7 @@ class Command:
         if self.ours:
             model = BUILTIN if self.folder is None else str(self.folder)
             options = ["-m", model, "-n", str(ask.new), "--num-beams", str(ask.beams), "--device", self.device]
-            command = [sys.executable, "-m", "genctl", "run", *options, text]
+            command = [sys.executable, "-m", "genctl", "run", "--no-draft", *options, text]
         else:
             command = [sys.executable, "-c", PLAIN, str(self.folder or builtin()), str(ask.new), str(ask.beams), text]
         with competing(self.beside):

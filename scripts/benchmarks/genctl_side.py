@@ -21,7 +21,8 @@ class Genctl:
         from genctl.engines.local.session import Session
 
         torch.set_num_threads(setup.threads)
-        settings: dict[str, Any] = {"device": setup.device}
+        # random weights write circles, in which every draft is right: drafts are measured where they are asked for
+        settings: dict[str, Any] = {"device": setup.device, "draft": False}
         settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
         if setup.dtype in gguf_files.TYPES:
             settings["model"] = str(setup.folder(gguf_files.form(setup.dtype)) / "model.gguf")
@@ -46,6 +47,7 @@ class Genctl:
         if self.cuda:
             torch.cuda.synchronize()
         waiting = {str(place) for place in range(len(work.asks))}
+        self.session.planner.forget_texts()  # each run is one of its own
         first: float | None = None
         found: dict[str, tuple[int, ...]] = {}
         collector = Collector()
@@ -93,6 +95,6 @@ class Undrafted(Genctl):
         from genctl.params import DRAFTING
 
         def plain(knobs: Mapping[str, Any]) -> Mapping[str, Any]:
-            return {key: value for key, value in knobs.items() if key not in DRAFTING}
+            return {key: value for key, value in knobs.items() if key not in (*DRAFTING, "draft")}
 
         return super().run(replace(work, asks=tuple(replace(ask, knobs=plain(ask.knobs)) for ask in work.asks)))

@@ -111,3 +111,34 @@ class LlamaCpp:
                 logits = self.api.llama_get_logits_ith(context, place)
                 best.append((row, int(numpy.ctypeslib.as_array(logits, (self.vocabulary,)).argmax())))
         return best
+
+
+class Drafted:
+    """llama-cpp-python's prompt lookup. Its texts are compared with those that it writes without drafts."""
+
+    def __init__(self, setup: Setup) -> None:
+        api: Any = import_module("llama_cpp")
+        lookup: Any = import_module("llama_cpp.llama_speculative")
+        path = next(iter(setup.folders.values())) / "model.gguf"
+        common = {"model_path": str(path), "n_ctx": 1024, "n_threads": setup.threads, "verbose": False}
+        self.plain = api.Llama(**common)
+        self.drafting = api.Llama(
+            **common, logits_all=True, draft_model=lookup.LlamaPromptLookupDecoding(num_pred_tokens=10)
+        )
+
+    def run(self, work: Work) -> Ran:
+        """Do the work and time it, one prompt after another. Raises Unavailable for all but greedy."""
+        if any(set(ask.knobs) - {"draft"} for ask in work.asks):
+            raise Unavailable("llama.cpp is compared with greedy search only")
+        began = time.perf_counter()
+        found = [self._written(self.drafting, ask) for ask in work.asks]
+        seconds = time.perf_counter() - began
+        equal = sum(self._written(self.plain, ask) == tokens for ask, tokens in zip(work.asks, found, strict=True))
+        if equal < len(found):
+            print(f"llama.cpp with drafts: {equal} of {len(found)} texts are those without")
+        return checked(work, Ran(tuple(found), seconds, None))
+
+    def _written(self, llama: Any, ask: Ask) -> tuple[int, ...]:
+        llama.reset()
+        tokens = llama.generate(list(ask.prompt), temp=0.0, repeat_penalty=1.0)
+        return tuple(token for _, token in zip(range(ask.new), tokens, strict=False))

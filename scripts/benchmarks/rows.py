@@ -10,7 +10,7 @@ from typing import Any, Literal
 from . import limit
 from .checkpoints import SPECIAL, Size, deep, gpt2, qwen2, t5
 from .commands import BUILTIN
-from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, UNDRAFTED
+from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, LLAMA_DRAFTED, UNDRAFTED
 from .texts import TEXTS, excerpt
 from .work import Ask, Ran, Work
 
@@ -111,12 +111,13 @@ class Plan:
         asks = (Ask(self.prompt(tokens, number, size), new, knobs or {}) for number in range(count))
         return Work(tuple(asks), count)
 
-    def by_heart(self, key: str, knobs: Mapping[str, Any]) -> tuple[Size, Work]:
-        """A checkpoint that writes one of `texts`, and its last tokens to be written."""
+    def by_heart(self, key: str, knobs: Mapping[str, Any], count: int = 1) -> tuple[Size, Work]:
+        """A checkpoint that writes one of `texts`, and the last tokens of it, which rows 5 tokens apart write."""
         new = 2 * self.lengths.new
         text = excerpt(key, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
         size = replace(self.causal, name=f"{self.causal.name}-{key}", by_heart=text)
-        return size, Work((Ask(text[:-new], new, knobs),))
+        ends = (len(text) - new - 5 * number for number in range(count))
+        return size, Work(tuple(Ask(text[:end], new, knobs) for end in ends), count)
 
 
 def decoding(plan: Plan) -> Iterator[Case]:
@@ -200,19 +201,21 @@ def beams(plan: Plan) -> Iterator[Case]:
 
 
 def drafts(plan: Plan) -> Iterator[Case]:
-    """Tokens drafted by prompt lookup, in circles and in real texts, and by a tenth of the model."""
-    lengths, lookup = plan.lengths, {"prompt_lookup_num_tokens": 10}
-    for dtype in ("float32", "int8"):
-        yield Case(
-            f"lookup-{dtype}", f"GPT-2 small size, prompt lookup, {dtype}", plan.causal,
-            plan.rows(1, lengths.short, 2 * lengths.new, lookup), dtype, (GENCTL, GENERATE, UNDRAFTED),
-            equal=True if dtype == "float32" else None,
-            other_dtypes={GENERATE: "float32"} if dtype == "int8" else {},
-        )  # fmt: skip
+    """Drafts of what was written before, in texts that a checkpoint knows by heart, and by a tenth of a model."""
+    lengths, sides = plan.lengths, (GENCTL, UNDRAFTED, LLAMA_DRAFTED)
+    sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "seed": 1}
     for key, (words, *_) in TEXTS.items():
-        size, work = plan.by_heart(key, lookup)
-        title = f"GPT-2 small size, prompt lookup in {words}, float32"
-        yield Case(f"lookup-{key}", title, size, work, sides=(GENCTL, GENERATE, UNDRAFTED))
+        for count, dtype, knobs in (
+            *((1, dtype, {}) for dtype in ("float32", "int8", "int4")),
+            (1, "float32", sampled), (8, "float32", {}), (8, "int8", {}),
+        ):  # fmt: skip
+            manner, rows = "-sampled" if knobs else "", "8 rows" if count > 1 else "1 row"
+            size, work = plan.by_heart(key, {"draft": True, **knobs}, count)
+            yield Case(
+                f"drafts-{key}-{count}-{dtype}{manner}",
+                f"GPT-2 small size, drafts in {words}, {rows}, {dtype}{manner.replace('-', ', ')}",
+                size, work, dtype, sides if dtype == "float32" and not knobs and count == 1 else sides[:2], equal=None,
+            )  # fmt: skip
     work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)
     title = f"{plan.deep.layers} layers of {plan.deep.hidden}, early exit after 2, float32"
     yield Case("early-exit", title, plan.deep, work, sides=(GENCTL, GENERATE, UNDRAFTED))

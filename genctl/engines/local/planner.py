@@ -210,7 +210,7 @@ class Planner:
         most, limit = self._most_new_tokens(generation, len(tokens), prompt)
         strategy, ranking = self._strategy(generation)
         if ranking is None and not undrafted(self.forward, request.resolved):
-            strategy = self._drafting(strategy)
+            strategy = self._drafting(strategy, request.resolved.runtime.draft_corpus)
         beneath = "" if healed is None else healed.text
         processors = self._processors(request, generation, tokens, source, most, eos, beneath, words)
         criteria = self._criteria(request, generation, began, words)
@@ -277,8 +277,8 @@ class Planner:
             raise UsageError(f"{name} cannot be combined with {strategy.kind}: it chooses among plain samples")
         return Sample(True, ranking.samples, sampler=generation.sampler), ranking
 
-    def _drafting(self, strategy: Strategy) -> Strategy:
-        """The same, with drafts of what was written before, if it decodes one row plainly."""
+    def _drafting(self, strategy: Strategy, corpus: str | None) -> Strategy:
+        """The same, with drafts of what was written before and of a corpus, if it decodes one row plainly."""
         from genctl.strategies.assisted import Assisted
         from genctl.strategies.sample import Sample
         from genctl.strategies.suffixes import SuffixDrafter
@@ -287,8 +287,8 @@ class Planner:
             return strategy
         if self.suffixes is None:
             self.suffixes = SuffixDrafter()
-            if self.runtime.draft_corpus is not None:
-                self._read_corpus(self.suffixes, self.runtime.draft_corpus)
+            if corpus is not None:
+                self._read_corpus(self.suffixes, corpus)
         if self.drafted is None or self.drafted[0] is not strategy:
             self.drafted = (
                 strategy,
@@ -301,6 +301,10 @@ class Planner:
                 ),
             )
         return self.drafted[1]
+
+    def forget_texts(self) -> None:
+        """Begin a new run: nothing is drafted from the texts of the one before."""
+        self.suffixes = self.drafted = None
 
     def _read_corpus(self, drafter: SuffixDrafter, path: str) -> None:
         """Draft from a text, or from earlier results. Raises InputError and ModelError."""

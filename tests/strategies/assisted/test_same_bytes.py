@@ -17,7 +17,7 @@ from genctl.params import Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
 from genctl.strategies.factory import choose
-from genctl.strategies.suffixes import PromptLookup
+from genctl.strategies.suffixes import PromptLookup, SuffixDrafter
 from tests import runtimes
 from tests.decode.driver import Case
 from tests.strategies.assisted.assistants import alike, drafts
@@ -57,7 +57,11 @@ def assistant(arch: str) -> ModelDrafter:
 
 
 def drafter_of(arch: str, dice: random.Random) -> Drafter:
-    kind = dice.choice(("lookup", "lookup", "assistant", "early exit"))
+    kind = dice.choice(("lookup", "suffix", "assistant", "early exit"))
+    if kind == "suffix":
+        drafter = SuffixDrafter()
+        drafter.keep([dice.randrange(5, 300) for _ in range(20)])
+        return drafter
     if kind == "lookup":
         return PromptLookup(dice.choice((1, 2, 3)))
     return assistant(arch) if kind == "assistant" else EarlyExitDrafter.after(case(arch).forward, 1)
@@ -85,6 +89,7 @@ def lanes(dice: random.Random) -> tuple[Case, list[Lane]]:
         dice.choice((None, "price", "constant")),
         dice.choice((0.0, 0.4)),
         generation.sampler,
+        unasked=dice.random() < 0.3,
     )
     explained = {"scores": True, "top": 2} if dice.random() < 0.3 else {}
     criteria = (sum_of_two,) if dice.random() < 0.3 else ()

@@ -1,0 +1,160 @@
+"""Drafts that nobody asked for: the same results, fewer passes, and a reason where nothing is drafted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genctl import events
+from genctl.config.layers import Layer, resolve
+from genctl.decode.loop import decode
+from genctl.decode.pass_prices import PassPrice
+from genctl.decode.prefix_cache import KeptTexts
+from genctl.decode.types import Prefix
+from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow, Report, Request
+from genctl.kernels.ops import library
+from genctl.results import Collector, Result
+from genctl.strategies.assisted import Assisted
+from genctl.strategies.suffixes import MOST_KEPT, Index, SuffixDrafter
+from tests.decode.driver import PROMPTS, Case
+
+pytestmark = pytest.mark.skipif(library() is None, reason="drafts need the compiled library")
+
+STORY = "Once upon a time there was a little dog. "
+TEXTS = [
+    STORY * 3,
+    "The numbers: 1, 2, 3, 4, 1, 2, 3, 4, 1, 2,",
+    "A cat",
+    "One day, a girl saw a bird. One day,",
+    STORY,
+]
+
+
+def session(**settings: Any) -> Session:
+    settings = {"model": "builtin:stories", "device": "cpu", **settings}
+    made = Session.load(resolve([Layer("load", settings, {}, "user")], tentative=True).runtime)
+    made.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]  # as if it were large: drafts pay
+    return made
+
+
+def written(made: Session, texts: list[str], width: int = 1, **knobs: Any) -> list[Result]:
+    resolved = made.resolve([Layer("argument", {"max_new_tokens": 48, **knobs}, {}, "command")])
+    requests = [Request(str(place), resolved, 7 + place, prompt=text) for place, text in enumerate(texts)]
+    collector = Collector()
+    found = [collector.feed(event) for event in made.stream(requests, Report(scores=True, top=2), Flow(width))]
+    return sorted((result for result in found if result is not None), key=lambda result: result.lane)
+
+
+def told(results: list[Result]) -> list[Any]:
+    """All that a record says."""
+    return [
+        (result.strategy, result.error, [(sequence.hypothesis, sequence.tokens) for sequence in result.sequences])
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}, {"quantize": "int4"}])
+@pytest.mark.parametrize("knobs", [{}, {"do_sample": True, "temperature": 0.4, "repetition_penalty": 1.1}])
+@pytest.mark.parametrize("width", [1, 5])
+def test_results_are_those_without_drafts(settings: dict[str, Any], knobs: dict[str, Any], width: int) -> None:
+    made = session(**settings)
+    first, drafted = (written(made, TEXTS, width, **knobs) for _ in range(2))  # the second has read the first
+    assert told(first) == told(drafted)
+    assert sum(result.accepted for result in drafted) > 0
+    assert told(drafted) == told(written(made, TEXTS, width, draft=False, **knobs))
+
+
+def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> None:
+    plain = written(session(draft=False), TEXTS[2:4])
+    earlier = tmp_path / "earlier.jsonl"
+    rows = [{"prompt": text, "text": result.sequences[0].text} for text, result in zip(TEXTS[2:4], plain, strict=True)]
+    earlier.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    story = tmp_path / "story.txt"
+    story.write_text("".join(row["prompt"] + row["text"] for row in rows))
+    for knobs, texts in (
+        ({"draft_corpus": str(earlier)}, TEXTS[2:4]),
+        ({"draft_corpus": str(story)}, TEXTS[2:4]),
+        ({}, [*TEXTS[2:4], *TEXTS[2:4]]),  # the rows of the same run before
+    ):
+        made = session()
+        passes = made.forward.forwards
+        found = written(made, texts, **knobs)
+        assert told(found)[-2:] == told(plain)
+        assert sum(result.accepted for result in found[-2:]) > 60
+        assert made.forward.forwards - passes < 48 * len(texts) - 60
+
+
+@pytest.mark.parametrize(
+    ("settings", "knobs", "why"),
+    [
+        ({"runtime": "transformers"}, {}, "only native models on a CPU"),
+        ({}, {"use_cache": False}, "the cache is off"),
+        ({}, {"cache_implementation": "static"}, "of another form"),
+        ({}, {"guidance_scale": 2.0}, "guidance, see every token"),
+    ],
+)
+def test_a_corpus_that_is_of_no_use_is_said_with_the_reason(
+    settings: dict[str, Any], knobs: dict[str, Any], why: str
+) -> None:
+    made = session(**settings)
+    told = {"max_new_tokens": 20, "draft_corpus": "/a/corpus.txt", **knobs}
+    remarks = made.plan(made.resolve([Layer("argument", told, {}, "command")])).remarks
+    assert any("corpus.txt: nothing is drafted, since " in remark and why in remark for remark in remarks)
+    assert any(why in finding for finding in made.forward.findings)  # for --verbose
+    assert sum(result.drafted for result in written(made, TEXTS[:1], **knobs)) == 0
+
+
+@pytest.mark.parametrize("knobs", [{"num_beams": 2}, {"do_sample": True, "num_return_sequences": 2}])
+def test_searches_and_several_sequences_are_not_drafted(knobs: dict[str, Any]) -> None:
+    assert sum(result.drafted for result in written(session(), TEXTS[:1], **knobs)) == 0
+
+
+class Kept(KeptTexts):
+    """Says how long the texts were that it was given, and what their caches hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[tuple[int, int]] = []
+
+    def keep(self, prefix: Prefix) -> None:
+        assert prefix.cache is not None
+        self.lengths.append((prefix.tokens.shape[1], prefix.cache.length))
+
+
+def test_a_text_that_ends_within_a_draft_is_kept_to_be_continued() -> None:
+    """A chat reads nothing twice, with drafts as without."""
+    case = Case("llama")
+    case.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
+    unit = PROMPTS[0][:3]
+    lengths = []
+    for strategy in (None, Assisted(SuffixDrafter(), unasked=True)):
+        texts = Kept()
+        lane = case.lane(unit * 5, *([strategy] if strategy else []), eos=(), max_new_tokens=30)
+        found = list(decode(case.forward, [lane], texts=texts))
+        lengths.append(texts.lengths)
+        drafted = sum(event.drafted for event in found if isinstance(event, events.Stepped))
+    assert drafted > 0
+    assert lengths[0] == lengths[1]
+    assert lengths[0][-1][0] == lengths[0][-1][1] > len(unit * 5)
+
+
+def test_old_texts_are_forgotten() -> None:
+    drafter = SuffixDrafter()
+    for number in range(5):
+        drafter.keep([number] * (MOST_KEPT // 4))
+    known = drafter.known()
+    assert len(known.tokens) == MOST_KEPT // 2
+    assert known.find([4, 4], 8) == (2, pytest.approx(len(known.tokens) - 1, abs=2))
+    assert known.find([0, 0], 8) == (0, 0)
+
+
+def test_of_all_places_the_one_that_agrees_most_counts() -> None:
+    texts = Index([1, 2, 3, 9, 5, 2, 3, 8, 7, 1, 2, 3])
+    assert texts.find([4, 1, 2, 3], 8) == (3, 3)  # the same at the end has nothing after it
+    assert texts.find([5, 2, 3], 8) == (3, 7)
+    assert texts.find([3], 8) == (1, 7)
+    assert texts.find([6], 8) == (0, 0)
