@@ -10,7 +10,7 @@ from torch import Tensor
 
 from genctl.decode.cache.cache import Cache
 from genctl.decode.lane import LaneState
-from genctl.decode.runtime import ModelRuntime, Places
+from genctl.decode.runtime import ModelRuntime, TokenPlaces
 from genctl.decode.transfer import to_device
 from genctl.decode.types import Sources
 
@@ -134,7 +134,7 @@ class BatchCache:
         self.cache.shift(moves)
         self.gaps = {}
 
-    def places(self, states: Sequence[LaneState]) -> tuple[Tensor, Tensor, Tensor, Places]:
+    def places(self, states: Sequence[LaneState]) -> tuple[Tensor, Tensor, Tensor, TokenPlaces]:
         """What a pass is given whose rows are fed different numbers of tokens, T in all.
 
         Returns the tokens and their positions, int64 [T, 1] each, the columns that each sees, bool [T, C], and where
@@ -160,7 +160,7 @@ class BatchCache:
         made = to_device([*rows, *columns, *tokens, *pads], self.model.device).view(4, -1)
         both, own, before = made[:2], made[1, :, None], made[3, :, None]
         every = torch.arange(count, device=made.device)
-        return made[2, :, None], own - before, (every <= own) & (every >= before), Places(both, new)
+        return made[2, :, None], own - before, (every <= own) & (every >= before), TokenPlaces(both, new)
 
     def _joining(self, states: list[LaneState], joining: list[LaneState], room: int, together: bool) -> list[Cache]:
         """The caches of lanes that join, in order. Prompts that were read in one pass are one of them."""

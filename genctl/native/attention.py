@@ -15,7 +15,7 @@ from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CacheLayer, KeyValues
-from genctl.decode.runtime import Places
+from genctl.decode.runtime import TokenPlaces
 from genctl.kernels import ops
 
 
@@ -96,7 +96,7 @@ class PlacedLayer:
 
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
 
-    def __init__(self, layer: CacheLayer, places: Places) -> None:
+    def __init__(self, layer: CacheLayer, places: TokenPlaces) -> None:
         assert isinstance(layer, GrowingLayer)
         self.layer, self.places = layer, places
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import KeyValues
-from genctl.decode.runtime import Places
+from genctl.decode.runtime import TokenPlaces
 from genctl.kernels import ops
 from genctl.kernels.ops import TYPES, Library, library
 from genctl.native.attention import places_mask
@@ -87,7 +87,7 @@ class Steps:
         *,
         keep: int = 0,
         source_mask: Tensor | None = None,
-        places: Places | None = None,
+        places: TokenPlaces | None = None,
     ) -> Tensor | None:
         """The pass over `feed` int64 [N, F], added to the `past` columns of `cache`: logits [N, `keep` or F, V].
 
@@ -175,7 +175,7 @@ class _Place:
         self.lies: list[tuple[int, int]] = []  # of keys and of values: where buffers begin, and the bytes of a column
 
     def write(
-        self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int, places: Places | None
+        self, layer: GrowingLayer, first: int, columns: int, keys: Tensor, count: int, places: TokenPlaces | None
     ) -> int:
         """Attend to `columns` columns of `keys` from `first` on, the last `count` new, or those of `places`.
 
@@ -269,7 +269,7 @@ class _List(Decoder):
         layers: Sequence[GrowingLayer],
         cross: Sequence[GrowingLayer],
         keep: int,
-        places: Places | None = None,
+        places: TokenPlaces | None = None,
     ) -> Tensor:
         """x [N, F, E], what all layers share, and the cache -> logits [N, `keep`, V]."""
         rows, fed, _ = x.shape

@@ -159,7 +159,7 @@ class Cache:
 
     @property
     def takes_places(self) -> bool:
-        """Whether the tokens of a pass may go to places of their own (`runtime.Places`)."""
+        """Whether the tokens of a pass may go to places of their own (`runtime.TokenPlaces`)."""
         return all(type(layer) is GrowingLayer and layer.prompt is None for layer in self.layers)
 
     # -- columns, in place ---------------------------------------------------------------------------------------------
