@@ -125,4 +125,5 @@ def unknown_flags(line: str) -> list[str]:
     if found is None or found[1] not in COMMANDS:
         return [] if found is None else [found[1]]
     flags = {word.partition("=")[0] for word in shlex.split(found[2], comments=True) if re.match(r"--?[a-z]", word)}
-    return sorted(flags - set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", genctl(found[1], "--help-all").out)))
+    listed = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", genctl(found[1], "--help-all").out))
+    return sorted(flag for flag in flags - listed if "no such option" in genctl(found[1], flag, "--help").err)

@@ -145,7 +145,9 @@ class Root(CommandGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name, or None."""
+        """The command of a name, or None. Behind `help` a shell completes names of commands, too."""
+        if cmd_name == "help" and ctx.resilient_parsing:
+            return self
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
@@ -209,7 +211,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
-        result = app([word for word in arguments if word != "--debug"], standalone_mode=False, prog_name="genctl")
+        words = [word for word in arguments if word != "--debug"]
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        result = app(words, standalone_mode=False, prog_name="genctl")
         return int(result) if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code
