@@ -122,8 +122,10 @@ def printed_by(code: str) -> str:
 def unknown_flags(line: str) -> list[str]:
     """The flags of a command line that its command does not have."""
     found = re.search(r"(?:^|^uvx (?:.* )?|--no-python )genctl ([\w-]+)(.*)", line)
-    if found is None or found[1] not in COMMANDS:
-        return [] if found is None else [found[1]]
+    if found is None or found[1] == "help":
+        return []
+    if found[1] not in COMMANDS:
+        return [found[1]]
     flags = {word.partition("=")[0] for word in shlex.split(found[2], comments=True) if re.match(r"--?[a-z]", word)}
     listed = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", genctl(found[1], "--help-all").out))
     return sorted(flag for flag in flags - listed if "no such option" in genctl(found[1], flag, "--help").err)

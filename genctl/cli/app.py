@@ -81,6 +81,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.score.options:SCORE",
         "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
     ),
+    "tokens": ("genctl.commands.tokens:TOKENS", "Show the ids and pieces of texts; of ids, their text."),
     "compare": (
         "genctl.commands.compare.options:COMPARE",
         "Continue the same prompts in several ways, and see the difference.",

@@ -20,6 +20,8 @@ LINES = {
     "genctl run --strategy contras": ["contrastive", "contrastive-decoding"],
     "genctl run --model builtin": ["builtin:numbers", "builtin:stories"],
     "genctl run -m cached": ["cached/tiny"],
+    "genctl tokens -m cached": ["cached/tiny"],
+    "genctl help tok": ["tokens"],
     "genctl run --assistant-model cached": ["cached/tiny"],
     "genctl beam --num-beam-g": ["--num-beam-groups"],
     "genctl compare -p greed": ["greedy"],

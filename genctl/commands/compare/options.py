@@ -82,7 +82,7 @@ COMPARE = Command(
     above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
     text equals what its run gives alone.""",
     (
-        'genctl compare --strategy greedy --strategy sample@top_k=5 "The sea"',
+        'genctl compare -p greedy --strategy sample@top_k=5 "Hi"',
         "genctl compare -p creative -p precise -i prompts.txt",
         'genctl compare --models A,B -p greedy "The sea"',
     ),
