@@ -1,4 +1,4 @@
-"""The fenced blocks of README.md and docs/*.md: what language they have, their commands, and what these print.
+"""The fenced blocks of README.md, docs/*.md and skill.md: their language, their commands, and what these print.
 
 `console`: commands, one after the other in one folder, and what they write to a pipe. `console terminal`: the same in a
 terminal of 80 columns, with what a person types after `> `. Lines `…` stand for what is left out. `sh`: commands that
@@ -21,7 +21,7 @@ from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "genctl" / "cli" / "skill.md"]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 LANGUAGES = {"console", "console terminal", "sh", "python", "json", "toml", "yaml", "diff", "text"}
 LEFT_OUT = "…"

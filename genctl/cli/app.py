@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -185,9 +186,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _skill(wanted: bool) -> None:
+    if wanted:
+        typer.echo(Path(__file__).with_name("skill.md").read_text(encoding="utf-8"), nl=False)
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="show the version"),
+    skill: bool = typer.Option(False, "--skill", callback=_skill, is_eager=True, help="show a page for agents"),
     debug: bool = typer.Option(False, "--debug", help="show the traceback of an error"),
 ) -> None:
     """Generate text with transformer checkpoints, and see how it came about."""
