@@ -199,7 +199,7 @@ class TokensJob(Job[TokensOptions]):
             return [side.decode(row.prompt_ids or ids_of(row.prompt or "")) for side in self.sides]
         if row.messages is None and not runtime.is_chat:
             chat_settings.check_is_chat(runtime)
-            return [side.read(row.prompt or "") for side in self.sides]
+            return [side.read(row.prompt or "", align=len(self.sides) > 1) for side in self.sides]
         messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
         how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
         return [side.read_chat(messages, system=runtime.system, **how) for side in self.sides]

@@ -19,12 +19,14 @@ from genctl.models.resolve import resolve
 from genctl.models.tokenizer_files import UnsupportedTokenizer
 from genctl.models.weights import WeightFiles, read_json
 
+_CACHED = "a tokenizer is read from the cache alone"
+
 
 class LoneTokenizer:
     """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError if it cannot be loaded."""
 
     def __init__(self, name: str) -> None:
-        folder = resolve(name, offline=True).folder
+        folder = resolve(name, offline=_CACHED).folder
         check.check_files(folder)
         config = check.read_config(folder)
 
@@ -65,7 +67,7 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     """
     from genctl.models.hub import tokenizer_of
 
-    place = resolve(name, revision=revision, offline=True)
+    place = resolve(name, revision=revision, offline=_CACHED)
     folder, config, settings = place.folder, {}, {}
     if place.gguf is not None:
         from genctl.models import gguf, gguf_header
@@ -126,18 +128,20 @@ class TokenReader:
         self.found = find(name, revision)
         self.tokenizer = self.found.tokenizer
         self.vocabulary = text.Detokenizer(self.tokenizer, skip_special_tokens=False).vocabulary
+        known = self.tokenizer.unk_token in (None, self.tokenizer.bos_token, self.tokenizer.eos_token)  # as in GPT-2
+        self.unknown: int | None = None if known else self.tokenizer.unk_token_id
 
-    def read(self, prompt: str) -> TokenReading:
-        """The tokens of a text. Raises InputError."""
+    def read(self, prompt: str, *, align: bool = False) -> TokenReading:
+        """The tokens of a text, to `align` with where they end in it. Raises InputError."""
         ids, bare = text.encode(self.tokenizer, prompt, add_special_tokens=True), self._bare(prompt)
         start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), 0)
         notes = [
             text.doubled_bos(self.tokenizer, ids, self.found.bos, "the tokenizer writes it before each prompt"),
             self._missing_bos(ids, "tokenizer_config.json says that it is added, and the tokenizer does not"),
-            self._specials("the text", prompt),
-            self._open_end(prompt),
+            self._specials("the text", prompt, bare),
+            self._open_end(prompt, bare),
         ]
-        ends = self._ends(prompt, ids)
+        ends = self._ends(prompt, ids) if align else []
         pieces = self._pieces(ids, range(start, start + len(bare)), ends)
         return TokenReading(self.name, prompt, pieces, tuple(filter(None, notes)), bool(ends))
 
@@ -194,7 +198,7 @@ class TokenReader:
         vocabulary, before, pieces = self.vocabulary, b"", []
         for place, id in enumerate(ids):
             special = "" if id not in vocabulary.special else "written" if place in own else "added"
-            special = "unknown" if special == "written" and id == self.tokenizer.unk_token_id else special
+            special = "unknown" if special == "written" and id == self.unknown else special
             part = b"" if special else self._part(id)
             done, read = codecs.utf_8_decode(before + part, "replace", False)
             before = (before + part)[read:] if part else b""
@@ -222,20 +226,19 @@ class TokenReader:
             return ""
         return f"the prompt does not begin with {self.tokenizer.convert_ids_to_tokens(bos[0])}: {why}"
 
-    def _specials(self, whose: str, words: str) -> str:
-        """A note on special tokens that a text spells."""
-        names = dict.fromkeys(self.vocabulary.piece(id) for id in self._bare(words) if id in self.vocabulary.special)
-        unknown = getattr(self.tokenizer, "unk_token", None)
-        spelled = [printable(name) for name in names if name != unknown or name in words]
+    def _specials(self, whose: str, words: str, ids: Sequence[int] | None = None) -> str:
+        """A note on special tokens that a text spells, whose `ids` may be known."""
+        ids, special = self._bare(words) if ids is None else ids, self.vocabulary.special
+        names = dict.fromkeys(self.vocabulary.piece(id) for id in ids if id in special)
+        spelled = [printable(name) for name in names if name in words]
         are = "is read as a special token" if len(spelled) == 1 else "are read as special tokens"
         return f"{whose} holds {', '.join(spelled)}, which {are} and not as text" if spelled else ""
 
-    def _open_end(self, words: str) -> str:
+    def _open_end(self, words: str, ids: list[int]) -> str:
         """A note if a text ends with white space that belongs to the token of a word after it."""
         if not words[-1:].isspace():
             return ""
-        alone = self._bare(words)
-        if all(self._bare(words + letter)[: len(alone)] == alone for letter in "atS"):
+        if all(self._bare(words + letter)[: len(ids)] == ids for letter in "atS"):
             return ""
         kind = "a space" if words[-1] == " " else "white space"
         return f"the text ends with {kind}, which is a part of the next word's token: leave it out, or --token-healing"

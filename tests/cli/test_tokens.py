@@ -123,6 +123,12 @@ def test_a_missing_bos_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_a_token_for_what_is_unknown_is_no_special_token_of_the_text() -> None:
+    done = genctl("tokens", "-m", "builtin:numbers", "12 🦊")
+    assert done.out.splitlines()[-2:] == ["2\t<unk>\tspecial, unknown", "1\t</s>\tspecial, added"]
+    assert done.err == ""
+
+
 def test_only_the_number_of_tokens() -> None:
     both = ("-m", "builtin:stories", "-m", "builtin:numbers")
     assert genctl("tokens", "--count", "a", "Once upon").out == "2\n3\n"
@@ -158,7 +164,7 @@ def test_ids_come_in_every_form() -> None:
             "--decode: ids are those of one --model",
         ),
         (("--no-enable-thinking", "a"), 1, "enable_thinking would change nothing: the prompt is not a chat"),
-        (("-m", "owner/name", "a"), 3, "owner/name is not in the cache"),
+        (("-m", "owner/name", "a"), 3, "owner/name is not in the cache, and the Hub is not asked (a tokenizer is read"),
         (("-m", "./nothing", "a"), 3, "no such folder: ./nothing"),
         (("--force", "a"), 2, "--force replaces an existing --output file, but there is no --output"),
         (("--report", "x", "a"), 2, 'no such option "--report"'),
@@ -193,7 +199,7 @@ def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_checkpoints_are_shown_side_by_side_where_they_cover_the_same_text(text: str) -> None:
-    readings = [TokenReader(name).read(text) for name in ("builtin:stories", "builtin:numbers")]
+    readings = [TokenReader(name).read(text, align=True) for name in ("builtin:stories", "builtin:numbers")]
     groups = list(_groups(readings))
     for side, one in enumerate(readings):
         assert [piece for group, _ in groups for piece in group[side]] == list(one.pieces)
