@@ -92,7 +92,8 @@ class TableCommand(TyperCommand):
             if heading != ALSO:
                 write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
         also = ", ".join(rows[name][0].split(" ")[0].rstrip(",") for name in self.brief.get(ALSO, ()))
-        every = f"{ctx.command_path} --help-all shows all {len(rows)} options."
+        common = "common " if any(getattr(one, "hidden", False) for one in self.get_params(ctx)) else ""
+        every = f"{ctx.command_path} --help-all shows all {len(rows)} {common}options."
         formatter.write("\n" + (_wrapped(f"{ALSO}: {also}.", formatter.width) if also else ""))
         formatter.write(_wrapped(every, formatter.width))
 

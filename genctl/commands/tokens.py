@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
+from rich.style import Style
 from rich.text import Text
 
 from genctl import params
@@ -157,7 +158,8 @@ class TokensJob(Job[TokensOptions]):
             if options.format == "tsv":
                 writer = writers.TsvWriter(sink, COUNTS if options.count else TEXTS if options.decode else COLUMNS)
             else:
-                writer = writers.open_writer(options.format, sink, on_error=self.say_failed)
+                escape = widgets.visible if sink.is_terminal else str
+                writer = writers.open_writer(options.format, sink, on_error=self.say_failed, shown=escape)
         self.output: RecordOutput = RecordOutput(writer)
 
     def load(self) -> None:
@@ -285,27 +287,40 @@ def _remark(piece: TokenPiece) -> str:
 def _table(readings: Sequence[TokenReading], width: int) -> Iterator[Text]:
     """The tokens, a line each; of several checkpoints beside each other, where they cover the same characters."""
     share = (width - 3 * (len(readings) - 1)) // len(readings)
-    digits = [max(len(str(piece.id)) for piece in one.pieces) for one in readings]
-    wide = [max(cell_len(_shown(piece)) for piece in one.pieces) for one in readings]
+    cells = [_cells(one.pieces) for one in readings]
+    widths = [
+        min(share, max(cell_len(one.model), *(cell.cell_len for cell in column)))
+        for one, column in zip(readings, cells, strict=True)
+    ]
     if readings[1:]:
-        heads = [widgets.cells(widgets.first_words(one.model, share), share) for one in readings]
+        heads = [
+            widgets.cells(widgets.first_words(one.model, size), size)
+            for one, size in zip(readings, widths, strict=True)
+        ]
         yield Text(GUTTER[True].join(heads).rstrip(), style=theme.DIM, no_wrap=True)
+    left = [iter(column) for column in cells]
     for group, alike in _groups(readings):
         for pieces in zip_longest(*group):
             line = Text(no_wrap=True)
             for side, piece in enumerate(pieces):
-                if side:
-                    line.append(GUTTER[alike], style=theme.DIM)
-                cell = Text(no_wrap=True)
-                if piece is not None:
-                    cell.append(f"{piece.id:>{digits[side]}}  ", style=theme.DIM)
-                    cell.append(_shown(piece), style=theme.WINNER if piece.special else theme.CHOSEN)
-                    if remark := _remark(piece):
-                        column = digits[side] + 2 + min(wide[side], WIDEST)
-                        cell.append(" " * max(column + 2 - cell.cell_len, 2) + remark, style=theme.DIM)
-                cell.truncate(share, overflow="ellipsis", pad=side < len(pieces) - 1)
-                line.append_text(cell)
+                cell = Text(no_wrap=True) if piece is None else next(left[side])
+                cell.truncate(widths[side], overflow="ellipsis", pad=side < len(pieces) - 1)
+                line.append(GUTTER[alike] if side else "", style=theme.DIM).append_text(cell)
             yield line
+
+
+def _cells(pieces: Sequence[TokenPiece]) -> list[Text]:
+    """The id, the text and the mark of each token, in columns."""
+    digits = max(len(str(piece.id)) for piece in pieces)
+    wide = min(max(cell_len(_shown(piece)) for piece in pieces), WIDEST)
+    cells = []
+    for piece in pieces:
+        cell = Text(f"{piece.id:>{digits}}  ", style=theme.DIM, no_wrap=True)
+        cell.append(_shown(piece), style=Style(dim=False) + (theme.WINNER if piece.special else theme.CHOSEN))
+        if remark := _remark(piece):
+            cell.append(" " * max(digits + 4 + wide - cell.cell_len, 2) + remark)
+        cells.append(cell)
+    return cells
 
 
 def _groups(readings: Sequence[TokenReading]) -> Iterator[tuple[list[list[TokenPiece]], bool]]:
