@@ -28,6 +28,8 @@ LINES = {
     "genctl presets show nuc": ["nucleus"],
     "genctl run --cache qu": ["quantized"],
     "genctl run --device c": ["cpu", "cuda"],
+    "genctl run --smoothing-": ["--smoothing-factor"],
+    "genctl run --set smoothing_": ["smoothing_factor=", "smoothing_curve="],
     "genctl run --set temp": ["temperature="],
     "genctl run --set early_stopping": ["early_stopping="],
     "genctl run --set do_sample=": ["do_sample=true", "do_sample=false"],
