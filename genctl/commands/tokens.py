@@ -164,17 +164,19 @@ class TokensJob(Job[TokensOptions]):
 
     def load(self) -> None:
         """Read the tokenizers, and check whether they have a chat template if they need one."""
+        from genctl.models.chat import check_template
+        from genctl.models.tokenizer_alone import TokenReader
+
         runtime = self.early.runtime
         if runtime.backend is not None:
             self.messages.note(f"backend ({self.early.origins['backend']}) is not used: no server is asked")
-        from genctl.models.tokenizer_alone import TokenReader
-
         self.sides = [TokenReader(name, runtime.revision) for name in self.options.model or (runtime.model,)]
         for side in self.sides:
             if runtime.is_chat and not self.options.decode:
-                from genctl.models.chat import check_template
-
-                check_template(side.tokenizer, side.name, runtime.chat_template, tools=bool(runtime.tools))
+                tools = bool(runtime.tools)
+                source = check_template(side.tokenizer, side.name, runtime.chat_template, tools=tools)
+                unused = chat_settings.unused(source, runtime)
+                self.messages.note(*(f"the chat template of {side.name} does not use {name}" for name in unused))
             if side.found.left_to:
                 self.messages.detail(f"tokenizer of {side.name}: {side.found.left_to}")
 
@@ -242,14 +244,11 @@ class TokensJob(Job[TokensOptions]):
             return readings[0].text
         if self.options.count:
             return "\t".join(str(len(one.pieces)) for one in readings)
-        lines = [
-            "\t".join([*([one.model] if readings[1:] else []), str(piece.id), _shown(piece), _remark(piece)]).rstrip(
-                "\t"
-            )
-            for one in readings
-            for piece in one.pieces
-        ]
-        return "\n".join(["", *lines] if row.index else lines)
+        lines = [""] if row.index else []
+        for one in readings:
+            begin = f"{one.model}\t" if readings[1:] else ""
+            lines += [f"{begin}{piece.id}\t{_shown(piece)}\t{_remark(piece)}".rstrip("\t") for piece in one.pieces]
+        return "\n".join(lines)
 
     def _lines(self, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[Text]:
         """The lines of a row on a terminal."""
