@@ -47,12 +47,13 @@ def knob(
     about: str,
     group: str,
     *,
-    flag: bool | str = True,
+    flag: str | None = None,
+    rare: bool = False,
     neutral: Any = None,
     sampling: bool = False,
     refines: tuple[str, ...] = (),
 ) -> Any:
-    """A field with its help text. `flag` is its command-line name if that differs, or False for no flag.
+    """A field with its help text. `flag` is its command-line name if that differs; --help-all leaves out a `rare` one.
 
     `neutral` is the value that changes nothing; `sampling` knobs need `do_sample`. A knob has no effect while all those
     that it `refines` are off; those of a processor are in its row (`config/listed_knobs.py`).
@@ -61,6 +62,7 @@ def knob(
         "about": about,
         "group": group,
         "flag": flag,
+        "rare": rare,
         "neutral": neutral,
         "sampling": sampling,
         "refines": refines,
@@ -142,7 +144,11 @@ class Generation:
         sampling=True,
     )
     dynatemp_exponent: Positive = knob(
-        1.0, "dynatemp: exponent that maps the normalised entropy to the temperature", SAMPLING, sampling=True
+        1.0,
+        "dynatemp: exponent that maps the normalised entropy to the temperature",
+        SAMPLING,
+        sampling=True,
+        rare=True,
     )
     smoothing_factor: Weight = knob(
         0.0,
@@ -156,11 +162,12 @@ class Generation:
         "quadratic sampling: above 1 the tail falls faster (oobabooga/text-generation-webui#5551)",
         SAMPLING,
         sampling=True,
+        rare=True,
     )
     mirostat_tau: Positive | None = knob(
         None, "mirostat 2: target surprise in bits; use with top_k = 0 (arXiv:2007.14966)", SAMPLING, sampling=True
     )
-    mirostat_eta: Probability = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True)
+    mirostat_eta: Probability = knob(0.1, "mirostat 2: learning rate", SAMPLING, sampling=True, rare=True)
     sampler: Literal["multinomial", "inverse-cdf", "counter"] = knob(
         "multinomial",
         "multinomial matches torch.multinomial on the same device; with counter a seed draws the same text on every "
@@ -177,7 +184,7 @@ class Generation:
         neutral=1.0,
     )
     encoder_repetition_penalty: Positive = knob(
-        1.0, "above 1 makes tokens of the prompt (or source) more likely", PENALTIES, neutral=1.0
+        1.0, "above 1 makes tokens of the prompt (or source) more likely", PENALTIES, neutral=1.0, rare=True
     )
     presence_penalty: Annotated[float, Ge(-2.0), Le(2.0)] = knob(
         0.0, "subtract this from the score of every token already generated (OpenAI API)", PENALTIES, neutral=0.0
@@ -190,14 +197,14 @@ class Generation:
         "repetition_penalty, presence_penalty, frequency_penalty and DRY look at this many of the last tokens alone "
         "(llama.cpp repeat_last_n)",
         PENALTIES,
-        flag=False,
+        rare=True,
         refines=("repetition_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier"),
     )
     no_repeat_ngram_size: Count = knob(
         0, "never repeat a sequence of n tokens, prompt included; 0 is off", PENALTIES, neutral=0
     )
     encoder_no_repeat_ngram_size: Count = knob(
-        0, "never repeat a sequence of n tokens of the prompt (or source); 0 is off", PENALTIES, neutral=0
+        0, "never repeat a sequence of n tokens of the prompt (or source); 0 is off", PENALTIES, neutral=0, rare=True
     )
     dry_multiplier: Weight = knob(
         0.0,
@@ -206,21 +213,21 @@ class Generation:
         neutral=0.0,
     )
     dry_base: Annotated[float, Ge(1.0)] = knob(
-        1.75, "DRY: factor by which each repeated token raises the penalty", PENALTIES
+        1.75, "DRY: factor by which each repeated token raises the penalty", PENALTIES, rare=True
     )
-    dry_allowed_length: Number = knob(2, "DRY: repetitions shorter than this are free", PENALTIES)
-    dry_sequence_breakers: Words = knob(["\n", ":", '"', "*"], "DRY: texts that end a repetition", PENALTIES)
+    dry_allowed_length: Number = knob(2, "DRY: repetitions shorter than this are free", PENALTIES, rare=True)
+    dry_sequence_breakers: Words = knob(["\n", ":", '"', "*"], "DRY: texts that end a repetition", PENALTIES, rare=True)
     exponential_decay_length_penalty: tuple[Count, Positive] | None = knob(
         None,
         "[start, factor]: after start new tokens, each token makes EOS more likely by factor",
         PENALTIES,
-        flag=False,
+        rare=True,
     )
     remove_invalid_values: bool = knob(
-        False, "replace NaN and infinite scores instead of failing", PENALTIES, neutral=False
+        False, "replace NaN and infinite scores instead of failing", PENALTIES, neutral=False, rare=True
     )
     renormalize_logits: bool = knob(
-        False, "normalise the scores to log-probabilities after all processors", PENALTIES, neutral=False
+        False, "normalise the scores to log-probabilities after all processors", PENALTIES, neutral=False, rare=True
     )
     guidance_scale: Weight | None = knob(
         None,
@@ -235,29 +242,29 @@ class Generation:
         refines=("guidance_scale",),
     )
     watermarking_config: dict[str, Any] | None = knob(
-        None, "fields of WatermarkingConfig (arXiv:2306.04634) or SynthIDTextWatermarkingConfig", PENALTIES, flag=False
+        None, "fields of WatermarkingConfig (arXiv:2306.04634) or SynthIDTextWatermarkingConfig", PENALTIES, rare=True
     )
 
     # -- words -------------------------------------------------------------------------------------------------------
     bad_words: Words | None = knob(
         None, "texts never generated; without a leading space, the form after a space is excluded too", WORDS
     )
-    bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, flag=False)
+    bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, rare=True)
     logit_bias: dict[str, float] | None = knob(
-        None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, flag=False
+        None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, rare=True
     )
     sequence_bias: list[Bias] | None = knob(
         None,
         "[[ids], bias] pairs: bias is added to the score of the last id where the others precede it",
         WORDS,
-        flag=False,
+        rare=True,
     )
-    suppress_tokens: Ids | None = knob(None, "ids never generated", WORDS, flag=False)
-    begin_suppress_tokens: Ids | None = knob(None, "ids that the new text may not begin with", WORDS, flag=False)
+    suppress_tokens: Ids | None = knob(None, "ids never generated", WORDS, rare=True)
+    begin_suppress_tokens: Ids | None = knob(None, "ids that the new text may not begin with", WORDS, rare=True)
     forced_bos_token_id: int | None = knob(
-        None, "first id after decoder_start_token_id (multilingual encoder-decoders)", WORDS, flag=False
+        None, "first id after decoder_start_token_id (multilingual encoder-decoders)", WORDS, rare=True
     )
-    forced_eos_token_id: int | Ids | None = knob(None, "last id of a text that reaches max_length", WORDS, flag=False)
+    forced_eos_token_id: int | Ids | None = knob(None, "last id of a text that reaches max_length", WORDS, rare=True)
 
     # -- structure ---------------------------------------------------------------------------------------------------
     json_schema: dict[str, Any] | bool | str | None = knob(
@@ -269,7 +276,7 @@ class Generation:
         "refuse",
         "keywords of json_schema that cannot be enforced: refuse the schema, or drop them with a note",
         STRUCTURE,
-        flag=False,
+        rare=True,
         refines=("json_schema",),
     )
     regex: str | None = knob(None, "generate text that this regular expression matches as a whole", STRUCTURE)
@@ -280,7 +287,7 @@ class Generation:
         None,
         "text after which the json_schema, regex or grammar begins, such as </think>",
         STRUCTURE,
-        flag=False,
+        rare=True,
         refines=GRAMMARS,
     )
     prefix: str | None = knob(None, "text that the new text must begin with", STRUCTURE)
@@ -317,7 +324,7 @@ class Generation:
         None, "texts that must appear; of an inner list, one must appear", SEARCH
     )
     force_words_ids: list[list[int | Ids]] | None = knob(
-        None, "force_words as ids: [[ids], …], or [[[ids], [ids]], …] with alternatives", SEARCH, flag=False
+        None, "force_words as ids: [[ids], …], or [[[ids], [ids]], …] with alternatives", SEARCH, rare=True
     )
     best_of: Rows | None = knob(
         None, "draw this many samples, return those with the highest log-probability / length ** length_penalty", SEARCH
@@ -326,7 +333,7 @@ class Generation:
         None, "draw this many samples, return those most similar to all others (arXiv:2005.10283)", SEARCH
     )
     mbr_utility: Literal["chrf"] = knob(
-        "chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH, refines=("mbr_samples",)
+        "chrf", "how mbr_samples measures similarity: chrF (Popović 2015)", SEARCH, refines=("mbr_samples",), rare=True
     )
     penalty_alpha: Share | None = knob(
         None,
@@ -346,6 +353,7 @@ class Generation:
         "prompt lookup: compare at most this many of the last tokens with what came before",
         SEARCH,
         refines=("prompt_lookup_num_tokens",),
+        rare=True,
     )
     assistant_early_exit: Number | None = knob(
         None, "draft tokens with this many of the model's first layers (arXiv:2404.16710)", SEARCH
@@ -363,6 +371,7 @@ class Generation:
         "draft_sampling = rejection: constant. The others are transformers', and are price here",
         SEARCH,
         refines=DRAFTING,
+        rare=True,
     )
     draft_sampling: Literal["coupled", "rejection"] = knob(
         "coupled",
@@ -370,7 +379,7 @@ class Generation:
         "more drafts and depend on them (arXiv:2211.17192)",
         SEARCH,
         sampling=True,
-        flag=False,
+        rare=True,
         refines=DRAFTING,
     )
     assistant_confidence_threshold: Share = knob(
@@ -378,18 +387,21 @@ class Generation:
         "an assistant ends its draft after a token with a lower probability than this; 0 never",
         SEARCH,
         refines=("assistant_model", "assistant_early_exit"),
+        rare=True,
     )
     assistant_lookbehind: Number = knob(
         10,
         "assistant with another tokenizer: number of its tokens to encode again with each draft",
         SEARCH,
         refines=("assistant_model",),
+        rare=True,
     )
     target_lookbehind: Number = knob(
         10,
         "assistant with another tokenizer: number of the model's tokens to encode again for it",
         SEARCH,
         refines=("assistant_model",),
+        rare=True,
     )
     dola_layers: Literal["low", "high"] | list[Count] | None = knob(
         None,
@@ -404,15 +416,17 @@ class Generation:
         "contrastive decoding: drop tokens below this fraction of the highest probability",
         SEARCH,
         refines=("amateur_model",),
+        rare=True,
     )
     contrastive_beta: Weight | None = knob(
         None,
         "contrastive decoding: use the score (1 + beta) log p - beta log p_amateur (arXiv:2309.09117)",
         SEARCH,
         refines=("amateur_model",),
+        rare=True,
     )
     amateur_temperature: Positive = knob(
-        1.0, "contrastive decoding: temperature of the amateur", SEARCH, refines=("amateur_model",)
+        1.0, "contrastive decoding: temperature of the amateur", SEARCH, refines=("amateur_model",), rare=True
     )
 
     # -- stopping ----------------------------------------------------------------------------------------------------
@@ -423,7 +437,7 @@ class Generation:
         None, "a regular expression that ends a sequence when it matches in the new text", STOPPING
     )
     keep_stop: bool = knob(False, "keep the stop string, token or match in the text", STOPPING, neutral=False)
-    stop_token_ids: Ids | None = knob(None, "more ids that end a sequence", STOPPING, flag=False)
+    stop_token_ids: Ids | None = knob(None, "more ids that end a sequence", STOPPING, rare=True)
     max_time: Positive | None = knob(None, "maximum number of seconds for a sequence", STOPPING)
     stop_mean_logprob: Annotated[float, Le(0.0)] | None = knob(
         None, "stop when the mean log-probability of the new tokens falls below this (nats)", STOPPING
@@ -432,22 +446,22 @@ class Generation:
         None, "stop when the same n tokens occur stop_repeat_times times in a row", STOPPING
     )
     stop_repeat_times: Annotated[int, Ge(2)] = knob(
-        3, "number of repetitions at which stop_repeat_ngram stops", STOPPING, refines=("stop_repeat_ngram",)
+        3, "number of repetitions at which stop_repeat_ngram stops", STOPPING, refines=("stop_repeat_ngram",), rare=True
     )
 
     # -- special tokens ----------------------------------------------------------------------------------------------
     eos_token_id: int | Ids | None = knob(
-        None, "ids that end a sequence (default: the checkpoint's)", STOPPING, flag=False
+        None, "ids that end a sequence (default: the checkpoint's)", STOPPING, rare=True
     )
-    pad_token_id: int | None = knob(None, "id used as padding (default: the checkpoint's)", STOPPING, flag=False)
-    bos_token_id: int | None = knob(None, "id that begins a sequence (default: the checkpoint's)", STOPPING, flag=False)
+    pad_token_id: int | None = knob(None, "id used as padding (default: the checkpoint's)", STOPPING, rare=True)
+    bos_token_id: int | None = knob(None, "id that begins a sequence (default: the checkpoint's)", STOPPING, rare=True)
     decoder_start_token_id: int | None = knob(
-        None, "first decoder id of an encoder-decoder (default: the checkpoint's)", STOPPING, flag=False
+        None, "first decoder id of an encoder-decoder (default: the checkpoint's)", STOPPING, rare=True
     )
 
     # -- cache -------------------------------------------------------------------------------------------------------
     use_cache: bool = knob(
-        True, "cache keys and values instead of computing them again at every step", CACHE, flag=False
+        True, "cache keys and values instead of computing them again at every step", CACHE, rare=True
     )  # on the command line: --cache off
     cache_implementation: CacheForm = knob(
         "dynamic", "how keys and values are stored; quantized (8 bits) is lossy", CACHE, flag="cache"
@@ -542,7 +556,7 @@ class Runtime:
         False,
         "add to the tokens of records the log-probability after all processors, in the distribution that is drawn from",
         RUN,
-        flag=False,
+        rare=True,
     )
     prompt_cache: str | None = knob(None, "reuse a prompt saved by genctl inspect-cache --save-cache", RUN)
     chat: bool = knob(False, "wrap each prompt in the checkpoint's chat template", RUN)
@@ -551,14 +565,14 @@ class Runtime:
         None,
         "which of the checkpoint's named chat templates (default: default, or tool_use with tools)",
         RUN,
-        flag=False,
+        rare=True,
     )
     chat_template_kwargs: dict[str, Any] | None = knob(
-        None, 'variables for the chat template: {reasoning_effort = "low"}', RUN, flag=False
+        None, 'variables for the chat template: {reasoning_effort = "low"}', RUN, rare=True
     )
-    enable_thinking: bool | None = knob(None, "the chat template's variable of this name", RUN, flag=False)
+    enable_thinking: bool | None = knob(None, "the chat template's variable of this name", RUN, rare=True)
     tools: list[dict[str, Any]] | None = knob(
-        None, "functions that the chat template offers to the model, as OpenAI's API describes them", RUN, flag=False
+        None, "functions that the chat template offers to the model, as OpenAI's API describes them", RUN, rare=True
     )
 
     @property
@@ -582,5 +596,4 @@ def hints(kind: type = Generation) -> dict[str, Any]:
 def spelled(name: str) -> str:
     """A knob's name on the command line, without the leading dashes."""
     item = {**knobs(Generation), **knobs(Runtime)}.get(name)
-    flag = item.metadata["flag"] if item is not None else True
-    return flag if isinstance(flag, str) else name.replace("_", "-")
+    return (item is not None and item.metadata["flag"]) or name.replace("_", "-")

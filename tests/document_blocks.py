@@ -1,4 +1,4 @@
-"""The fenced blocks of README.md and docs/*.md: what language they have, their commands, and what these print.
+"""The fenced blocks of README.md, docs/*.md and skill.md: their language, their commands, and what these print.
 
 `console`: commands, one after the other in one folder, and what they write to a pipe. `console terminal`: the same in a
 terminal of 80 columns, with what a person types after `> `. Lines `…` stand for what is left out. `sh`: commands that
@@ -21,7 +21,7 @@ from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "genctl" / "cli" / "skill.md"]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 LANGUAGES = {"console", "console terminal", "sh", "python", "json", "toml", "yaml", "diff", "text"}
 LEFT_OUT = "…"
@@ -122,7 +122,10 @@ def printed_by(code: str) -> str:
 def unknown_flags(line: str) -> list[str]:
     """The flags of a command line that its command does not have."""
     found = re.search(r"(?:^|^uvx (?:.* )?|--no-python )genctl ([\w-]+)(.*)", line)
-    if found is None or found[1] not in COMMANDS:
-        return [] if found is None else [found[1]]
+    if found is None or found[1] == "help":
+        return []
+    if found[1] not in COMMANDS:
+        return [found[1]]
     flags = {word.partition("=")[0] for word in shlex.split(found[2], comments=True) if re.match(r"--?[a-z]", word)}
-    return sorted(flags - set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", genctl(found[1], "--help-all").out)))
+    listed = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", genctl(found[1], "--help-all").out))
+    return sorted(flag for flag in flags - listed if "no such option" in genctl(found[1], flag, "--help").err)

@@ -40,7 +40,7 @@ def test_the_wheel_holds_presets_checkpoints_and_the_type_marker(wheel: Path, tm
     for checkpoint in ("stories", "numbers"):
         for file in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
             assert f"genctl/models/builtin/{checkpoint}/{file}" in names
-    assert "genctl/py.typed" in names
+    assert {"genctl/py.typed", "genctl/cli/skill.md"} <= names
     compiled = {Path(name).stem for name in names if name.endswith(".so")}
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path, [name for name in names if name.endswith(".so")])

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import tomli
 
+from genctl.cli.app import COMMANDS
+from genctl.errors import Exit
 from genctl.models import resolve
+from tests.cli.tool import genctl
 from tests.commands.chat import templates
 from tests.commands.parity.test_pytest_plugin import run as run_pytest
 from tests.document_blocks import (
@@ -34,6 +37,7 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 BLOCKS = blocks()
+SHORT = ("batch", "presets", "replay", "report", "models")  # commands without --help-all
 PROMPTS = ("Once upon a time", "One day")
 
 
@@ -153,11 +157,28 @@ def test_the_order_of_processors_is_the_one_that_runs() -> None:
 
 
 def test_exit_statuses_are_those_of_the_program() -> None:
-    from genctl.errors import Exit
-
     rows = re.findall(r"^\| ([\d, ]+) \|", TEXTS["records.md"], re.MULTILINE)
     stated = {int(number) for row in rows for number in row.split(",")}
     assert stated == {int(code) for code in Exit} | {143}
+
+
+def test_the_page_for_agents_is_that_of_the_program() -> None:
+    """Every command, status and kind of output is on it, every option and message on it is the program's."""
+    page = TEXTS["skill.md"]
+    assert genctl("--skill").out == page
+    assert len(page.splitlines()) <= 80
+    assert {*re.findall(r"^\| `genctl ([\w-]+)` \|", page, re.MULTILINE)} == set(COMMANDS)
+    statuses = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+    assert {int(number) for row in statuses for number in row.split(",")} == {int(code) for code in Exit} | {129, 143}
+    options = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", page))
+    helps = [(), *((name, "--help" if name in SHORT else "--help-all") for name in COMMANDS)]
+    everything = "".join(genctl(*(words or ("--help",))).out for words in helps)
+    assert len(options) > 30
+    assert [flag for flag in options if not re.search(rf"(?<![\w-]){flag}(?![\w-])", everything)] == []
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "genctl").rglob("*.py"))
+    messages = re.findall(r"^\| `([^`]+)` \|", page.partition("## After an error")[2], re.MULTILINE)
+    assert len(messages) > 7
+    assert [message for message in messages if message not in source] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

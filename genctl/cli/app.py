@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -81,6 +82,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.score.options:SCORE",
         "Score texts: log-likelihood, perplexity, bits per byte, token by token.",
     ),
+    "tokens": ("genctl.commands.tokens:TOKENS", "Show the ids and pieces of texts; of ids, their text."),
     "compare": (
         "genctl.commands.compare.options:COMPARE",
         "Continue the same prompts in several ways, and see the difference.",
@@ -145,7 +147,9 @@ class Root(CommandGroup):
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name, or None."""
+        """The command of a name, or None. Behind `help` a shell completes names of commands, too."""
+        if cmd_name == "help" and ctx.resilient_parsing:
+            return self
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
@@ -182,9 +186,16 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _skill(wanted: bool) -> None:
+    if wanted:
+        typer.echo(Path(__file__).with_name("skill.md").read_text(encoding="utf-8"), nl=False)
+        raise typer.Exit
+
+
 @app.callback()
 def root(
     version: bool = typer.Option(False, "--version", "-V", callback=_version, is_eager=True, help="show the version"),
+    skill: bool = typer.Option(False, "--skill", callback=_skill, is_eager=True, help="show a page for agents"),
     debug: bool = typer.Option(False, "--debug", help="show the traceback of an error"),
 ) -> None:
     """Generate text with transformer checkpoints, and see how it came about."""
@@ -209,7 +220,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     try:
-        result = app([word for word in arguments if word != "--debug"], standalone_mode=False, prog_name="genctl")
+        words = [word for word in arguments if word != "--debug"]
+        if words[:1] == ["help"]:
+            words = [*words[1:], "--help"]
+        result = app(words, standalone_mode=False, prog_name="genctl")
         return int(result) if isinstance(result, int) else 0
     except typer.Exit as error:
         return error.exit_code

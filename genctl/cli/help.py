@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from genctl.errors import UsageError, nearest
-from genctl.params import Generation, Runtime, knobs
 
 GENERAL, ALSO = "General", "Also"
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -93,7 +92,8 @@ class TableCommand(TyperCommand):
             if heading != ALSO:
                 write_rows(formatter, heading, [_short(*rows[name]) for name in shown])
         also = ", ".join(rows[name][0].split(" ")[0].rstrip(",") for name in self.brief.get(ALSO, ()))
-        every = f"{ctx.command_path} --help-all shows all {len(rows)} options."
+        common = "common " if any(getattr(one, "hidden", False) for one in self.get_params(ctx)) else ""
+        every = f"{ctx.command_path} --help-all shows all {len(rows)} {common}options."
         formatter.write("\n" + (_wrapped(f"{ALSO}: {also}.", formatter.width) if also else ""))
         formatter.write(_wrapped(every, formatter.width))
 
@@ -142,26 +142,70 @@ class CommandGroup(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-# flags of other tools that begin another name here, too, or whose words are others
-ELSEWHERE = {
-    "temp": "temperature",
-    "stop": "stop-strings",
-    "max-tokens": "max-new-tokens",
-    "n-predict": "max-new-tokens",
-    "n": "num-return-sequences",
-    "repeat-penalty": "repetition-penalty",
-    "beams": "num-beams",
+# ours, a flag or a sentence -> flags of llama.cpp, mlx-lm, ollama, vLLM and their like
+_CONTEXT = "the context is the checkpoint's; --max-length N counts the prompt too, and --truncate shortens it"
+_SERVER = "a server that runs already is --backend openai:URL"
+_PROMPT = 'prompts and texts are arguments: genctl run "Once upon a time"; --input FILE reads some'
+_FOREIGN: Mapping[str, str] = {
+    "--model": "model-path model-id model-name hf-repo checkpoint pretrained",
+    "--adapter": "adapter-path adapter-file lora lora-path lora-modules",
+    "--assistant-model": "model-draft draft-model speculative-model",
+    "--num-assistant-tokens": "draft-max num-draft-tokens num-speculative-tokens",
+    "--input": "prompt-file file file-name input-file -f",
+    "--output": "output-file out out-file",
+    "--system": "system-prompt sys",
+    "--chat": "conversation apply-chat-template instruct interactive",
+    "--no-chat": "no-conversation ignore-chat-template no-chat-template",
+    "--chat-template-kwargs": "chat-template-args chat-template-config",
+    "--enable-thinking": "think thinking",
+    "--no-enable-thinking": "no-think nothink",
+    "--max-new-tokens": "max-tokens max-completion-tokens max-output-tokens max-gen-len n-predict num-predict predict",
+    "--min-new-tokens": "min-tokens",
+    "--num-return-sequences": "n num-sequences num-samples num-outputs",
+    "--temperature": "temp",
+    "--strategy greedy": "greedy",
+    "--do-sample": "sample",
+    "--no-do-sample": "no-sample",
+    "--typical-p": "typical",
+    "--top-n-sigma": "top-nsigma",
+    "--mirostat-tau": "mirostat mirostat-ent",
+    "--mirostat-eta": "mirostat-lr",
+    "--dynatemp-exponent": "dynatemp-exp",
+    "--repetition-penalty": "repeat-penalty",
+    "--penalty-last-n": "repeat-last-n repetition-context-size",
+    "--dry-sequence-breakers": "dry-sequence-breaker",
+    "--logit-bias": "logits-bias",
+    "--seed": "-s",
+    "--stop-strings": "stop stop-sequence stop-sequences stop-words reverse-prompt -r",
+    "--keep-stop": "include-stop-str-in-output",
+    "--num-beams": "beams beam-size beam-width use-beam-search",
+    "--top-logprobs": "logprobs n-probs",
+    "--json-schema": "json-schema-file guided-json",
+    "--regex": "guided-regex",
+    "--grammar": "grammar-file guided-grammar gbnf",
+    "--echo": "display-prompt echo-prompt verbose-prompt",
+    "--no-echo": "no-display-prompt",
+    "--batch-size": "max-batch-size max-num-seqs parallel -b",
+    "--quantize": "quantization load-in-4bit load-in-8bit",
+    "--cache quantized": "kv-bits kv-cache-dtype cache-type-k cache-type-v",
+    "--dtype": "torch-dtype precision fp16 bf16",
+    "--device cuda, or --device-map auto": "n-gpu-layers gpu-layers ngl num-gpu",
+    "--format jsonl for records, --json-schema true for a text that is JSON": "json",
+    "--threads, --temperature or --template": "-t",
+    "no EOS comes before --min-new-tokens N": "ignore-eos",
+    _CONTEXT: "ctx ctx-size n-ctx num-ctx context context-length context-size max-model-len max-kv-size -c",
+    _SERVER: "url base-url api-base host endpoint server",
+    _PROMPT: "prompt prompts text",
 }
+ELSEWHERE = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
 
 # flags that commands with settings had -> what does the same; MODEL is that of the command line
 GONE = {
     "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
     "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
     "--fsdp": "--device-map auto, --tensor-parallel or --workers N",
-    "--no-use-cache": "--cache off",
     "--raw": "`| cat`: a pipe gets texts as they are",
     "--trace": "--events FILE",
-    "--use-cache": "--set use_cache=true",
 }
 
 
@@ -175,19 +219,20 @@ def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
 def option_hint(context: Any, flag: str) -> str:
     """What an unknown `flag` may be: a misspelled flag of the command, or a flag of another command."""
     hint = f"see {context.command_path} --help"
+    flags = _flags(context.command, context)
+    name = flag.removeprefix("--").replace("_", "-").lower()
+    ours = ELSEWHERE.get(name, "")
+    if ours and set(re.findall(r"--[a-z-]+", ours)) <= {*flags}:
+        return ours if ours[0] != "-" else f"did you mean {ours}?" if "," in ours else f'did you mean "{ours}"?'
     if not flag.startswith("--"):
         return hint
-    known = [flag[2:] for flag in _flags(context.command, context)]
-    key = flag[2:].replace("-", "_")
-    knob = {**knobs(Generation), **knobs(Runtime)}.get(key)
-    if knob is not None and not knob.metadata["flag"] and "--set" in _flags(context.command, context):
-        return f"it has no flag of its own: --set {key}=…"
-    if near := meant(ELSEWHERE.get(flag[2:], flag[2:]), known):
+    if near := meant(name, [known[2:] for known in flags]):
         return f'did you mean "--{near}"?'
     root = context.find_root().command
-    for name in root.list_commands(context):
-        if flag in _flags(root.get_command(context, name), context):
-            return f"genctl {name} has {flag}; {hint}"
+    wanted = ours or flag
+    for command in root.list_commands(context):
+        if wanted in _flags(root.get_command(context, command), context):
+            return f"genctl {command} has {wanted}; {hint}"
     return hint
 
 

@@ -244,22 +244,23 @@ def _plain_type(hint: Any) -> Any:
         return _plain_type(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):
         choices = [choice for choice in get_args(hint) if choice is not type(None)]
-        lists = [choice for choice in choices if get_origin(choice) is list]
-        if lists and (len(choices) == 1 or lists[0] == list[str]):
-            return _plain_type(lists[0])
+        if list[str] in choices:
+            return list[str]
         return _plain_type(choices[0]) if len(choices) == 1 else Mixed
-    return list[str] if get_origin(hint) is list else hint
+    texts = get_origin(hint) is list and get_args(hint)[0] in (str, str | list[str])
+    return list[str] if texts else hint
 
 
 def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator[inspect.Parameter]:
-    """A parameter for every knob of `kinds` that has a flag."""
+    """A parameter for every knob of `kinds`; help and completion leave out those that are rare."""
     for kind in kinds:
         for name, item in params.knobs(kind).items():
-            if name in without or not item.metadata["flag"]:
+            if name in without:
                 continue
             hint, spelled, default = _plain_type(params.hints(kind)[name]), params.spelled(name), item.default
             flags = [f"--{spelled}/--no-{spelled}" if hint is bool else f"--{spelled}"]
             flags += [SHORT[name]] if name in SHORT else []
+            flags += [flag_of(name)] if item.metadata["flag"] else []
             extra: dict[str, Any] = {"metavar": "TEXT"} if hint in (str, list[str]) else {}
             if hint is not bool and not extra:
                 # read and checked with all other layers, so that every mistake is reported at once, in the same words
@@ -270,7 +271,8 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
             if isinstance(default, (int, float, str)) and not isinstance(default, bool) and default != "":
                 about = f"{about} (default: {default})"
             extra["autocompletion"] = _completion(name, list(map(str, get_args(params.hints(kind)[name]))))
-            info = typer.Option(*flags, help=about, rich_help_panel=item.metadata["group"], show_default=False, **extra)
+            extra |= {"rich_help_panel": item.metadata["group"], "hidden": item.metadata["rare"]}
+            info = typer.Option(*flags, help=about, show_default=False, **extra)
             yield _parameter(name, hint | None, info)
 
 

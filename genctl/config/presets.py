@@ -116,13 +116,16 @@ def find(name: str, places: Sequence[Folder] | None = None) -> Path:
 
     Raises PresetError for an unknown or malformed name, or for a link that leads out of the folders of presets.
     """
+    prompt = f"-p is --preset; a prompt is an argument of its own: genctl run {shown(name)}" if " " in name else ""
     if is_path(name):
         try:
+            if prompt and not os.path.exists(Path(name).expanduser()):  # noqa: PTH110 — a long name, too
+                raise PresetError(f"preset {shown(name)}: no such file", hint=prompt)
             return Path(name).expanduser()
         except RuntimeError as error:  # ~ of an unknown user
             raise PresetError(f"{printable(name)}: no such file") from error
     if not NAME.fullmatch(name):
-        raise PresetError(f"preset {shown(name)}: a name has only letters, digits, _, . and -")
+        raise PresetError(f"preset {shown(name)}: a name has only letters, digits, _, . and -", hint=prompt)
     places = folders() if places is None else places
     for folder in places:
         path = folder.path / f"{name}.toml"

@@ -80,13 +80,7 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
     config = read_config(folder)
     check_code(config, trust_remote_code)
     generation = generation_settings.read(folder, config)
-    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
-    tokenizer_files.check(folder)
-    if need_tokenizer and not has_tokenizer:
-        raise ModelError(
-            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",
-            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
-        )
+    has_tokenizer = check_tokenizer(folder, needed=need_tokenizer)
     check_numbers(config)
     weight_files = weights.find(folder, config, allow_pickle=allow_pickle)
     if not weight_files.pickled:
@@ -96,6 +90,18 @@ def inspect(folder: Path, *, allow_pickle: bool, trust_remote_code: bool, need_t
         _check_types(config, weight_files)
     files = stamps(folder, weight_files.files, code=trust_remote_code)
     return Checkpoint(folder, config, generation, weight_files, has_tokenizer, files)
+
+
+def check_tokenizer(folder: Path, *, needed: bool) -> bool:
+    """Whether a folder has a tokenizer, whose files are checked. Raises ModelError if it is `needed` and missing."""
+    has_tokenizer = any((folder / name).is_file() for name in TOKENIZERS)
+    tokenizer_files.check(folder)
+    if needed and not has_tokenizer:
+        raise ModelError(
+            f"{folder} has no tokenizer (tokenizer.json, tokenizer.model, vocab.json, …), so it cannot read text",
+            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
+        )
+    return has_tokenizer
 
 
 def check_files(folder: Path) -> None:

@@ -202,7 +202,7 @@ def _native(
         return runtime_choice.load(plan, runtime, checkpoint, device, prepare.finite_check(size), on_event)
 
     # before the weights: parsing its files takes several times the memory of the result
-    tokenizer, left_to = _plain_tokenizer(checkpoint) if checkpoint.has_tokenizer else (None, "")
+    tokenizer, left_to = tokenizer_of(checkpoint) if checkpoint.has_tokenizer else (None, "")
     pages.trim_rest()
     model, notes = read() if device.type == "cpu" else guarded(read, f"cannot move the model to {device}")
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"native ({plan.spec.family})")
@@ -275,7 +275,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _plain_tokenizer(checkpoint: check.Checkpoint) -> tuple[Any, str]:
+def tokenizer_of(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     """The tokenizer without transformers; or transformers' own, and the reason."""
     from genctl.models import tokenizer
     from genctl.models.tokenizer_files import UnsupportedTokenizer

@@ -50,14 +50,15 @@ def resolve(
     model: str,
     *,
     revision: str | None = None,
-    offline: bool = False,
+    offline: bool | str = False,
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     on_event: OnEvent | None = None,
     configs_only: bool = False,
 ) -> CheckpointFolder:
-    """Find `model`, downloading it (or its configs) if necessary. Raises ModelError, or UsageError for conflicting
-    options.
+    """Find `model`, downloading it (or its configs) if necessary, and not `offline` (or why not, in words).
+
+    Raises ModelError, or UsageError for conflicting options.
     """
     if model.startswith("builtin:"):
         name = model.removeprefix("builtin:")
@@ -113,7 +114,7 @@ class HubCheckpoint:
 
     model: str
     revision: str | None
-    offline: bool
+    offline: bool | str
     allow_pickle: bool
     trust_remote_code: bool
     on_event: OnEvent | None
@@ -125,7 +126,8 @@ class HubCheckpoint:
         if self.offline or constants.HF_HUB_OFFLINE:
             folder = self.cached()
             if folder is None:
-                why = "--offline" if self.offline else "HF_HUB_OFFLINE is set"
+                why = self.offline if isinstance(self.offline, str) else "--offline"
+                why = why if self.offline else "HF_HUB_OFFLINE is set"
                 raise self._nowhere(f"{self._named} is not in the cache, and the Hub is not asked ({why})")
             return CheckpointFolder(folder)
         if self.revision and _COMMIT.fullmatch(self.revision):  # a commit never changes, so the cached one is valid

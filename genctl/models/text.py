@@ -68,6 +68,14 @@ def continuation(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return alone
 
 
+def doubled_bos(tokenizer: Any, ids: Sequence[int], bos: Sequence[int | None], why: str) -> str:
+    """A note if a prompt begins with BOS twice, which few models have seen; else ""."""
+    if len(ids) < 2 or ids[0] != ids[1] or ids[0] not in bos:
+        return ""
+    name = tokenizer.convert_ids_to_tokens(ids[0])
+    return f"the prompt begins with {name} twice: {why}; leave {name} out of what you write"
+
+
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     """Raises InputError for an id that the model's embedding does not have."""
     for place, id in enumerate(ids, 1):

@@ -1,21 +1,32 @@
-"""The tokenizer of a checkpoint on this machine, without its model: it imports neither torch nor transformers."""
+"""The tokenizer of a checkpoint on this machine, without its model: it imports neither torch nor transformers.
+
+Only `find` leaves a tokenizer that genctl does not read itself to transformers, which imports torch.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import codecs
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from genctl.errors import InputError, ModelError
+from genctl.errors import InputError, ModelError, printable
 from genctl.models import check, text, tokenizer
+from genctl.models.decoding import cleans, decoded
+from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.resolve import resolve
 from genctl.models.tokenizer_files import UnsupportedTokenizer
+from genctl.models.weights import WeightFiles, read_json
+
+_CACHED = "a tokenizer is read from the cache alone"
 
 
 class LoneTokenizer:
     """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError if it cannot be loaded."""
 
     def __init__(self, name: str) -> None:
-        folder = resolve(name, offline=True).folder
+        folder = resolve(name, offline=_CACHED).folder
         check.check_files(folder)
         config = check.read_config(folder)
 
@@ -38,3 +49,196 @@ class LoneTokenizer:
         if not words or self.ids(words) != list(ids):
             raise InputError("the token ids are not those of any text, and the server takes no ids")
         return words
+
+
+class FoundTokenizer(NamedTuple):
+    """The tokenizer of a checkpoint, and what its other files say of BOS."""
+
+    tokenizer: Any
+    left_to: str  # "transformers (it is in a GGUF file)"; "" for genctl's own
+    bos: tuple[int, ...]  # the ids that count as BOS
+    adds_bos: bool  # tokenizer_config.json or the GGUF file says that BOS goes before a text
+
+
+def find(name: str, revision: str | None = None) -> FoundTokenizer:
+    """The tokenizer of a checkpoint on this machine; of its files only those are read. Raises ModelError, UsageError.
+
+    One that genctl does not read itself is read by transformers, which imports torch.
+    """
+    from genctl.models.hub import tokenizer_of
+
+    place = resolve(name, revision=revision, offline=_CACHED)
+    folder, config, settings = place.folder, {}, {}
+    if place.gguf is not None:
+        from genctl.models import gguf, gguf_header
+
+        checkpoint = gguf.inspect(place.gguf, need_tokenizer=True)
+        settings = {"add_bos_token": gguf_header.read(place.gguf).metadata.get("tokenizer.ggml.add_bos_token")}
+    else:
+        check.check_files(folder)
+        if (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
+            config = check.read_config(folder)
+        check.check_tokenizer(folder, needed=True)
+        if (folder / "tokenizer_config.json").is_file():
+            settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
+        checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True)
+    tokenizer, left_to = tokenizer_of(checkpoint)
+    bos = tuple(id for id in (tokenizer.bos_token_id, config.get("bos_token_id")) if isinstance(id, int))
+    reader = f"transformers ({left_to})" if left_to else ""
+    return FoundTokenizer(tokenizer, reader, bos, settings.get("add_bos_token") is True)
+
+
+@dataclass(frozen=True)
+class TokenPiece:
+    """A token of a text."""
+
+    id: int
+    text: str
+    bytes: bytes = b""  # if it holds a part of a character
+    completes: str = ""  # the characters that those bytes complete
+    special: str = ""  # "added" by the tokenizer, "written" in the text, or "unknown": <unk> in place of a text
+    end: int = 0  # where it ends in the text, in characters
+
+    def record(self) -> dict[str, Any]:
+        """The token in a record."""
+        more: dict[str, Any] = {"bytes": list(self.bytes)} if self.bytes else {}
+        return {"id": self.id, "text": self.text, **more, **({"special": self.special} if self.special else {})}
+
+
+@dataclass(frozen=True)
+class TokenReading:
+    """A text as one tokenizer reads it. Of --decode, ids as one writes them."""
+
+    model: str
+    text: str
+    pieces: tuple[TokenPiece, ...]
+    notes: tuple[str, ...] = ()
+    aligned: bool = False  # whether `end` of the pieces is known
+
+    @property
+    def ids(self) -> list[int]:
+        return [piece.id for piece in self.pieces]
+
+
+class TokenReader:
+    """Reads texts with the tokenizer of a checkpoint (see `find`), and says what is odd about them."""
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        self.name = name
+        self.found = find(name, revision)
+        self.tokenizer = self.found.tokenizer
+        self.vocabulary = text.Detokenizer(self.tokenizer, skip_special_tokens=False).vocabulary
+        known = self.tokenizer.unk_token in (None, self.tokenizer.bos_token, self.tokenizer.eos_token)  # as in GPT-2
+        self.unknown: int | None = None if known else self.tokenizer.unk_token_id
+
+    def read(self, prompt: str, *, align: bool = False) -> TokenReading:
+        """The tokens of a text, to `align` with where they end in it. Raises InputError."""
+        ids, bare = text.encode(self.tokenizer, prompt, add_special_tokens=True), self._bare(prompt)
+        start = next((at for at in range(len(ids)) if ids[at : at + len(bare)] == bare), 0)
+        notes = [
+            text.doubled_bos(self.tokenizer, ids, self.found.bos, "the tokenizer writes it before each prompt"),
+            self._missing_bos(ids, "tokenizer_config.json says that it is added, and the tokenizer does not"),
+            self._specials("the text", prompt, bare),
+            self._open_end(prompt, bare),
+        ]
+        ends = self._ends(prompt, ids) if align else []
+        pieces = self._pieces(ids, range(start, start + len(bare)), ends)
+        return TokenReading(self.name, prompt, pieces, tuple(filter(None, notes)), bool(ends))
+
+    def decode(self, ids: Sequence[int]) -> TokenReading:
+        """The text of ids, special tokens included. Raises InputError for an id without a token."""
+        unknown = next((id for id in ids if id >= 1 << 31 or self.vocabulary.token(id) is None), None)
+        if unknown is not None:
+            raise InputError(f"the tokenizer of {self.name} has no token {unknown}")
+        words = decoded(self.tokenizer, list(ids), skip_special_tokens=False, clean=cleans(self.tokenizer))
+        same = [*ids] in (again := self._bare(words), self._bare(words, special=True))
+        note = f"the tokenizer reads this text as other ids: {', '.join(map(str, again[:12]))}" if not same else ""
+        note += " …" if note and len(again) > 12 else ""
+        return TokenReading(self.name, words, self._pieces(ids, range(len(ids))), (note,) if note else ())
+
+    def read_chat(
+        self, messages: Sequence[Mapping[str, str]], *, system: str | None = None, **how: Any
+    ) -> TokenReading:
+        """The tokens of a conversation: the chat template filled in. `how` goes to `render_chat_text`.
+
+        Raises InputError or ModelError.
+        """
+        from genctl.models import chat
+
+        rendered = chat.render_chat_text(
+            self.tokenizer, [dict(one) for one in messages], system=system, name=self.name, **how
+        )
+        ids = text.encode(self.tokenizer, rendered, add_special_tokens=False)
+        why = "the chat template writes it before a message that begins with it"
+        notes = [
+            text.doubled_bos(self.tokenizer, ids, self.found.bos, why),
+            self._missing_bos(ids, "the tokenizer puts it before a text, and the chat template leaves it out"),
+            *(self._specials(f"message {at}", one["content"]) for at, one in enumerate(messages, 1)),
+            self._specials("the system message", system or ""),
+        ]
+        return TokenReading(self.name, rendered, self._pieces(ids, range(len(ids))), tuple(filter(None, notes)))
+
+    def _bare(self, words: str, *, special: bool = False) -> list[int]:
+        """The ids of a text without those that the tokenizer adds, or with them; [] if there is none."""
+        try:
+            return text.encode(self.tokenizer, words, add_special_tokens=special)
+        except InputError:
+            return []
+
+    def _ends(self, words: str, ids: Sequence[int]) -> list[int]:
+        """Where each token ends in a text; [] if the tokenizer does not say."""
+        try:
+            found = self.tokenizer(words, return_offsets_mapping=True, verbose=False)
+        except (NotImplementedError, TypeError, ValueError):  # one that is written in Python
+            return []
+        return [end for _, end in found["offset_mapping"]] if list(found["input_ids"]) == list(ids) else []
+
+    def _pieces(self, ids: Sequence[int], own: range, ends: Sequence[int] = ()) -> tuple[TokenPiece, ...]:
+        """The tokens; those outside of `own` are added by the tokenizer."""
+        vocabulary, before, pieces = self.vocabulary, b"", []
+        for place, id in enumerate(ids):
+            special = "" if id not in vocabulary.special else "written" if place in own else "added"
+            special = "unknown" if special == "written" and id == self.unknown else special
+            part = b"" if special else self._part(id)
+            done, read = codecs.utf_8_decode(before + part, "replace", False)
+            before = (before + part)[read:] if part else b""
+            done = "" if "\ufffd" in done or not part else done
+            end = ends[place] if ends else 0
+            pieces.append(TokenPiece(id, vocabulary.piece(id), part, done, special, end))
+        return tuple(pieces)
+
+    def _part(self, id: int) -> bytes:
+        """The bytes of a token that is not whole characters; b"" for others."""
+        vocabulary = self.vocabulary
+        if vocabulary.is_byte(id):
+            return bytes.fromhex(vocabulary.piece(id)[3:5])
+        content = vocabulary.bytes_of(id) if vocabulary.way == "bytes" else b""
+        return content if content.decode(errors="ignore").encode() != content else b""
+
+    def _missing_bos(self, ids: Sequence[int], why: str) -> str:
+        """A note if a prompt does not begin with BOS though the tokenizer is to add it."""
+        bos = self.found.bos
+        if (
+            not bos
+            or ids[0] in bos
+            or not (self.found.adds_bos or self._bare("a", special=True)[:1] in ([id] for id in bos))
+        ):
+            return ""
+        return f"the prompt does not begin with {self.tokenizer.convert_ids_to_tokens(bos[0])}: {why}"
+
+    def _specials(self, whose: str, words: str, ids: Sequence[int] | None = None) -> str:
+        """A note on special tokens that a text spells, whose `ids` may be known."""
+        ids, special = self._bare(words) if ids is None else ids, self.vocabulary.special
+        names = dict.fromkeys(self.vocabulary.piece(id) for id in ids if id in special)
+        spelled = [printable(name) for name in names if name in words]
+        are = "is read as a special token" if len(spelled) == 1 else "are read as special tokens"
+        return f"{whose} holds {', '.join(spelled)}, which {are} and not as text" if spelled else ""
+
+    def _open_end(self, words: str, ids: list[int]) -> str:
+        """A note if a text ends with white space that belongs to the token of a word after it."""
+        if not words[-1:].isspace():
+            return ""
+        if all(self._bare(words + letter)[: len(ids)] == ids for letter in "atS"):
+            return ""
+        kind = "a space" if words[-1] == " " else "white space"
+        return f"the text ends with {kind}, which is a part of the next word's token: leave it out, or --token-healing"

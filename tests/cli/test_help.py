@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 
 from genctl import params
 from genctl.cli.app import COMMANDS
-from genctl.cli.help import GONE
+from genctl.cli.help import ELSEWHERE, GONE
+from genctl.config.presets import schema
 from tests.cli.tool import genctl
 
 TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "report", "models")]
@@ -34,11 +38,14 @@ def test_the_short_help_is_a_screen_and_a_half(command: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("command", ["run", "beam", "compare"])
-def test_the_long_help_has_every_flag_and_every_knob(command: str) -> None:
+def test_the_long_help_has_every_flag_and_every_common_setting(command: str) -> None:
     words = genctl(command, "--help-all").out.replace(",", " ").split()
     wanted = ["--input", "--quiet", "--trust-remote-code", "--help-all", "-m"]
     for kind in (params.Generation, params.Runtime):
-        wanted += [f"--{params.spelled(name)}" for name, knob in params.knobs(kind).items() if knob.metadata["flag"]]
+        knobs = params.knobs(kind).items()
+        wanted += [f"--{params.spelled(name)}" for name, knob in knobs if not knob.metadata["rare"]]
+        rare = {f"--{params.spelled(name)}" for name, knob in knobs if knob.metadata["rare"]}
+        assert rare & set(words) <= {"--eos-token-id"}, "words of another option's help"
     if command == "beam":
         wanted = [flag for flag in wanted if flag not in ("--backend", "--tokenizer")]  # no server shows its beams
     assert len(wanted) > 80
@@ -79,6 +86,17 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["score", "--seed", "1"], 'no such option "--seed"', "genctl run has --seed; see genctl score --help"),
         (["presets", "list", "--raw"], 'no such option "--raw"', "see genctl presets list --help"),
         (["run", "-Z"], 'no such option "-Z"', "see genctl run --help"),
+        (["run", "--smothing-curve", "1"], 'no such option "--smothing-curve"', 'did you mean "--smoothing-curve"?'),
+        (["run", "--top_p=0.9"], 'no such option "--top_p"', 'did you mean "--top-p"?'),
+        (["run", "--No_Sample"], 'no such option "--No_Sample"', 'did you mean "--no-do-sample"?'),
+        (["run", "--greedy"], 'no such option "--greedy"', 'did you mean "--strategy greedy"?'),
+        (["run", "-t", "1"], 'no such option "-t"', "did you mean --threads, --temperature or --template?"),
+        (
+            ["score", "--n-predict"],
+            'no such option "--n-predict"',
+            "genctl run has --max-new-tokens; see genctl score --help",
+        ),
+        (["help", "runn"], 'no such command "runn"', 'did you mean "run"?'),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], error: str, hint: str) -> None:
@@ -91,7 +109,17 @@ def test_an_unknown_name_is_answered_with_the_nearest(arguments: list[str], erro
     [
         (("run", "--stop", "x"), 'did you mean "--stop-strings"?'),
         (("run", "--max-tokens", "3"), 'did you mean "--max-new-tokens"?'),
-        (("run", "--logit-bias", "x"), "it has no flag of its own: --set logit_bias=…"),
+        (
+            ("run", "-p", "Once upon a time"),
+            '-p is --preset; a prompt is an argument of its own: genctl run "Once upon',
+        ),
+        (
+            ("run", "-p", "What is 1/2? " + 300 * "x"),
+            '-p is --preset; a prompt is an argument of its own: genctl run "Wh',
+        ),
+        (("run", "--prompt", "x"), 'arguments: genctl run "Once upon a time"'),
+        (("run", "--json", "x"), "did you mean --format jsonl for records, --json-schema true for a text"),
+        (("chat", "--num-ctx", "99"), "the context is the checkpoint's; --max-length N"),
         (("Once upon a time",), 'genctl run "Once upon a time" continues it as a prompt'),
         (('say "no"',), "genctl run 'say \"no\"' continues it as a prompt"),
         (("run", "-m", "builtin:story", "x"), "did you mean builtin:stories?"),
@@ -117,8 +145,6 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
         ("run --fsdp x", "--device-map auto, --tensor-parallel or --workers N"),
         ("run --raw x", "`| cat`: a pipe gets texts as they are"),
         ("beam --trace=run.jsonl x", "--events FILE"),
-        ("run --no-use-cache x", "--cache off"),
-        ("parity a b --use-cache", "--set use_cache=true"),
     ],
 )
 def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:
@@ -131,3 +157,55 @@ def test_the_short_help_of_run_names_the_views() -> None:
     text = genctl("run", "--help").out
     for flag in ("--report", "--explain", "--json-schema", "--watch", "--top-k", "-q", "-v"):
         assert flag in text
+
+
+@pytest.mark.parametrize("words", ["", "run", "presets list"])
+def test_help_before_a_command_is_its_help(words: str) -> None:
+    assert genctl("help", *words.split()) == genctl(*words.split(), "--help")
+    assert genctl("help", *words.split()).status == 0
+
+
+def test_flags_of_other_tools_lead_to_flags_that_are_there() -> None:
+    listed = "".join(genctl(command, "--help-all").out for command in ("run", "score"))
+    for foreign, ours in ELSEWHERE.items():
+        for flag in re.findall(r"--[a-z-]+", ours):
+            assert re.search(rf"{flag}\b", listed) or "no such" not in genctl("run", flag, "--help").err, (
+                foreign,
+                flag,
+            )
+    for flag in ("max-tokens", "n-predict", "num-predict", "repeat-penalty", "num-ctx", "max-model-len", "prompt-file"):
+        assert flag in ELSEWHERE
+
+
+VALUES = {
+    "suppress_tokens": "[5, 6]",
+    "begin_suppress_tokens": "[5]",
+    "stop_token_ids": "[5]",
+    "bad_words_ids": "[[5, 6]]",
+    "sequence_bias": "[[[5], 2.0]]",
+    "logit_bias": '{"#5" = 2.0}',
+    "watermarking_config": "{bias = 2.0}",
+    "exponential_decay_length_penalty": "[3, 1.5]",
+    "force_words_ids": "[[5]]",
+    "dry_sequence_breakers": '["a"]',
+}
+
+
+@pytest.mark.parametrize("name", [name for kind in (params.Generation, params.Runtime) for name in params.knobs(kind)])
+def test_every_key_of_a_preset_is_an_option(name: str) -> None:
+    """A row for each setting: `--smoothing-curve 1.2` is `--set smoothing_curve=1.2`, or the same mistake."""
+    about = schema()["properties"][name]
+    value = VALUES.get(name)
+    if value is None:
+        choices = about.get("enum") or about.get("anyOf", [about])[0].get("enum")
+        value = str(choices[-1] if choices else "0.5" if "number" in json.dumps(about) else "7")
+    is_switch = about.get("type") == "boolean"
+    words = [f"--{name.replace('_', '-')}"] + ([] if is_switch else [value])
+    if name == "dry_sequence_breakers":
+        words = ["--dry-sequence-breakers", "a"]
+    as_option = genctl("run", "x", "--dry", "--force", *words)
+    as_set = genctl("run", "x", "--dry", "--force", "--set", f"{name}={'true' if is_switch else value}")
+    assert "no such option" not in as_option.err
+    plain = [re.sub(r"--[a-z-]+( [a-z_]+)?", "", out.out + out.err) for out in (as_option, as_set)]
+    assert as_option.status == as_set.status, (as_option, as_set)
+    assert re.sub(r"\s+|flag", "", plain[0]) == re.sub(r"\s+|flag", "", plain[1])

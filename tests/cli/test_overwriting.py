@@ -31,6 +31,7 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("beam", *TINY, "12"): ("output", "events", "report", "svg"),
     ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output", "save"),
     ("score", *STORIES, "A fox"): ("output", "report", "svg"),
+    ("tokens", *TINY, "12"): ("output",),
     ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (
         "output", "save", "events", "report", "svg",
     ),

@@ -502,7 +502,7 @@ def test_another_batch_size_and_other_threads_go_on_to_the_same_bytes(
         for file in (out, beside(out)):
             file.unlink(missing_ok=True)
         cut_off(gpt2, given, out, lines, "--top-logprobs", "2", *beams)
-        more = ("--resume", "--top-logprobs", "2", "--batch-size", "5", "--threads", "2")
+        more = ("--resume", "--top-logprobs", "2", "--batch-size", "5", "--threads", "2", "--no-draft")
         done = run(gpt2, given, out, *more, *beams)
         assert "came out differently" not in done.err
         assert out.read_bytes() == undisturbed.read_bytes()

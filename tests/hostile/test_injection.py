@@ -42,6 +42,8 @@ SHOWN = {
     "tree": ("beam", "-n", "20", "--num-beams", "4", "--tree"),
     "inspect": ("inspect-cache", "--steps", "6", "--inputs", "--heatmap"),
     "score": ("score",),
+    "tokens": ("tokens",),
+    "tokens side by side": ("tokens", "-m", "builtin:stories", SAID),
 }
 
 
@@ -79,6 +81,8 @@ TABLES = {
     "diff": ("inspect-cache", "--steps", "2", "--diff", SAID),
     "score": ("score", "--scores"),
     "rank": ("score", "--context", SAID, "--rank", SAID),
+    "tokens": ("tokens", "-m", "builtin:stories", SAID),
+    "counts": ("tokens", "--count", "--format", "tsv"),
     "compare": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9"),
     "markdown": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9", "--format", "md"),
 }

@@ -47,7 +47,7 @@ class CompareOptions(ModelOptions):
     models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
     seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
-    set: tuple[str, ...] = RUNS.repeated("any preset key, as a TOML value, for every run", "KEY=VALUE")
+    set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as a TOML value; or --KEY VALUE", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
     force: bool = IN_OUT.switch("replace existing files of --output, --save, --events, --report and --svg")
     format: Literal["text", "json", "jsonl", "tsv", "md"] = FORMAT
@@ -82,7 +82,7 @@ COMPARE = Command(
     above its own settings. The runs of a checkpoint share one prefill of the prompt and one forward pass per step; each
     text equals what its run gives alone.""",
     (
-        'genctl compare --strategy greedy --strategy sample@top_k=5 "The sea"',
+        'genctl compare -p greedy --strategy sample@top_k=5 "Hi"',
         "genctl compare -p creative -p precise -i prompts.txt",
         'genctl compare --models A,B -p greedy "The sea"',
     ),

@@ -98,6 +98,9 @@ SCORE = Command(
     },
     CONFLICTS,
     knobs=(params.Runtime,),
-    without=frozenset({"seed", "chat", "system", "prompt_cache", "compile", "truncate"}),
+    without=frozenset(
+        {"seed", "chat", "system", "prompt_cache", "compile", "truncate", "processed_logprobs", "chat_template"}
+        | {"chat_template_kwargs", "enable_thinking", "tools"}
+    ),
     input="text",
 )

@@ -177,12 +177,11 @@ class Planner:
         return Prompt(ids, request.prompt, note=self._doubled(ids, "the tokenizer writes it before each prompt"))
 
     def _doubled(self, ids: Sequence[int], why: str) -> str:
-        """A note if a prompt begins with BOS twice, which few models have seen; else ""."""
+        """A note if a prompt begins with BOS twice."""
+        from genctl.models.text import doubled_bos
+
         tokenizer: Any = self.loaded.tokenizer
-        if len(ids) < 2 or ids[0] != ids[1] or ids[0] not in (self.bos, tokenizer.bos_token_id):
-            return ""
-        name = tokenizer.convert_ids_to_tokens(ids[0])
-        return f"the prompt begins with {name} twice: {why}; leave {name} out of what you write"
+        return doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why)
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""

@@ -1,0 +1,351 @@
+"""`genctl tokens`: the ids and pieces of texts, as a checkpoint's tokenizer makes them. No weights are read."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+from rich.style import Style
+from rich.text import Text
+
+from genctl import params
+from genctl.cli.help import ALSO
+from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force
+from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.job import Job
+from genctl.commands.options import FORMAT, IN_OUT, SETTINGS, PresetOptions
+from genctl.config import chat_settings
+from genctl.config.layers import Resolved
+from genctl.errors import InputError, UsageError, count, quote
+from genctl.io import jsonl, writers
+from genctl.io.record_output import RecordOutput
+from genctl.io.records import SCHEMA
+from genctl.io.rows import InputRow, RefusedRow
+from genctl.terminal import summary, theme, widgets
+from genctl.terminal.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from genctl.io.readers import Prompts
+    from genctl.models.tokenizer_alone import TokenPiece, TokenReading
+
+MODEL, SHOWN = OptionGroup("Model"), OptionGroup("What is shown")
+KNOBS = frozenset({"revision", "chat", "system", *chat_settings.KNOBS})
+COUNTS, TEXTS = ("id", "model", "tokens", "error"), ("id", "model", "text", "error")
+COLUMNS = ("id", "model", "position", "token_id", "text", "bytes", "special", "error")
+WIDEST = 24  # cells of a token's text before its remark
+GUTTER = {True: " │ ", False: " ≠ "}  # between two checkpoints: whether they split a text at the same places
+
+
+@dataclass(frozen=True)
+class TokensOptions(PresetOptions):
+    """The command line of `genctl tokens`."""
+
+    arguments: tuple[str, ...] = argument("texts, or the ids of one with --decode; - is standard input", "TEXT")
+    model: tuple[str, ...] = MODEL.repeated(
+        "builtin:NAME, a folder, a GGUF file, or a Hub id of the cache; of several, side by side",
+        "MODEL",
+        "--model",
+        "-m",
+    )
+    decode: bool = SHOWN.switch("the text of ids")
+    count: bool = SHOWN.switch("the number of tokens alone")
+    format: writers.ReportFormat = FORMAT
+    force: bool = IN_OUT.switch("replace an existing --output file")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
+    # what prompts have elsewhere, and a tokenizer has no use for
+    report: str | None = None
+    svg: str | None = None
+    strategy: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    allow_plugins: bool = False
+
+    def __post_init__(self) -> None:
+        """The arguments of --decode are one sequence of ids."""
+        super().__post_init__()
+        if self.decode and self.arguments:
+            object.__setattr__(self, "arguments", (" ".join(self.arguments),))
+
+    def prompts(self, say: Callable[[str], object], **how: Any) -> Prompts | None:
+        """The texts of the command line, or the ids; None if there is nothing."""
+        return super().prompts(say, **{**how, **({"fields": id_fields} if self.decode else {})})
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    needless_force("output"),
+    (given("decode", "count"), "--count counts the tokens of texts, and --decode reads ids"),
+    (given("decode", "template"), "--template makes prompts of texts, and --decode reads ids"),
+    (lambda options: options.decode and options.model[1:], "--decode: ids are those of one --model"),
+)
+TOKENS = Command(
+    "tokens",
+    TokensOptions,
+    "genctl.commands.tokens:TokensJob",
+    """Spaces are shown as ·, controls as escapes, and of a part of a character its bytes. Special tokens are marked:
+    `added` by the tokenizer, `written` in the text or by the chat template, or `unknown`. In a pipe there is a line for
+    each token: id, text, and bytes or mark, between tabs. --format jsonl has texts as they are.
+
+    Notes say where BOS is doubled or missing, where a text holds special tokens, and where a space at its end would
+    be a part of the next token. With --chat, and of rows with messages, the prompt is the chat template filled in.
+
+    --decode writes the text of ids: arguments are one sequence, a line of a file is one each, of JSONL rows token_ids
+    or prompt_ids. No weights are read. Hub ids are looked up in the cache.""",
+    (
+        'genctl tokens -m gpt2 -m Qwen/Qwen3-0.6B "naïve 🦊"',
+        'genctl tokens --chat -m Qwen/Qwen3-0.6B "Hello"',
+        "genctl tokens --decode 57 60 7",
+    ),
+    {
+        "Model": ("model", "chat", "system"),
+        SHOWN: ("decode", "count"),
+        IN_OUT: ("input", "input_format", "output", "format"),
+        ALSO: ("presets", "set", "revision", "quiet", "verbose"),
+    },
+    CONFLICTS,
+    knobs=(params.Runtime,),
+    without=frozenset(params.knobs(params.Runtime)) - KNOBS,
+    input="text",
+)
+
+
+def id_fields(data: dict[str, Any], template: object = None) -> dict[str, Any]:
+    """Of a row of --decode: its token_ids, as records have them, or prompt_ids. Raises RefusedRow."""
+    key = next((key for key in ("token_ids", "prompt_ids") if key in data), "")
+    if not key:
+        raise RefusedRow("no token_ids")
+    return jsonl.fields({"prompt_ids": data[key]})
+
+
+def ids_of(words: str) -> tuple[int, ...]:
+    """The ids in a text, between spaces or commas, in brackets or not. Raises InputError."""
+    found = [word for word in re.split(r"[\s,]+", words.strip().removeprefix("[").removesuffix("]")) if word]
+    wrong = next((word for word in found if not re.fullmatch("[0-9]{1,10}", word)), None)
+    if wrong is not None or not found:
+        raise InputError(f"{quote(wrong or words)} is no token id, and --decode reads ids")
+    return tuple(map(int, found))
+
+
+class TokensJob(Job[TokensOptions]):
+    """One run of `genctl tokens`."""
+
+    what = "text"
+
+    def __init__(self, options: TokensOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.open_consoles()
+        self.shown = options.on_screen
+        self.total = [0] * max(len(options.model), 1)
+
+    def check_early(self, resolved: Resolved) -> None:
+        """Raises UsageError for settings that cannot be used together with the options."""
+        super().check_early(resolved)
+        typed = {name for layer in self.options.flags for name in layer.values}
+        if self.options.decode and typed & KNOBS - {"revision"}:
+            raise UsageError("--decode reads ids, and a chat template makes prompts of texts: leave one of them out")
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        options = self.options
+        writer: writers.Writer = writers.Unclosed()
+        if not self.shown:
+            sink = self.sink(stack, options.output)
+            if options.format == "tsv":
+                writer = writers.TsvWriter(sink, COUNTS if options.count else TEXTS if options.decode else COLUMNS)
+            else:
+                escape = widgets.visible if sink.is_terminal else str
+                writer = writers.open_writer(options.format, sink, on_error=self.say_failed, shown=escape)
+        self.output: RecordOutput = RecordOutput(writer)
+
+    def load(self) -> None:
+        """Read the tokenizers, and check whether they have a chat template if they need one."""
+        from genctl.models.chat import check_template
+        from genctl.models.tokenizer_alone import TokenReader
+
+        runtime = self.early.runtime
+        if runtime.backend is not None:
+            self.messages.note(f"backend ({self.early.origins['backend']}) is not used: no server is asked")
+        self.sides = [TokenReader(name, runtime.revision) for name in self.options.model or (runtime.model,)]
+        for side in self.sides:
+            if runtime.is_chat and not self.options.decode:
+                tools = bool(runtime.tools)
+                source = check_template(side.tokenizer, side.name, runtime.chat_template, tools=tools)
+                unused = chat_settings.unused(source, runtime)
+                self.messages.note(*(f"the chat template of {side.name} does not use {name}" for name in unused))
+            if side.found.left_to:
+                self.messages.detail(f"tokenizer of {side.name}: {side.found.left_to}")
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Read the texts and write their tokens."""
+        for row, readings in self.usable(self.input, self._readings):
+            for reading in readings:
+                for note in reading.notes:
+                    self.messages.note_once(note, self.of(row, *([reading.model] if readings[1:] else [])))
+            self.total = [sum(pair) for pair in zip(self.total, (len(one.pieces) for one in readings), strict=True)]
+            if self.shown:
+                for line in self._lines(row, readings):
+                    self.out.print(line)
+            else:
+                self.output.put(row.index, list(self._records(row, readings)))
+        self.output.close(cut_short=bool(self.interrupt.status))
+        if self.shown and self.options.count and not self.lone:
+            self.out.print(Text("  ".join(f"{number:>9,}" for number in self.total) + "  in all", style=theme.DIM))
+
+    def _readings(self, row: InputRow) -> list[TokenReading]:
+        """A row as each tokenizer reads it. Raises GenctlError."""
+        runtime = self.settings_of(row, self.early).runtime
+        if row.prompt_ids is not None or self.options.decode:
+            return [side.decode(row.prompt_ids or ids_of(row.prompt or "")) for side in self.sides]
+        if row.messages is None and not runtime.is_chat:
+            chat_settings.check_is_chat(runtime)
+            return [side.read(row.prompt or "", align=len(self.sides) > 1) for side in self.sides]
+        messages = row.messages or ({"role": "user", "content": row.prompt or ""},)
+        how = {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
+        return [side.read_chat(messages, system=runtime.system, **how) for side in self.sides]
+
+    # -- results -------------------------------------------------------------------------------------------------------
+
+    def _records(self, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[dict[str, Any]]:
+        """What is written for a row: its lines, cells or records."""
+        options = self.options
+        if options.format == "text":
+            yield {"text": self._plain(row, readings)}
+            return
+        for one in readings:
+            cells: dict[str, Any] = {"id": row.id, "model": one.model}
+            if options.format == "tsv" and options.count:
+                yield {**cells, "tokens": len(one.pieces)}
+            elif options.format == "tsv" and options.decode:
+                yield {**cells, "text": one.text}
+            elif options.format == "tsv":
+                for place, piece in enumerate(one.pieces):
+                    token = {"token_id": piece.id, "text": piece.text, "bytes": piece.bytes.hex(" ")}
+                    yield {**cells, "position": place, **token, "special": piece.special}
+            else:
+                yield self._record(row, one)
+
+    def _record(self, row: InputRow, one: TokenReading) -> dict[str, Any]:
+        options = self.options
+        record: dict[str, Any] = {"schema": SCHEMA, "id": row.id}
+        if not options.count:
+            record["text" if options.decode else "prompt"] = one.text
+            record |= {"token_ids": one.ids, "tokens": [piece.record() for piece in one.pieces]}
+        record |= {"model": one.model, "usage": {"prompt_tokens": len(one.pieces)}}
+        return {**record, "notes": list(one.notes)} if one.notes else record
+
+    def _plain(self, row: InputRow, readings: Sequence[TokenReading]) -> str:
+        """The lines of a row in a pipe, without the last line's end."""
+        if self.options.decode:
+            return readings[0].text
+        if self.options.count:
+            return "\t".join(str(len(one.pieces)) for one in readings)
+        lines = [""] if row.index else []
+        for one in readings:
+            begin = f"{one.model}\t" if readings[1:] else ""
+            lines += [f"{begin}{piece.id}\t{_shown(piece)}\t{_remark(piece)}".rstrip("\t") for piece in one.pieces]
+        return "\n".join(lines)
+
+    def _lines(self, row: InputRow, readings: Sequence[TokenReading]) -> Iterator[Text]:
+        """The lines of a row on a terminal."""
+        width = self.out.width
+        if self.options.count:
+            numbers = "  ".join(f"{len(one.pieces):>9,}" for one in readings)
+            room = max(width - cell_len(numbers) - 2, 8)
+            yield Text(f"{numbers}  {widgets.first_words(readings[0].text, room)}", no_wrap=True)
+            return
+        if not self.lone:
+            yield widgets.header(width, f"text {row.name}", "" if self.options.decode else row.shown)
+        if self.options.decode:
+            yield Text(widgets.visible(readings[0].text))
+            return
+        yield from _table(readings, width)
+        counts = [count(len(one.pieces), "token") for one in readings]
+        if readings[1:]:
+            counts = [f"{one.model}: {number}" for one, number in zip(readings, counts, strict=True)]
+        else:
+            counts += [count(len(readings[0].text), "character")]
+        yield from summary.lines(Text(" · ".join(counts), style=theme.DIM), width)
+
+
+def _shown(piece: TokenPiece) -> str:
+    return widgets.token_text(piece.id, piece.text)
+
+
+def _remark(piece: TokenPiece) -> str:
+    """What is shown beside a token: its mark, or its bytes."""
+    if piece.special:
+        return f"special, {piece.special}"
+    return piece.bytes.hex(" ") + (f" → {widgets.token_text(0, piece.completes)}" if piece.completes else "")
+
+
+def _table(readings: Sequence[TokenReading], width: int) -> Iterator[Text]:
+    """The tokens, a line each; of several checkpoints beside each other, where they cover the same characters."""
+    share = (width - 3 * (len(readings) - 1)) // len(readings)
+    cells = [_cells(one.pieces) for one in readings]
+    widths = [
+        min(share, max(cell_len(one.model), *(cell.cell_len for cell in column)))
+        for one, column in zip(readings, cells, strict=True)
+    ]
+    if readings[1:]:
+        heads = [
+            widgets.cells(widgets.first_words(one.model, size), size)
+            for one, size in zip(readings, widths, strict=True)
+        ]
+        yield Text(GUTTER[True].join(heads).rstrip(), style=theme.DIM, no_wrap=True)
+    left = [iter(column) for column in cells]
+    for group, alike in _groups(readings):
+        for pieces in zip_longest(*group):
+            line = Text(no_wrap=True)
+            for side, piece in enumerate(pieces):
+                cell = Text(no_wrap=True) if piece is None else next(left[side])
+                cell.truncate(widths[side], overflow="ellipsis", pad=side < len(pieces) - 1)
+                line.append(GUTTER[alike] if side else "", style=theme.DIM).append_text(cell)
+            yield line
+
+
+def _cells(pieces: Sequence[TokenPiece]) -> list[Text]:
+    """The id, the text and the mark of each token, in columns."""
+    digits = max(len(str(piece.id)) for piece in pieces)
+    wide = min(max(cell_len(_shown(piece)) for piece in pieces), WIDEST)
+    cells = []
+    for piece in pieces:
+        cell = Text(f"{piece.id:>{digits}}  ", style=theme.DIM, no_wrap=True)
+        cell.append(_shown(piece), style=Style(dim=False) + (theme.WINNER if piece.special else theme.CHOSEN))
+        if remark := _remark(piece):
+            cell.append(" " * max(digits + 4 + wide - cell.cell_len, 2) + remark)
+        cells.append(cell)
+    return cells
+
+
+def _groups(readings: Sequence[TokenReading]) -> Iterator[tuple[list[list[TokenPiece]], bool]]:
+    """The tokens of each checkpoint that cover the same characters, and whether they end at the same places."""
+    sides = [list(one.pieces) for one in readings]
+    if not readings[1:] or not all(one.aligned and one.text == readings[0].text for one in readings):
+        for pieces in zip_longest(*sides):
+            yield [[] if piece is None else [piece] for piece in pieces], True
+        return
+    left = [deque(side) for side in sides]
+    while any(left):
+        if any(added := [bool(side) and side[0].special == "added" for side in left]):
+            yield [[side.popleft()] if one else [] for side, one in zip(left, added, strict=True)], True
+            continue
+        group: list[list[TokenPiece]] = [[side.popleft()] if side else [] for side in left]
+        while behind := [
+            place for place, side in enumerate(left) if side and _end(group[place]) < max(map(_end, group))
+        ]:
+            for place in behind:
+                group[place].append(left[place].popleft())
+        for place, side in enumerate(left):  # more bytes of a character
+            while side and side[0].special != "added" and side[0].end == _end(group[place]):
+                group[place].append(side.popleft())
+        ends = [[piece.end for piece in pieces] for pieces in group]
+        yield group, all(one == ends[0] for one in ends)
+
+
+def _end(pieces: Sequence[TokenPiece]) -> int:
+    return pieces[-1].end if pieces else 0
