@@ -137,7 +137,7 @@ class Batch:
 
     def draft(self) -> Iterator[events.Event]:
         """Let lanes draft what the next pass checks; Failed for each whose drafter fails. Raises OutOfMemory."""
-        drafting = [state for state in self.states if state.alive and state.drafts is not None]
+        drafting = [state for state in self.states if state.alive and state.drafts and not state.drafts.rests()]
         if not drafting or self.ahead is not None:
             return  # nothing drafts, or the next pass has been run
         alive = [state for state in self.states if state.alive]

@@ -41,6 +41,7 @@ OVERHEAD = 1e6
 # and what is done for a draft beside the pass that checks it.
 DRAFT_OVERHEAD = 3e6
 GAIN = 0.02  # of a token that a draft must promise: less is lost beside the passes
+LEAST = 1.15  # the speed that drafts must give which are always right, or none is tried
 MOST_TOKENS = 64  # in a pass that checks drafts
 
 
@@ -80,13 +81,19 @@ class PassPlan:
 
         promise[d - 1]: how many of d tokens are expected to be right.
         """
-        least = (self.promised + GAIN) / self._time(0, 0.0)
-        best = 0
+        best, least = 0, self.rate(0, GAIN)
         for count in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
-            rate = (self.promised + promise[count - 1]) / self._time(count, cost)
+            rate = self.rate(count, promise[count - 1], cost)
             if rate > least:
                 least, best = rate, count
         return best
+
+    def rate(self, count: int, right: float, cost: float = 0.0) -> float:
+        """Tokens in the time of one step, with `count` more in the pass of which so many are right."""
+        added = self.added + (cost * count + self.price.draft_overhead if count else 0.0)
+        return (self.promised + right) / (
+            price_of_tokens(self.price, self.tokens + count if self.cached else 1) + added
+        )
 
     def take(self, promise: Sequence[float], cost: float = 0.0) -> None:
         """Add a draft of `len(promise)` tokens."""
@@ -94,10 +101,6 @@ class PassPlan:
         self.tokens += count
         self.promised += promise[-1]
         self.added += cost * count + self.price.draft_overhead
-
-    def _time(self, count: int, cost: float) -> float:
-        read = price_of_tokens(self.price, self.tokens + count if self.cached else 1)
-        return read + self.added + (cost * count + self.price.draft_overhead if count else 0.0)
 
 
 @lru_cache(maxsize=1024)
@@ -108,8 +111,10 @@ def price_of_tokens(price: PassPrice, tokens: int) -> float:
 
 @lru_cache(maxsize=256)
 def never_pays(price: PassPrice, rows: int) -> bool:
-    """Whether not even drafts that are always right pay beside so many rows."""
-    return not PassPlan(price, rows, cached=True).best([*map(float, range(1, MOST_TOKENS))])
+    """Whether not even drafts that are always right pay beside so many rows, where they are not asked for."""
+    plan = PassPlan(price, rows, cached=True)
+    count = plan.best([*map(float, range(1, MOST_TOKENS))])
+    return plan.rate(count, count) < LEAST * plan.rate(0, 0)
 
 
 def price_of(config: Any, form: str) -> PassPrice:

@@ -287,6 +287,9 @@ class Drafting(Independent, Protocol):
 class LaneDrafts(Protocol):
     """The drafts of one lane."""
 
+    def rests(self) -> bool:
+        """Whether nothing is drafted at this step. Called once for each step, before `next`."""
+
     def next(self, written: Sequence[int], plan: Any) -> Draft | None:
         """What the next pass should check, if anything, after `written` tokens since the last call.
 

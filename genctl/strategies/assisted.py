@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -61,7 +62,7 @@ class Assisted:
     def traits(self) -> Traits:
         return Traits(drafts=not self.unasked, independent=True)
 
-    @property
+    @cached_property
     def plain(self) -> Sample:
         """The same without drafts."""
         return Sample(self.do_sample, 1, self.length_penalty, self.sampler)
@@ -141,6 +142,10 @@ class Drafts:
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
 
+    def rests(self) -> bool:
+        """Whether nothing is drafted at this step, since drafts have not paid for a while."""
+        return self.free and self.strategy.price and self.pauses.rests()
+
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
         context = self.context
@@ -170,8 +175,6 @@ class Drafts:
 
     def _free(self, most: int, plan: PassPlan) -> Draft | None:
         """A draft that costs nothing. What is not tried shows whether it would have been right."""
-        if self.pauses.rests():
-            return None
         draft = self._proposed(most)
         count = plan.best(self.rates.promise(draft.match, len(draft.tokens)))
         if not count:
@@ -199,6 +202,8 @@ class Drafts:
             self.rates.observe(draft.match, 1, int(draft.tokens[0] == written[0]))
 
     def _proposed(self, count: int) -> Draft:
+        if self.free:
+            return self.propose(self.text, count)
         rng = self.context.rng
         before = rng.get_state()
         try:
