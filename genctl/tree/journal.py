@@ -63,6 +63,13 @@ def new_file(kind: str, prompt: str) -> Path:
     return path
 
 
+def remember(path: Path) -> None:
+    """Let the folder of sessions have a link to a chat that is saved elsewhere."""
+    if path.absolute().parent != sessions_folder():
+        with contextlib.suppress(OSError, OutputError):  # the chat is saved all the same
+            new_file("chat", path.stem).symlink_to(path.resolve())
+
+
 class TreeFile:
     """An open file, locked. Make one with `create` or `reopen`."""
 

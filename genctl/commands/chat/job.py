@@ -37,7 +37,7 @@ from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.file_settings import FileSettings, found_of, saved_layers, to_save
-from genctl.tree.journal import Differs, new_file, read_tree
+from genctl.tree.journal import Differs, new_file, read_tree, remember
 from genctl.tree.nodes import Tree
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
@@ -102,7 +102,12 @@ class ChatJob(job.Job[ChatOptions]):
         if self.options.save is not None:
             saved = open_beside(Path(self.options.save), force=self.options.force)
             stack.callback(saved.abandon, keep=False)
-            self.new_file = lambda words: saved
+
+            def new_file_of(words: str) -> Sink:
+                remember(Path(self.options.save or ""))
+                return saved
+
+            self.new_file = new_file_of
         elif self.interactive:
             self.new_file = lambda words: open_beside(new_file("chat", words))
         self.tally = RowTally()
@@ -386,6 +391,14 @@ def _check_served(path: Path, opened: Opened, file: FileSettings) -> None:
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
+    from genctl.commands.chat import saved
+
+    if options.listed:
+        return saved.write_list(options)
+    if options.continued:
+        options = replace(options, open=str(saved.last_chat()))
+    elif options.open is not None:
+        options = replace(options, open=str(saved.path_of(options.open)))
     if options.open is not None:
         path = Path(options.open)
         opened, file = read_tree(path).opened, _file_settings(options, path)

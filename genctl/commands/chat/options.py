@@ -35,6 +35,8 @@ class ChatOptions(PresetOptions):
     input: str | None = IN_OUT.option("read turns from a file; - is stdin", "FILE", "--input", "-i")
     prefill: str | None = CHAT.option("the beginning of every answer", "TEXT")
     open: str | None = CHAT.option("continue a saved chat", "FILE")
+    continued: bool = CHAT.switch("continue the last chat", "--continue")
+    listed: bool = CHAT.switch("list the saved chats, the last one first", "--list")
     save: str | None = CHAT.option(
         "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
     )
@@ -92,11 +94,28 @@ def check_backend(options: ChatOptions, early: Resolved) -> None:
         raise UsageError(f"--memory bounds the caches of a checkpoint, and a server keeps its own {server}")
 
 
+def _has_more(options: ChatOptions) -> bool:
+    """Whether there is anything beside --list, and how it is written."""
+    alone = ChatOptions(
+        listed=True, **{name: getattr(options, name) for name in ("format", "color", "quiet", "verbose")}
+    )
+    return any((value or None) != (vars(alone)[name] or None) for name, value in vars(options).items())
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     needless_force("output", "save"),
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),
+    (given("continued", "open"), "--continue goes on with the last chat, --open {open} with another: leave out one"),
+    (
+        given("continued", "save"),
+        "--save {save} begins a new file, but --continue goes on with its own; /save FILE continues in another",
+    ),
+    (
+        lambda options: options.listed and _has_more(options),
+        "--list only lists the saved chats (with --format text or jsonl)",
+    ),
     (
         given("open", "save"),
         "--save {save} begins a new file, but --open {open} continues its own; /save FILE continues in another",
@@ -125,7 +144,7 @@ CHAT_COMMAND = Command(
     ),
     {
         "Model": ("model", "backend"),
-        CHAT: ("system", "prefill", "open", "save"),
+        CHAT: ("system", "prefill", "open", "continued", "listed", "save"),
         "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
         ALSO: ("top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
