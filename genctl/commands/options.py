@@ -94,7 +94,9 @@ class ModelOptions(CommandOptions):
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
-    input_format: readers.Format | None = IN_OUT.option("what the input is (default: by its name, else lines)")
+    input_format: readers.Format | None = IN_OUT.option(
+        "lines, text, jsonl, csv, tsv, parquet or nul (default: by the name of --input, else lines)", "FORMAT"
+    )
     template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
     report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")

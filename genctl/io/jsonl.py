@@ -176,7 +176,7 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     mistakes = []
     prompts = [key for key in PROMPTS if key in own]
     if not prompts:
-        mistakes.append(no_prompt("no prompt", (*PROMPTS, "text"), columns))
+        mistakes.append(no_prompt("no prompt", PROMPTS, columns))
     elif len(prompts) > 1:
         mistakes.append(f"{' and '.join(prompts)} exclude each other")
     values: dict[str, Any] = {}
@@ -257,8 +257,8 @@ def _params(value: Any) -> dict[str, Any]:
     return value
 
 
-def unknown_keys(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
-    unknown = [key for key in data if key not in known]
+def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
+    unknown = [key for key in keys if key not in known]
     mistakes = []
     for key in unknown[:3]:
         near = nearest(key, known)

@@ -170,11 +170,11 @@ def test_a_jsonl_row_keeps_all_that_it_says() -> None:
         ('{"prompt": "a", "reference": [1]}', "reference: expected a string or a list of strings, got a list"),
         (
             '{"promt": 1, "parms": 2}',
-            "no prompt: expected one of prompt, prompt_ids, messages, text (is 'promt' meant as prompt?)",
+            "no prompt: expected one of prompt, prompt_ids, messages (is 'promt' meant as prompt?)",
         ),
         (
             '{"\\u001b[2Jprompt": 1}',
-            "no prompt: expected one of prompt, prompt_ids, messages, text (is '\\x1b[2Jprompt'",
+            "no prompt: expected one of prompt, prompt_ids, messages (is '\\x1b[2Jprompt'",
         ),
         ('{"id": 1.5, "prompt": "a"}', "id: expected a string or an integer, got a number"),
         ('{"id": true, "prompt": "a"}', "id: expected a string or an integer, got true"),

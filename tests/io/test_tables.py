@@ -85,7 +85,7 @@ def test_cells_of_lists_and_objects_are_json_and_empty_ones_are_not_there() -> N
     assert [row.message for row in made if isinstance(row, BadRow)] == [
         "row 4: params: not JSON: expected a value at column 1",
         "row 5: prompt_ids: not JSON: text after the end of the value at column 3",
-        "row 6: no prompt: expected one of prompt, prompt_ids, messages, text",
+        "row 6: no prompt: expected one of prompt, prompt_ids, messages",
         "row 7: prompt and prompt_ids exclude each other",
     ]
 

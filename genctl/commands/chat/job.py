@@ -50,7 +50,7 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
         if "content" in own:
             raise RefusedRow("content: of a message without a role")
         return jsonl.ROW.fields(own, columns)
-    if unknown := jsonl.unknown_keys(own, ("id", "role", "content", "params")):
+    if unknown := jsonl.unknown_keys((*own, *columns), ("id", "role", "content", "params")):
         raise RefusedRow("; ".join(unknown))
     if own["role"] not in ROLES:
         raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {own['role']!r:.40}")

@@ -37,9 +37,7 @@ class ChatOptions(PresetOptions):
     open: str | None = CHAT.option("continue a saved chat", "FILE")
     continued: bool = CHAT.switch("continue the last chat", "--continue")
     listed: bool = CHAT.switch("list the saved chats, the last one first", "--list")
-    save: str | None = CHAT.option(
-        "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
-    )
+    save: str | None = CHAT.option("save to a new file (default on a terminal: in its own folder)", "FILE")
     force: bool = IN_OUT.switch("replace existing --output and --save files")
     memory: str | None = CHAT.option(
         "memory for the caches of what was read (default: 1GiB, or what the last turn takes)", "SIZE"
@@ -99,7 +97,7 @@ def _has_more(options: ChatOptions) -> bool:
     alone = ChatOptions(
         listed=True, **{name: getattr(options, name) for name in ("format", "color", "quiet", "verbose")}
     )
-    return any((value or None) != (vars(alone)[name] or None) for name, value in vars(options).items())
+    return any((value or None) != (vars(alone).get(name) or None) for name, value in vars(options).items())
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -114,7 +112,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (
         lambda options: options.listed and _has_more(options),
-        "--list only lists the saved chats (with --format text or jsonl)",
+        "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
     ),
     (
         given("open", "save"),
@@ -144,10 +142,10 @@ CHAT_COMMAND = Command(
     ),
     {
         "Model": ("model", "backend"),
-        CHAT: ("system", "prefill", "open", "continued", "listed", "save"),
+        CHAT: ("system", "continued", "listed", "open", "save"),
         "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        ALSO: ("top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
+        ALSO: ("prefill", "top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
     },
     CONFLICTS,
     without=frozenset({"chat", "batch_size", "num_return_sequences", "prompt_cache"}),

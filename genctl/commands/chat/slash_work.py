@@ -154,13 +154,14 @@ class SlashWork:
             raise UsageError("nothing has been answered yet")
         assert session is not None
         copy = self.chat.story.copy()
-        command = f"genctl explore --open {shlex.quote(str(copy))}"
+        quoted = shlex.quote(str(copy))
+        command = f"genctl explore --open {quoted}"
         if no_screen() or not os.environ.get("TERM"):
-            self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:", str(copy))
+            self.note(f"the tree of tokens so far is in {quoted}; look into it in another terminal:", quoted)
             print(widgets.visible(command))
             return
         if look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
-            self.note(f"what you changed is in {copy}, and not in this chat:", str(copy))
+            self.note(f"what you changed is in {quoted}, and not in this chat:", quoted)
             print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
