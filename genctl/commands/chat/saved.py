@@ -19,7 +19,7 @@ from genctl.errors import Exit, GenctlError, InputError, count, printable
 from genctl.io.writers import to_json, tsv_cell
 from genctl.terminal import theme, widgets
 from genctl.terminal.console import make_consoles
-from genctl.tree.journal import sessions_folder
+from genctl.tree.journal import LINK, sessions_folder
 
 _COPY = re.compile(r"-copy\d*$")  # of `Story.copy`, for another program
 
@@ -45,7 +45,7 @@ class SavedChat:
 def saved_chats() -> Iterator[SavedChat]:
     """Each chat in the folder of sessions, or elsewhere with a link in it; the newest change comes first."""
     found = {}
-    for path in sessions_folder().glob("*.jsonl"):
+    for path in (path for suffix in (".jsonl", LINK) for path in sessions_folder().glob(f"*{suffix}")):
         try:
             whole = path.resolve()
             found[whole] = whole.stat().st_mtime
