@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl import params
-from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.engine_choice import LOCAL, EngineChoice, check_launch
 from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
@@ -96,9 +96,7 @@ class Job(ABC, Generic[SomeOptions]):
             check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
             check_download(resolved)
         if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
-            from genctl.engines import launch
-
-            launch.check(resolved.runtime, shares=self.choice.ranks)
+            check_launch(resolved.runtime, shares=self.choice.ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
