@@ -28,6 +28,7 @@ LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
+_EMPTY = ("", None)
 _LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -84,8 +85,8 @@ class UsedIds:
         self._first: list[int] = []  # runs of rows whose id is not their index: the first
         self._last: list[int] = []  # and last index
 
-    def claim(self, own_id: str | None, index: int) -> None:
-        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it."""
+    def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
+        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it; `unit` is what rows are called."""
         name = str(index) if own_id is None else own_id
         earlier = self._rows.get(_key(name)) if self._rows else None
         if own_id is not None:
@@ -95,7 +96,7 @@ class UsedIds:
             self.not_by_index(index)
             self._rows.setdefault(_key(name), index if earlier is None else earlier)
         if earlier is not None:
-            raise RefusedRow(f"the id {quote(name)} is already used in line {earlier + 1}")
+            raise RefusedRow(f"the id {quote(name)} is already used in {unit} {earlier + 1}")
 
     def not_by_index(self, index: int) -> None:
         """Note that the newest row has an explicit id, or is bad."""
@@ -123,37 +124,48 @@ class RowShape:
     prompts: tuple[str, ...]  # those of `known` that are what is read; a template takes their place
     # its own keys, and the names of its columns -> keyword arguments of `InputRow`; raises RefusedRow
     fields: Callable[[dict[str, Any], Iterable[str]], dict[str, Any]]
-    nested: tuple[str, ...] = ("messages", "params", "prompt_ids", "tools")  # in a cell of a table they are JSON
+    nested: frozenset[str] = frozenset(("messages", "params", "prompt_ids", "tools"))  # JSON in a cell of a table
 
     @cached_property
     def _keys(self) -> frozenset[str]:
         return frozenset(self.known)
 
-    def split(self, data: dict[str, Any], template: Template | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The row's own keys, and its columns. Those that a template makes the prompt of are columns, too."""
-        if template is None and data.keys() <= self._keys:
+    def split(
+        self, data: dict[str, Any], template: Template | None, *, cells: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The row's own keys, and its columns. Those that a template makes the prompt of are columns, too.
+
+        In the `cells` of a table an empty one is a key that the row lacks.
+        """
+        if template is None and not cells and data.keys() <= self._keys:
             return data, {}
         own: dict[str, Any] = {}
         columns: dict[str, Any] = {}
         for key, value in data.items():
-            (own if key in self.known and (template is None or key not in self.prompts) else columns)[key] = value
+            if key not in self.known or (template is not None and key in self.prompts):
+                columns[key] = value
+            elif not (cells and value in _EMPTY):
+                own[key] = value
         if "text" in columns and template is None and own.keys().isdisjoint(self.prompts):
             own["prompt"] = columns.pop("text")
         return own, columns
 
     def unfold(self, own: dict[str, Any]) -> None:
         """Read the cells of a table that hold JSON. Raises RefusedRow."""
-        for key in self.nested:
-            if isinstance(value := own.get(key), str):
-                try:
-                    own[key] = _loads(value)
-                except RefusedRow as error:
-                    raise RefusedRow(f"{key}: {error}") from None
-                _check_plain(key, own[key])
+        for key in sorted(self.nested & own.keys()):
+            if not isinstance(value := own[key], str):
+                own[key] = _without_nulls(value)
+                continue
+            try:
+                own[key] = _loads(value)
+            except RefusedRow as error:
+                raise RefusedRow(f"{key}: {error}") from None
+            _check_plain(key, own[key])
 
     def filled(self, template: Template, data: dict[str, Any]) -> str:
         """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another than `prompt`."""
-        if other := next((key for key in self.prompts if key in data and key not in ("prompt", "text")), None):
+        others = (key for key in self.prompts if key not in ("prompt", "text"))
+        if other := next((key for key in others if data.get(key) not in _EMPTY), None):
             raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
         earlier = data.get("input") if data.get("schema") == SCHEMA else None  # the columns of a record that is a row
         return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
@@ -161,6 +173,13 @@ class RowShape:
     def meant(self, name: str) -> str:
         """The key that a column's name is one edit from, or an empty string."""
         return _meant(name, self.known) if len(name) < _LONG else ""
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of Parquet, whose objects all have the same keys: null where one has none."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 @lru_cache(4096)

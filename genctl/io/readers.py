@@ -287,11 +287,11 @@ def _read(
                 remarks.line(content)
                 row = InputRow(str(index), index, prompt=_prompt(content, template), where=where)
             else:
-                own, columns = shape.split(content, template)
+                own, columns = shape.split(content, template, cells=kind != "jsonl")
                 if columns:
                     remarks.columns(columns, shape, where)
                 own_id = jsonl.row_id(own)
-                ids.claim(own_id, index)
+                ids.claim(own_id, index, unit)
                 id = str(index) if own_id is None else own_id
                 if kind != "jsonl":
                     shape.unfold(own)
@@ -317,7 +317,7 @@ def _contents(
         from genctl.io import tables
 
         table = tables.parquet(source, name) if kind == "parquet" else _separated(source, kind, name, limit)
-        yield from enumerate(tables.objects(table, name, shape, template))
+        yield from enumerate(tables.checked(table, name, shape, template))
         return
     from genctl.io.jsonl import parse
 

@@ -47,7 +47,7 @@ def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     return {"prompt": own.get("text", own.get("prompt")), "extra": extra}
 
 
-ROW = jsonl.RowShape(KNOWN, TEXTS, _fields, nested=("candidates",))
+ROW = jsonl.RowShape(KNOWN, TEXTS, _fields, nested=frozenset(("candidates",)))
 
 
 def _candidates(value: Any) -> tuple[str, ...]:

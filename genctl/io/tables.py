@@ -32,22 +32,13 @@ _REASONS = {"unexpected end of data": "a quote is not closed"}
 AT_ONCE = 256  # rows of Parquet in memory
 
 
-def objects(table: Iterator[Cells], name: str, shape: RowShape, template: Template | None) -> Iterator[Cells]:
-    """The rows of a table, each with those of genctl's keys that are not empty in it.
-
-    Raises InputError for a table that lacks the columns of a prompt.
-    """
-    own, checked = {*shape.known, "text"}, False
+def checked(table: Iterator[Cells], name: str, shape: RowShape, template: Template | None) -> Iterator[Cells]:
+    """The rows of a table. Raises InputError for one that lacks the columns of a prompt."""
+    known = False
     for row in table:
-        if isinstance(row, dict):
-            if not checked:
-                _check(row, name, shape, template)
-            checked = True
-            for key in own & row.keys():
-                if row[key] in ("", None):
-                    del row[key]
-                elif key in shape.nested:
-                    row[key] = _without_nulls(row[key])
+        if not known and isinstance(row, dict):
+            _check(row, name, shape, template)
+            known = True
         yield row
 
 
@@ -63,13 +54,6 @@ def _check(row: Mapping[str, Any], name: str, shape: RowShape, template: Templat
         column = next(iter(row), "name")
         hint = "" if template is not None else f"--template '{{{column}}}' makes a prompt of columns"
         raise InputError(f"the prompts could not be read: {name}: {error}", hint=hint) from None
-
-
-def _without_nulls(value: Any) -> Any:
-    """A value of Parquet, whose objects all have the same keys: null where one has none."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 # -- CSV and TSV -------------------------------------------------------------------------------------------------------

@@ -142,9 +142,17 @@ def test_a_table_that_cannot_be_one_ends_the_run_with_one_sentence(data: bytes, 
 def test_a_template_that_names_no_column_is_one_error() -> None:
     with pytest.raises(InputError, match=r"no field 'questoin' \(did you mean question\?\)"):
         rows(b"question,n\na,1\n", template=template.parse("{questoin}"))
-    (row,) = rows(b"question,prompt\na,1\n", template=template.parse("{question}: {prompt}"))
-    assert isinstance(row, InputRow)
-    assert (row.prompt, row.columns) == ("a: 1", {"question": "a", "prompt": "1"})
+    made = rows(b"q,prompt,messages,system\na,1,,\nb,,,s\nc,,[],\n", template=template.parse("{q}: {prompt}{system}"))
+    assert [(row.prompt, row.extra) if isinstance(row, InputRow) else row.message for row in made] == [
+        ("a: 1", {}),
+        ("b: s", {"system": "s"}),
+        "row 3: template: it makes a prompt, but the row has messages",
+    ]
+    assert made[0].columns == {"q": "a", "prompt": "1", "messages": ""}
+
+
+def test_an_id_is_used_once_and_the_row_before_it_named() -> None:
+    assert messages(b"id,prompt\nx,a\ny,b\nx,c\n") == ["=a", "=b", "row 3: the id 'x' is already used in row 1"]
 
 
 def test_values_of_parquet_become_those_of_json() -> None:
@@ -166,7 +174,7 @@ def test_values_of_parquet_become_those_of_json() -> None:
     assert isinstance(two, InputRow)
     assert (one.id, one.messages, one.prompt) == ("1", ({"role": "user", "content": "a"},), None)
     assert (two.id, two.messages, two.prompt, two.params) == ("2", None, "b", {"top_k": 3})
-    assert one.columns == {"f": 1.5, "when": "2026-01-02", "price": "1.50", "b": "ab", "list": [1, None]}
+    assert one.columns == {"text": None, "f": 1.5, "when": "2026-01-02", "price": "1.50", "b": "ab", "list": [1, None]}
     assert two.columns == {"f": None, "when": None, "price": "1.50", "b": "/w==", "list": []}
 
 
