@@ -13,7 +13,7 @@ import datetime
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from genctl import errors
 from genctl.errors import InputError, quote
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from genctl.io.stdin_text import Pipe
     from genctl.io.template import Template
 
-Table: TypeAlias = Literal["csv", "tsv", "parquet"]
 Cells: TypeAlias = "dict[str, Any] | RefusedRow"
-TABLES: dict[str, str] = {"csv": "excel", "tsv": "excel-tab", "parquet": ""}  # format -> Python's name of the dialect
+_DIALECTS = {"csv": "excel", "tsv": "excel-tab"}  # by format
 _REASONS = {"unexpected end of data": "a quote is not closed"}
 AT_ONCE = 256  # rows of Parquet in memory
 
@@ -62,11 +61,11 @@ def _check(row: Mapping[str, Any], name: str, shape: RowShape, template: Templat
 def separated(lines: Iterator[str], kind: str, name: str, limit: int) -> Iterator[Cells]:
     """The rows of CSV or TSV, whose first row names the columns. Bytes that are not UTF-8 are surrogates in `lines`.
 
-    Blank lines are skipped. `limit` is on the characters of a cell. Raises InputError for a header that names no
-    columns, and for a cell that does not end.
+    Blank lines are skipped. `limit` is on the characters of a cell. Raises InputError for a header that names a
+    column twice, and for a cell that does not end.
     """
     csv.field_size_limit(limit)
-    reader = csv.reader(lines, TABLES[kind], strict=True)
+    reader = csv.reader(lines, _DIALECTS[kind], strict=True)
     header: list[str] = []
     while True:
         begin = reader.line_num + 1
