@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, printable, quote, reason_of
 from genctl.io import stdin_text
+from genctl.io.pieces import pieces, text_of
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
@@ -32,12 +33,9 @@ Rows: TypeAlias = Iterator[InputRow | BadRow]
 Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
-ENDLESS = 2**30  # bytes after which a line is taken to have no end
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
-_CHUNK = 2**16
 SCANNED = 2**20  # bytes of a file that are counted at once
 _LOOKED_AT = 3  # lines that look like JSON before a remark
-_BOM = b"\xef\xbb\xbf"
 
 
 class Prompts(Iterator[InputRow | BadRow]):
@@ -316,15 +314,15 @@ def _contents(
     if kind in ("csv", "tsv", "parquet"):
         from genctl.io import tables
 
-        table = tables.parquet(source, name) if kind == "parquet" else _separated(source, kind, name, limit)
+        table = tables.parquet(source, name) if kind == "parquet" else tables.separated(source, kind, name, limit)
         yield from enumerate(tables.checked(table, name, shape, template))
         return
     from genctl.io.jsonl import parse
 
     content: str | dict[str, Any] | RefusedRow
-    for piece in _pieces(source, kind, name, limit):
+    for piece in pieces(source, kind, name, limit):
         try:
-            content = _text(piece, limit)
+            content = text_of(piece, limit)
             if kind == "jsonl":
                 if not content:
                     raise RefusedRow("empty prompt")
@@ -332,96 +330,6 @@ def _contents(
         except RefusedRow as error:
             content = error
         yield piece.number - 1, content
-
-
-def _separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[dict[str, Any] | RefusedRow]:
-    from genctl.io import tables
-
-    def lines() -> Iterator[str]:
-        for piece in _split(_chunks(source, name), b"\n", limit, name):
-            if piece.length > limit:
-                raise InputError(
-                    f"the prompts could not be read: line {piece.number} of {name} has {piece.length} bytes, "
-                    f"more than the limit of {limit}"
-                )
-            data = piece.data.removeprefix(_BOM) if piece.number == 1 else piece.data
-            yield data.decode("utf-8", "surrogateescape") + "\n"
-
-    return tables.separated(lines(), kind, name, limit)
-
-
-class _Piece(NamedTuple):
-    number: int  # from 1
-    offset: int  # of its first byte in the input
-    data: bytes  # without its separator; empty if it is longer than the limit
-    length: int  # in bytes
-
-
-def _text(piece: _Piece, limit: int) -> str:
-    if piece.length > limit:
-        raise RefusedRow(f"{piece.length} bytes are more than the limit of {limit}")
-    try:
-        return piece.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte, offset = piece.data[error.start], piece.offset + error.start
-        also = ""
-        if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            also = " (the input looks like UTF-16)"
-        raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
-
-
-def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[_Piece]:
-    """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
-    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit, name)
-    blank = 0
-    for piece in pieces:
-        data, offset = piece.data, piece.offset
-        if piece.number == 1 and data.startswith(_BOM):
-            data, offset = data[len(_BOM) :], len(_BOM)
-        if kind in ("lines", "jsonl"):
-            data = data.removesuffix(b"\r")
-        if kind != "text" and not piece.length > limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
-            blank += 1
-            continue
-        for number in range(piece.number - blank, piece.number):
-            yield _Piece(number, 0, b"", 0)
-        blank = 0
-        yield _Piece(piece.number, offset, data, piece.length)
-
-
-def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int, name: str) -> Iterator[_Piece]:
-    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty.
-
-    Raises InputError for a piece without an end.
-    """
-    number, offset, length = 1, 0, 0
-    head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
-    for chunk in chunks:
-        *whole, rest = [chunk] if separator is None else chunk.split(separator)
-        for part in whole:
-            length += len(part)
-            yield _Piece(number, offset, b"" if length > limit else bytes(head) + part, length)
-            number, offset, length = number + 1, offset + length + 1, 0
-            head.clear()
-        length += len(rest)
-        if length > ENDLESS:
-            raise InputError(f"the prompts could not be read: line {number} of {name} does not end within 1 GiB")
-        if length > limit:
-            head.clear()
-        else:
-            head += rest
-    if length or separator is None:
-        yield _Piece(number, offset, bytes(head), length)
-
-
-def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
-    # read1 hands over what a pipe holds now, so that rows of a slow producer are not held back.
-    read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
-    try:
-        while chunk := read_some(_CHUNK):
-            yield chunk
-    except OSError as error:
-        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
 
 
 # -- an input file before it is read: its number of rows, and whether it has changed -----------------------------------
@@ -478,6 +386,6 @@ def _table_rows(path: str | Path, kind: str) -> int | None:
         with Path(path).open("rb") as file:
             if kind == "parquet":
                 return tables.parquet_rows(file, str(path))
-            return sum(1 for _ in _separated(file, kind, str(path), LIMIT))
+            return sum(1 for _ in tables.separated(file, kind, str(path), LIMIT))
     except InputError:  # the reader will report it
         return None

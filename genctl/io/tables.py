@@ -19,6 +19,7 @@ from genctl import errors
 from genctl.errors import InputError, quote
 from genctl.io import jsonl
 from genctl.io.jsonl import RowShape
+from genctl.io.pieces import BOM, chunks, split
 from genctl.io.rows import RefusedRow
 
 if TYPE_CHECKING:
@@ -58,14 +59,26 @@ def _check(row: Mapping[str, Any], name: str, shape: RowShape, template: Templat
 # -- CSV and TSV -------------------------------------------------------------------------------------------------------
 
 
-def separated(lines: Iterator[str], kind: str, name: str, limit: int) -> Iterator[Cells]:
-    """The rows of CSV or TSV, whose first row names the columns. Bytes that are not UTF-8 are surrogates in `lines`.
+def _lines(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[str]:
+    """The lines, whose bytes that are not UTF-8 are surrogates. Raises InputError for one that is too long."""
+    for piece in split(chunks(source, name), b"\n", limit, name):
+        if piece.length > limit:
+            raise InputError(
+                f"the prompts could not be read: line {piece.number} of {name} has {piece.length} bytes, "
+                f"more than the limit of {limit}"
+            )
+        data = piece.data.removeprefix(BOM) if piece.number == 1 else piece.data
+        yield data.decode("utf-8", "surrogateescape") + "\n"
 
-    Blank lines are skipped. `limit` is on the characters of a cell. Raises InputError for a header that names a
-    column twice, and for a cell that does not end.
+
+def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[Cells]:
+    """The rows of CSV or TSV, whose first row names the columns.
+
+    Blank lines are skipped. `limit` is on the bytes of a line, and on the characters of a cell. Raises InputError for a
+    header that names a column twice, and for a cell that does not end.
     """
     csv.field_size_limit(limit)
-    reader = csv.reader(lines, _DIALECTS[kind], strict=True)
+    reader = csv.reader(_lines(source, name, limit), _DIALECTS[kind], strict=True)
     header: list[str] = []
     while True:
         begin = reader.line_num + 1
