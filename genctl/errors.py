@@ -85,6 +85,13 @@ def nearest(name: str, choices: Iterable[str], cutoff: float = 0.65) -> str:
     return next(iter(difflib.get_close_matches(name, list(choices), n=1, cutoff=cutoff)), "")
 
 
+def is_one_edit(name: str, other: str) -> bool:
+    """Whether one letter more, less or changed, or two neighbours that change places, make `other` of `name`."""
+    start = next((at for at, (a, b) in enumerate(zip(name, other, strict=False)) if a != b), min(len(name), len(other)))
+    a, b = name[start:], other[start:]
+    return a != b and (a[1:] in (b, b[1:]) or a == b[1:] or (a[2:] == b[2:] and a[:2] == b[1::-1]))
+
+
 def count(number: int, singular: str, plural: str = "") -> str:
     """A number with its noun: `1 token`, `1,204 tokens`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"

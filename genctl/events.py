@@ -133,6 +133,7 @@ class Began:
     encoder_decoder: bool = False  # the text answers the prompt; else it continues it
     shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
     run: Natural = 0  # of a comparison, on the command line, from 1
+    input: dict[str, Any] | None = None  # the columns of the row
 
 
 @dataclass(frozen=True, slots=True)

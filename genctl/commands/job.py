@@ -10,10 +10,11 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from genctl import params
-from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.engine_choice import LOCAL, EngineChoice, check_launch
 from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
@@ -23,7 +24,7 @@ from genctl.errors import Exit, GenctlError, ModelError, count
 from genctl.events import Began, Event, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
-from genctl.io.records import error_record
+from genctl.io.records import error_record, finite
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
@@ -95,9 +96,7 @@ class Job(ABC, Generic[SomeOptions]):
             check_trust(resolved.settings, {**self.options.trust, "allow_plugins": self.options.allow_plugins})
             check_download(resolved)
         if resolved.runtime.tensor_parallel or "WORLD_SIZE" in os.environ:  # each process would do the whole job
-            from genctl.engines import launch
-
-            launch.check(resolved.runtime, shares=self.choice.ranks)
+            check_launch(resolved.runtime, shares=self.choice.ranks)
 
     def read(self, stack: ExitStack) -> bool:
         """Open the input. Returns whether there is one."""
@@ -308,7 +307,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.failed += 1
         if self.page is not None:
             self.page.failed(row.id, code, message)
-        record = error_record(row.id, code, message)
+        record = error_record(row.id, code, message, row.columns)
         self.failures[row.id] = self.of(row), hint
         with self.interrupt.busy():
             if (self.output is None or self.shown) and not said:
@@ -322,6 +321,8 @@ class Job(ABC, Generic[SomeOptions]):
         """Give each event to all listeners, in order."""
         with closing(stream):
             for event in stream:
+                if isinstance(event, Began) and (columns := self.source_of(event.lane)[0].columns):
+                    event = replace(event, input=finite(columns))
                 with self.interrupt.busy():
                     for listener in listeners:
                         listener(event)

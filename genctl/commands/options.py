@@ -38,7 +38,6 @@ SHOWN_TOP = 3  # alternatives shown with --scores
 CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # of --help: "How tokens are chosen"
 PROMPTS = "prompts; - is standard input, {stdin} its text"
 
-InputFormat = Literal["lines", "text", "jsonl", "nul"]
 TreeFormat = Literal["text", "dot", "json"]
 
 FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
@@ -95,7 +94,9 @@ class ModelOptions(CommandOptions):
 
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
-    input_format: InputFormat | None = IN_OUT.option("how prompts are separated (default: lines; jsonl for *.jsonl)")
+    input_format: readers.Format | None = IN_OUT.option(
+        "lines, text, jsonl, csv, tsv, parquet or nul (default: by the name of --input, else lines)", "FORMAT"
+    )
     template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
     report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
@@ -174,8 +175,13 @@ class ModelOptions(CommandOptions):
 
     @property
     def are_texts(self) -> bool:
-        """Whether every prompt is a text, which needs a tokenizer; JSONL rows may hold token ids."""
-        return bool(self.arguments) or self.template is not None or self.input_kind != "jsonl"
+        """Whether every prompt is a text, which needs a tokenizer; rows may hold token ids."""
+        return bool(self.arguments) or self.template is not None or not self.has_rows
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether the input has rows of named values, as JSONL and tables do."""
+        return not self.arguments and self.input_kind in readers.ROWS
 
     @property
     def trust(self) -> dict[str, bool]:

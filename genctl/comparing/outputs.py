@@ -207,11 +207,11 @@ def records(
     """
     row = prompt.row
     if isinstance(row, BadRow):
-        return [error_record(row.id, row.code, row.message)]
+        return [error_record(row.id, row.code, row.message, row.columns)]
     rows = []
     for place, run in enumerate(runs):
         for failure in prompt.failures(place):
-            rows.append({**error_record(row.id, failure.code, failure.message), "run": run})
+            rows.append({**error_record(row.id, failure.code, failure.message, row.columns), "run": run})
         for item in measured[run]:
             metrics: dict[str, Any] = {key: finite(value) for key, value in item.values.items()}
             if item.leaves is not None:

@@ -1,9 +1,9 @@
-"""One line of a JSONL batch: from text to the fields of a row. Hostile lines are refused with a sentence.
+"""A row of named values, from a line of JSONL or a table: to its fields. Hostile lines are refused with a sentence.
 
-A row is an object with exactly one of `prompt` (a string), `prompt_ids` (a list of token ids) and `messages` (a list
-of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an object of preset keys), `reference`
-(a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings), and `tools` (a list of objects).
-Nothing else, and no nulls.
+A row is an object with exactly one of `prompt` (a string; `text` serves where there is none), `prompt_ids` (a list of
+token ids) and `messages` (a list of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an object
+of preset keys), `reference` (a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings), and
+`tools` (a list of objects), none of them null. Its other keys are columns, which go into its records.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
 from genctl.documents.reader import DEEPEST, DuplicateKey, kind_of, once
-from genctl.errors import nearest, quote, reason_of
-from genctl.io.rows import RefusedRow
+from genctl.errors import is_one_edit, nearest, quote, reason_of
+from genctl.io.rows import SCHEMA, RefusedRow
 from genctl.io.template import Template
 
 LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
@@ -25,14 +28,26 @@ LARGEST_ID = 2**63 - 1  # what an int64 tensor holds
 PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
+_EMPTY = ("", None)
+_LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse(line: str) -> dict[str, Any]:
     """The object on this line. Raises RefusedRow for anything but one plain, finite, unambiguous JSON object."""
+    data = _loads(line)
+    if not isinstance(data, dict):
+        raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
+    for key, value in data.items():
+        if not (isinstance(value, str) and value.isascii() and key.isascii()):
+            _check_plain(key, value)
+    return data
+
+
+def _loads(text: str) -> Any:
     try:
-        data = json.loads(line, parse_constant=_constant, object_pairs_hook=once)
+        return json.loads(text, parse_constant=_constant, object_pairs_hook=once)
     except json.JSONDecodeError as error:
         raise RefusedRow(reason_of(error)) from None
     except RecursionError:
@@ -41,11 +56,6 @@ def parse(line: str) -> dict[str, Any]:
         raise RefusedRow(f"the key {quote(error.key)} occurs twice") from None
     except ValueError:  # the interpreter's limit on the digits of an integer
         raise RefusedRow("an integer has too many digits") from None
-    if not isinstance(data, dict):
-        raise RefusedRow(f'expected an object such as {{"prompt": "…"}}, got {kind_of(data)}')
-    for key, value in data.items():
-        _check_plain(key, value)
-    return data
 
 
 def row_id(data: dict[str, Any]) -> str | None:
@@ -75,8 +85,8 @@ class UsedIds:
         self._first: list[int] = []  # runs of rows whose id is not their index: the first
         self._last: list[int] = []  # and last index
 
-    def claim(self, own_id: str | None, index: int) -> None:
-        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it."""
+    def claim(self, own_id: str | None, index: int, unit: str = "line") -> None:
+        """Claim an id (None: the index). Raises RefusedRow if an earlier row has it; `unit` is what rows are called."""
         name = str(index) if own_id is None else own_id
         earlier = self._rows.get(_key(name)) if self._rows else None
         if own_id is not None:
@@ -86,7 +96,7 @@ class UsedIds:
             self.not_by_index(index)
             self._rows.setdefault(_key(name), index if earlier is None else earlier)
         if earlier is not None:
-            raise RefusedRow(f"the id {quote(name)} is already used in line {earlier + 1}")
+            raise RefusedRow(f"the id {quote(name)} is already used in {unit} {earlier + 1}")
 
     def not_by_index(self, index: int) -> None:
         """Note that the newest row has an explicit id, or is bad."""
@@ -106,38 +116,117 @@ def _key(name: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where. Raises RefusedRow with all errors.
+@dataclass(frozen=True)
+class RowShape:
+    """What a command makes of a row."""
 
-    With a `template` the prompt is made from the row's fields, which may have any name.
-    """
-    if template is not None:
-        data = template.apply(data, ("id", "params", "tools", *EXTRA), ("prompt_ids", "messages"))
-    mistakes = unknown_keys(data, KNOWN)
-    prompts = [key for key in PROMPTS if key in data]
+    known: tuple[str, ...]  # keys of its own; all others are columns
+    prompts: tuple[str, ...]  # those of `known` that are what is read; a template takes their place
+    # its own keys, and the names of its columns -> keyword arguments of `InputRow`; raises RefusedRow
+    fields: Callable[[dict[str, Any], Iterable[str]], dict[str, Any]]
+    nested: frozenset[str] = frozenset(("messages", "params", "prompt_ids", "tools"))  # JSON in a cell of a table
+
+    @cached_property
+    def _keys(self) -> frozenset[str]:
+        return frozenset(self.known)
+
+    def split(
+        self, data: dict[str, Any], template: Template | None, *, cells: bool = False
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The row's own keys, and its columns. Those that a template makes the prompt of are columns, too.
+
+        In the `cells` of a table an empty one is a key that the row lacks.
+        """
+        if template is None and not cells and data.keys() <= self._keys:
+            return data, {}
+        own: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
+        for key, value in data.items():
+            if key not in self.known or (template is not None and key in self.prompts):
+                columns[key] = value
+            elif not (cells and value in _EMPTY):
+                own[key] = value
+        if "text" in columns and template is None and own.keys().isdisjoint(self.prompts):
+            own["prompt"] = columns.pop("text")
+        return own, columns
+
+    def unfold(self, own: dict[str, Any]) -> None:
+        """Read the cells of a table that hold JSON. Raises RefusedRow."""
+        for key in sorted(self.nested & own.keys()):
+            if not isinstance(value := own[key], str):
+                own[key] = _without_nulls(value)
+                continue
+            try:
+                own[key] = _loads(value)
+            except RefusedRow as error:
+                raise RefusedRow(f"{key}: {error}") from None
+            _check_plain(key, own[key])
+
+    def filled(self, template: Template, data: dict[str, Any]) -> str:
+        """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another than `prompt`."""
+        others = (key for key in self.prompts if key not in ("prompt", "text"))
+        if other := next((key for key in others if data.get(key) not in _EMPTY), None):
+            raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
+        earlier = data.get("input") if data.get("schema") == SCHEMA else None  # the columns of a record that is a row
+        return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
+
+    def meant(self, name: str) -> str:
+        """The key that a column's name is one edit from, or an empty string."""
+        return _meant(name, self.known) if len(name) < _LONG else ""
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of Parquet, whose objects all have the same keys: null where one has none."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+
+
+@lru_cache(4096)
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    if name in known:
+        return ""
+    # `idx` is no misspelt `id`: of names as short as that only other capitals count
+    return next((key for key in known if name.lower() == key or (len(key) > 2 and is_one_edit(name, key))), "")
+
+
+def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The keyword arguments of `InputRow` besides id, index, columns and where. Raises RefusedRow with all errors."""
+    mistakes = []
+    prompts = [key for key in PROMPTS if key in own]
     if not prompts:
-        mistakes.append("no prompt: expected one of prompt, prompt_ids, messages")
+        mistakes.append(no_prompt("no prompt", PROMPTS, columns))
     elif len(prompts) > 1:
         mistakes.append(f"{' and '.join(prompts)} exclude each other")
     values: dict[str, Any] = {}
     for key, make in (("prompt", _prompt), ("prompt_ids", _prompt_ids), ("messages", _messages), ("params", _params)):
-        if key in data:
+        if key in own:
             try:
-                values[key] = make(data[key])
+                values[key] = make(own[key])
             except RefusedRow as error:
                 mistakes.append(f"{key}: {error}")
     for key in EXTRA:
-        value = data.get(key, "")
+        value = own.get(key, "")
         listed = key == "reference" and isinstance(value, list) and all(isinstance(item, str) for item in value)
         if not isinstance(value, str) and not listed:
             expected = "a string or a list of strings" if key == "reference" else "a string"
             mistakes.append(f"{key}: expected {expected}, got {kind_of(value)}")
-    tools = data.get("tools", [])
+    tools = own.get("tools", [])
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         mistakes.append("tools: expected a list of objects")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
-    return {**values, "extra": {key: data[key] for key in (*EXTRA, "tools") if key in data}}
+    return {**values, "extra": {key: own[key] for key in (*EXTRA, "tools") if key in own}}
+
+
+ROW = RowShape(KNOWN, PROMPTS, _fields)
+
+
+def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> str:
+    """The sentence for a row, or a table, that has nothing to read."""
+    names = list(columns)
+    near = next((f" (is {quote(name)} meant as {key}?)" for key in expected if (name := nearest(key, names))), "")
+    return f"{lack}: expected one of {', '.join(expected)}{near}"
 
 
 def _prompt(value: Any) -> str:
@@ -187,8 +276,8 @@ def _params(value: Any) -> dict[str, Any]:
     return value
 
 
-def unknown_keys(data: dict[str, Any], known: tuple[str, ...]) -> list[str]:
-    unknown = [key for key in data if key not in known]
+def unknown_keys(keys: Iterable[str], known: tuple[str, ...]) -> list[str]:
+    unknown = [key for key in keys if key not in known]
     mistakes = []
     for key in unknown[:3]:
         near = nearest(key, known)

@@ -1,43 +1,41 @@
 """Read prompts from arguments, files and pipes, one row at a time, in constant memory.
 
-Each line (or NUL-separated piece) of the input yields exactly one `InputRow` or `BadRow`, so a row's index is its line
-number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"), because a
-prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
+Each line (or NUL-separated piece, or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
+index is its number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"),
+because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
 """
 
 from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, printable, quote, reason_of
 from genctl.io import stdin_text
+from genctl.io.pieces import pieces, text_of
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
+    from genctl.io.jsonl import RowShape
     from genctl.io.stdin_text import Pipe
     from genctl.io.template import Template
 
-Format: TypeAlias = Literal["lines", "text", "jsonl", "nul"]
+Format: TypeAlias = Literal["lines", "text", "jsonl", "nul", "csv", "tsv", "parquet"]
+ROWS = ("jsonl", "csv", "tsv", "parquet")  # formats whose rows are named values
 Rows: TypeAlias = Iterator[InputRow | BadRow]
-# a JSON object, and the template of the prompt -> keyword arguments of InputRow
-Fields: TypeAlias = Callable[[dict[str, Any], "Template | None"], dict[str, Any]]
 Say: TypeAlias = Callable[[str], object]
 
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
-ENDLESS = 2**30  # bytes after which a line is taken to have no end
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
-_CHUNK = 2**16
 SCANNED = 2**20  # bytes of a file that are counted at once
 _LOOKED_AT = 3  # lines that look like JSON before a remark
-_BOM = b"\xef\xbb\xbf"
 
 
 class Prompts(Iterator[InputRow | BadRow]):
@@ -89,7 +87,7 @@ def open_prompts(
     *,
     stdin_is_terminal: bool,
     format: Format | None = None,
-    fields: Fields | None = None,
+    shape: RowShape | None = None,
     template: Template | None = None,
     say: Say = lambda line: None,
 ) -> Prompts | None:
@@ -129,7 +127,7 @@ def open_prompts(
         from genctl.io.stdin_text import Pipe
 
         pipe = Pipe(binary)
-        rows = read(pipe, format=format, name="stdin", fields=fields, template=template, say=say)
+        rows = read(pipe, format=format, name="stdin", shape=shape, template=template, say=say)
         return Prompts(rows, at_hand=pipe.drained, whole=format == "text")
     name = str(input_path)
     try:
@@ -146,7 +144,7 @@ def open_prompts(
         raise InputError(f"the prompts could not be read: {reason_of(error)}: {printable(name)}") from None
     except ValueError:  # a NUL in the name
         raise InputError(f"the prompts could not be read: not a file name: {printable(name)}") from None
-    rows = read(file, format=format, name=name, fields=fields, template=template, say=say)
+    rows = read(file, format=format, name=name, shape=shape, template=template, say=say)
     return Prompts(rows, file.close, at_hand=Path(name).is_file)  # a named pipe would have to be waited for
 
 
@@ -160,7 +158,8 @@ def all_rows(rows: Rows) -> list[InputRow | BadRow]:
 
 def format_of(format: str | None, name: str) -> str:
     """The input format: the given one, else by the file's name."""
-    return format or ("jsonl" if name.lower().endswith((".jsonl", ".ndjson")) else "lines")
+    endings = {".ndjson": "jsonl", **{f".{kind}": kind for kind in ROWS}}
+    return format or next((kind for ending, kind in endings.items() if name.lower().endswith(ending)), "lines")
 
 
 def from_arguments(arguments: Sequence[str], template: Template | None = None) -> Rows:
@@ -191,29 +190,32 @@ def read(
     format: Format | None = None,
     name: str,
     limit: int = LIMIT,
-    fields: Fields | None = None,
+    shape: RowShape | None = None,
     template: Template | None = None,
     say: Say = lambda line: None,
 ) -> Rows:
     """The rows of an open binary stream. `name` is what messages call it; `limit` is in bytes.
 
-    `fields` says what a JSONL row may hold (None: `jsonl.fields`) and raises RefusedRow for what it may not. `say` is
-    told of an input without rows, and of lines that look like rows of JSONL where nobody said what they are.
+    `shape` says what a row of named values may hold (None: `jsonl.ROW`). `say` is told of an input without rows, of
+    lines that look like rows of JSONL where nobody said what they are, and of columns that look like misspelt keys.
 
     - `lines`: one prompt per line, `\\n` or `\\r\\n`; only these end a line.
     - `text`: the whole input is one prompt, its last newline included.
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
       is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
+    - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
     - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
-    - None: `jsonl` if the name ends in .jsonl or .ndjson, else `lines`.
+    - None: `jsonl` if the name ends in .jsonl or .ndjson, a table if it ends in its name, else `lines`.
 
-    Raises nothing but InputError when the system cannot read on; whatever the bytes are, they become rows.
+    Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
     """
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
     remarks = _Remarks(say, printable(name), watch=format is None and kind == "lines")
-    return _read(source, kind, printable(name), limit, fields, template, remarks)
+    from genctl.io import jsonl
+
+    return _read(source, kind, printable(name), limit, shape or jsonl.ROW, template, remarks)
 
 
 class _Remarks:
@@ -222,6 +224,14 @@ class _Remarks:
     def __init__(self, say: Say, name: str, *, watch: bool) -> None:
         self._say, self._name, self._watch = say, name, watch
         self._lines = 0
+        self._known: set[str] = set()  # columns that were reported
+
+    def columns(self, columns: Mapping[str, Any], shape: RowShape, where: str) -> None:
+        """Report each column whose name looks like a misspelt key, once."""
+        for column in columns:
+            if (key := shape.meant(column)) and column not in self._known:
+                self._known.add(column)
+                self._say(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
 
     def line(self, text: str) -> None:
         """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
@@ -254,115 +264,72 @@ def _read(
     kind: str,
     name: str,
     limit: int,
-    fields: Fields | None,
+    shape: RowShape,
     template: Template | None,
     remarks: _Remarks,
 ) -> Rows:
     from genctl.io import jsonl
 
     ids = jsonl.UsedIds()
-    fields = fields or jsonl.fields
     index = -1
-    for piece in _pieces(source, kind, name, limit):
-        index = piece.number - 1
-        place = f"{'record' if kind == 'nul' else 'line'} {piece.number}"
+    unit = {"jsonl": "line", "lines": "line", "nul": "record"}.get(kind, "row")
+    for index, content in _contents(source, kind, name, limit, shape, template):
+        place = f"{unit} {index + 1}"
         where = name if kind == "text" else f"{name}, {place}"
         own_id: str | None = None
+        columns: dict[str, Any] = {}
         try:
-            text = _text(piece, limit)
-            remarks.line(text)
-            if kind == "jsonl":
-                if not text:
-                    raise RefusedRow("empty prompt")
-                data = jsonl.parse(text)
-                own_id = jsonl.row_id(data)
-                ids.claim(own_id, index)
-                id = str(index) if own_id is None else own_id
-                row = InputRow(id, index, where=where, own_id=own_id is not None, **fields(data, template))
+            if isinstance(content, RefusedRow):
+                raise content
+            if isinstance(content, str):
+                remarks.line(content)
+                row = InputRow(str(index), index, prompt=_prompt(content, template), where=where)
             else:
-                row = InputRow(str(index), index, prompt=_prompt(text, template), where=where)
+                own, columns = shape.split(content, template, cells=kind != "jsonl")
+                if columns:
+                    remarks.columns(columns, shape, where)
+                own_id = jsonl.row_id(own)
+                ids.claim(own_id, index, unit)
+                id = str(index) if own_id is None else own_id
+                if kind != "jsonl":
+                    shape.unfold(own)
+                if template is not None:
+                    own["prompt"] = shape.filled(template, content)
+                values = shape.fields(own, columns)
+                row = InputRow(id, index, columns=columns, where=where, own_id=own_id is not None, **values)
         except RefusedRow as error:
             ids.not_by_index(index)
             message = str(error) if kind == "text" else f"{place}: {error}"
             id = str(index) if own_id is None else own_id
-            yield BadRow(id, index, where, "input", message, own_id is not None)
+            yield BadRow(id, index, where, "input", message, own_id is not None, columns)
         else:
             yield row
     remarks.end(index + 1)
 
 
-class _Piece(NamedTuple):
-    number: int  # from 1
-    offset: int  # of its first byte in the input
-    data: bytes  # without its separator; empty if it is longer than the limit
-    length: int  # in bytes
+def _contents(
+    source: IO[bytes] | Pipe, kind: str, name: str, limit: int, shape: RowShape, template: Template | None
+) -> Iterator[tuple[int, str | dict[str, Any] | RefusedRow]]:
+    """What each row has, or why it cannot be read; with its index."""
+    if kind in ("csv", "tsv", "parquet"):
+        from genctl.io import tables
 
+        table = tables.parquet(source, name) if kind == "parquet" else tables.separated(source, kind, name, limit)
+        yield from enumerate(tables.checked(table, name, shape, template))
+        return
+    from genctl.io.jsonl import parse
 
-def _text(piece: _Piece, limit: int) -> str:
-    if piece.length > limit:
-        raise RefusedRow(f"{piece.length} bytes are more than the limit of {limit}")
-    try:
-        return piece.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        byte, offset = piece.data[error.start], piece.offset + error.start
-        also = ""
-        if piece.offset == 0 and piece.data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            also = " (the input looks like UTF-16)"
-        raise RefusedRow(f"not UTF-8: byte 0x{byte:02x} at byte offset {offset}{also}") from None
-
-
-def _pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[_Piece]:
-    """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
-    pieces = _split(_chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit, name)
-    blank = 0
-    for piece in pieces:
-        data, offset = piece.data, piece.offset
-        if piece.number == 1 and data.startswith(_BOM):
-            data, offset = data[len(_BOM) :], len(_BOM)
-        if kind in ("lines", "jsonl"):
-            data = data.removesuffix(b"\r")
-        if kind != "text" and not piece.length > limit and not (data.strip(b" \t\r") if kind == "jsonl" else data):
-            blank += 1
-            continue
-        for number in range(piece.number - blank, piece.number):
-            yield _Piece(number, 0, b"", 0)
-        blank = 0
-        yield _Piece(piece.number, offset, data, piece.length)
-
-
-def _split(chunks: Iterator[bytes], separator: bytes | None, limit: int, name: str) -> Iterator[_Piece]:
-    """Split at each separator (None: nowhere). What follows the last separator is a piece if it is not empty.
-
-    Raises InputError for a piece without an end.
-    """
-    number, offset, length = 1, 0, 0
-    head = bytearray()  # of the piece that is still open; emptied once it is too long, so memory is bounded
-    for chunk in chunks:
-        *whole, rest = [chunk] if separator is None else chunk.split(separator)
-        for part in whole:
-            length += len(part)
-            yield _Piece(number, offset, b"" if length > limit else bytes(head) + part, length)
-            number, offset, length = number + 1, offset + length + 1, 0
-            head.clear()
-        length += len(rest)
-        if length > ENDLESS:
-            raise InputError(f"the prompts could not be read: line {number} of {name} does not end within 1 GiB")
-        if length > limit:
-            head.clear()
-        else:
-            head += rest
-    if length or separator is None:
-        yield _Piece(number, offset, bytes(head), length)
-
-
-def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
-    # read1 hands over what a pipe holds now, so that rows of a slow producer are not held back.
-    read_some: Callable[[int], bytes] = getattr(source, "read1", source.read)
-    try:
-        while chunk := read_some(_CHUNK):
-            yield chunk
-    except OSError as error:
-        raise InputError(f"the prompts could not be read: {reason_of(error)}: {name}") from None
+    content: str | dict[str, Any] | RefusedRow
+    for piece in pieces(source, kind, name, limit):
+        try:
+            content = text_of(piece, limit)
+            if kind == "jsonl":
+                if not content:
+                    raise RefusedRow("empty prompt")
+                content = parse(content)
+        except RefusedRow as error:
+            content = error
+        yield piece.number - 1, content
 
 
 # -- an input file before it is read: its number of rows, and whether it has changed -----------------------------------
@@ -372,7 +339,7 @@ def _chunks(source: IO[bytes] | Pipe, name: str) -> Iterator[bytes]:
 class InputScan:
     """A regular file: its rows as `read` will number them, its bytes, and their digest in hex."""
 
-    rows: int
+    rows: int | None  # None: not known
     bytes: int
     digest: str
 
@@ -390,7 +357,8 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
     separator = {"lines": b"\n", "jsonl": b"\n", "nul": b"\0"}.get(kind)
     blank = {"lines": b"\r\n", "jsonl": b" \t\r\n", "nul": b"\0"}.get(kind, b"")
     digest = hashlib.blake2b(digest_size=16)
-    rows = size = seen = 0
+    rows: int | None = 0
+    size = seen = 0
     try:
         if not stat.S_ISREG(Path(path).stat().st_mode):  # before it is opened: opening a pipe would block
             return None
@@ -404,6 +372,20 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
                 if rest := piece.rstrip(blank):
                     rows = seen + rest.count(separator) + 1
                 seen += piece.count(separator)
+        if kind in ROWS and separator is None:
+            rows = _table_rows(path, kind)
     except (OSError, ValueError):
         return None
-    return InputScan(rows if separator is not None else 1, size, digest.hexdigest())
+    return InputScan(rows if separator is not None or kind in ROWS else 1, size, digest.hexdigest())
+
+
+def _table_rows(path: str | Path, kind: str) -> int | None:
+    from genctl.io import tables
+
+    try:
+        with Path(path).open("rb") as file:
+            if kind == "parquet":
+                return tables.parquet_rows(file, str(path))
+            return sum(1 for _ in tables.separated(file, kind, str(path), LIMIT))
+    except InputError:  # the reader will report it
+        return None

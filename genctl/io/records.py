@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genctl import events
+from genctl.io.rows import SCHEMA as SCHEMA
 from genctl.io.rows import InputRow
 from genctl.results import Result
-
-SCHEMA = "genctl/1"
 
 
 def record(
@@ -59,6 +58,8 @@ def record(
             "new_tokens": None if hypothesis.text and not hypothesis.length else hypothesis.length,
         },
     }
+    if row.columns:
+        fields["input"] = row.columns
     if reused_tokens is not None:
         fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
@@ -121,9 +122,10 @@ def other_entry(hypothesis: events.Hypothesis) -> dict[str, Any]:
     }
 
 
-def error_record(id: str, code: str, message: str) -> dict[str, Any]:
-    """The record of a failed row."""
-    return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}}
+def error_record(id: str, code: str, message: str, columns: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record of a failed row, with the columns that it has."""
+    input = {"input": finite(columns)} if columns else {}
+    return {"schema": SCHEMA, "id": id, "error": {"code": code, "message": message}, **input}
 
 
 def token_entry(token: events.Token, *, timing: bool = False) -> dict[str, Any]:

@@ -222,4 +222,4 @@ def _essence(row: InputRow | BadRow) -> bytes:
         parts: list[Any] = [row.id, row.code, row.message]
     else:
         parts = [row.id, row.prompt, row.prompt_ids, row.messages, row.params, row.extra]
-    return json.dumps(parts).encode()
+    return json.dumps([*parts, row.columns] if row.columns else parts).encode()

@@ -9,6 +9,8 @@ from typing import Any
 
 from genctl.events import conversation, row_name
 
+SCHEMA = "genctl/1"  # of records
+
 
 class RefusedRow(Exception):
     """A row that cannot be used, and why. It becomes a `BadRow` and never leaves this package."""
@@ -25,6 +27,7 @@ class InputRow:
     messages: tuple[dict[str, str], ...] | None = None  # each {"role", "content"}
     params: dict[str, Any] = field(default_factory=dict)  # as written; checked where the knobs are known
     extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt, tools
+    columns: dict[str, Any] = field(default_factory=dict)  # what else it has: `input` of its records
     where: str = ""  # "prompts.jsonl, line 17"
     own_id: bool = False  # the input says the id; else it is the index
 
@@ -54,6 +57,7 @@ class BadRow:
     code: str
     message: str  # "line 17: not JSON: …", so that it needs no `where` in front
     own_id: bool = False
+    columns: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from genctl import events
@@ -10,45 +10,44 @@ from genctl.documents.reader import kind_of
 from genctl.io import jsonl, writers
 from genctl.io.records import SCHEMA, finite, token_entry
 from genctl.io.rows import RefusedRow
-from genctl.io.template import Template
 
-KNOWN = ("id", "text", "prompt", "context", "target", "candidates")
+TEXTS = ("text", "prompt", "candidates")
+KNOWN = ("id", *TEXTS, "context", "target")
 COLUMNS = ("id", "rank", "ppl", "nll", "tokens", "bits", "bpb", "text", "context", "target", "error")
 
 
-def fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
-    """The keyword arguments of `InputRow` besides id, index and where, for a row to be scored.
+def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The keyword arguments of `InputRow` besides id, index, columns and where, for a row to be scored.
 
     A row has a `text` (or, equivalently, a `prompt`) with `context` or `target`, or a list of `candidates` with
-    `context`; the latter three are in `extra`. With a `template` the text is made of the row's fields.
-
-    Raises RefusedRow with all errors in one line.
+    `context`; the latter three are in `extra`. Raises RefusedRow with all errors in one line.
     """
-    if template is not None:
-        data = template.apply(data, ("id", "context", "target"), ("candidates",))
-    mistakes = jsonl.unknown_keys(data, KNOWN)
-    texts = [key for key in ("text", "prompt", "candidates") if key in data]
+    mistakes = []
+    texts = [key for key in TEXTS if key in own]
     if not texts:
-        mistakes.append("nothing to score: expected one of text, prompt, candidates")
+        mistakes.append(jsonl.no_prompt("nothing to score", TEXTS, columns))
     elif len(texts) > 1:
         mistakes.append(f"{' and '.join(texts)} exclude each other")
-    if "target" in data and "candidates" in data:
+    if "target" in own and "candidates" in own:
         mistakes.append("target and candidates exclude each other")
     for key in ("text", "prompt", "target", "context"):
-        value = data.get(key, "-")
+        value = own.get(key, "-")
         if not isinstance(value, str):
             mistakes.append(f"{key}: expected a string, got {kind_of(value)}")
         elif not value:
             mistakes.append(f"{key}: is empty")
-    extra: dict[str, Any] = {key: data[key] for key in ("context", "target") if key in data}
-    if "candidates" in data:
+    extra: dict[str, Any] = {key: own[key] for key in ("context", "target") if key in own}
+    if "candidates" in own:
         try:
-            extra["candidates"] = _candidates(data["candidates"])
+            extra["candidates"] = _candidates(own["candidates"])
         except RefusedRow as error:
             mistakes.append(f"candidates: {error}")
     if mistakes:
         raise RefusedRow("; ".join(mistakes))
-    return {"prompt": data.get("text", data.get("prompt")), "extra": extra}
+    return {"prompt": own.get("text", own.get("prompt")), "extra": extra}
+
+
+ROW = jsonl.RowShape(KNOWN, TEXTS, _fields, nested=frozenset(("candidates",)))
 
 
 def _candidates(value: Any) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -58,15 +58,6 @@ class Template:
                 fields.append(name)
                 literals.append(literal)
         return replace(self, literals=tuple(literals), fields=tuple(fields))
-
-    def apply(self, row: Mapping[str, Any], keep: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
-        """A JSONL row with the prompt made from its fields. The keys in `keep` stay; the others are only data.
-
-        Raises RefusedRow, also if a key of `exclude` gives the prompt already.
-        """
-        if other := next((key for key in exclude if key in row), None):
-            raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
-        return {**{key: row[key] for key in keep if key in row}, "prompt": self.fill(row)}
 
 
 def parse(text: str, name: str = "--template") -> Template:

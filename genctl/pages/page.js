@@ -341,9 +341,12 @@
     left > 0 && el("p", { class: "note" }, `… and ${left} more`));
   }
 
+  const columnsOf = (input) => Object.entries(input).map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(" · ");
+
   function oneLane(lane, tree, end, open) {
     const parts = [];
     if (lane.prompt) parts.push(el("p", { class: "prompt", "aria-label": "Prompt" }, visible(lane.prompt)));
+    if (lane.input) parts.push(el("p", { class: "note", "aria-label": "Columns of the row" }, visible(columnsOf(lane.input))));
     if (lane.error) parts.push(el("p", { class: "failed" }, `${lane.error.code}: ${lane.error.message}`));
     if (!end) {
       for (const one of lane.sequences || []) parts.push(el("p", { class: "text" }, visible(one.text)));

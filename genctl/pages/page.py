@@ -121,6 +121,8 @@ class PageData:
         if began is not None:
             entry |= {"prompt": cut(history.prompt, long), "strategy": began.strategy, "model": began.model}
             entry |= {"seed": began.seed, "place": began.place}
+            if began.input and long is None:
+                entry["input"] = began.input
             if self.comparison is not None:
                 entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
             entry["length_penalty"] = 0.0 if began.strategy in UNSCALED else began.settings.get("length_penalty", 1.0)

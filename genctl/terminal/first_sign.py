@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from threading import RLock
 
 LOADERS = ("run", "beam", "compare", "score", "inspect-cache", "chat")
-SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--version", "-V"}
+SILENT = {"-h", "--help", "--help-all", "-q", "--quiet", "--dry", "--plan", "--list", "--version", "-V"}
 TICK_S = 0.25
 _PROMPT = 24  # columns that a prompt has at least; the words beside it are cut before
 

@@ -8,6 +8,7 @@ never a link, and is locked while it is open.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -31,6 +32,7 @@ from genctl.io.output import Sink, open_beside, unbuffered, unwritable
 from genctl.tree.changes import KINDS, SCHEMA, Begun, By, Change, Grown, Knobs, Opened, Reached, Settled
 from genctl.tree.nodes import Node, Tree
 
+LINK = ".link"  # the suffix of a link to a chat elsewhere
 FIRST = b'{"event": "opened"'  # the beginning of the first line
 _HINT = "the lines before it are whole: a copy that ends there can be opened"
 
@@ -48,11 +50,7 @@ def new_file(kind: str, prompt: str) -> Path:
 
     Raises OutputError.
     """
-    folder = sessions_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise unwritable(error, folder) from None
+    folder = _made_folder()
     words = "-".join(re.findall(r"[a-z0-9]+", prompt.lower()))[:32].strip("-")
     name = "-".join(part for part in (time.strftime("%Y%m%d-%H%M%S"), kind, words) if part)
     path = folder / f"{name}.jsonl"
@@ -61,6 +59,23 @@ def new_file(kind: str, prompt: str) -> Path:
         path = folder / f"{name}-{number}.jsonl"
         number += 1
     return path
+
+
+def remember(path: Path) -> None:
+    """Let the folder of sessions have a link to a chat that is saved elsewhere, by which it is found again."""
+    with contextlib.suppress(OSError, OutputError):  # the chat is saved all the same; the link may be there
+        path, folder = path.resolve(), _made_folder()
+        if path.parent != folder.resolve():
+            (folder / f"{hashlib.blake2b(os.fsencode(path), digest_size=8).hexdigest()}{LINK}").symlink_to(path)
+
+
+def _made_folder() -> Path:
+    folder = sessions_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise unwritable(error, folder) from None
+    return folder
 
 
 class TreeFile:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.tool import genctl
 
-BAD = json.dumps({"x": 1})
+BAD = json.dumps({"prompt": 7})
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_equal_errors_are_one_line_and_a_number(command: tuple[str, ...]) -> Non
     done = genctl(*command, "--input-format", "jsonl", stdin=f"{BAD}\n" * 200)
     first, more, *rest = done.err.splitlines()
     assert first.startswith("error: ")
-    assert "line 1: unknown key 'x'" in first
+    assert "line 1: prompt: expected a string" in first
     assert more == "error: 199 more like it"
     assert not [line for line in rest if line.startswith("error:")]
     assert done.status == 1
@@ -31,7 +31,7 @@ def test_different_errors_are_counted_apart() -> None:
     done = genctl("run", "--input-format", "jsonl", stdin="\n".join([BAD, empty, BAD, empty, BAD, "{}"]))
     lines = done.err.splitlines()
     assert [line.split(":")[1] for line in lines[:3]] == [" prompt 1", " prompt 2", " prompt 6"]
-    assert lines[3].startswith("error: 2 more like it: unknown key 'x'")
+    assert lines[3].startswith("error: 2 more like it: prompt: expected a string")
     assert lines[4] == "error: 1 more like it: prompt: empty prompt"
     assert len(lines) == 5
 

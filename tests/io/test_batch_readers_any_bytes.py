@@ -109,7 +109,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-keys = st.sampled_from(["id", "prompt", "prompt_ids", "messages", "params", "reference", "prefix", "system", "promtp"])
+keys = st.sampled_from(
+    ["id", "prompt", "prompt_ids", "messages", "params", "reference", "prefix", "system", "promtp", "text"]
+)
 objects = st.dictionaries(keys | st.text(max_size=5), json_values, max_size=5)
 
 
@@ -120,6 +122,10 @@ def test_any_object_is_a_row_whose_every_value_is_kept_or_a_sentence(data: dict[
     if isinstance(row, BadRow):
         assert row.message.startswith("line 1: ")
         return
+    for key in row.columns:
+        assert json.dumps(row.columns[key]) == json.dumps(data.pop(key))
+    if "prompt" not in data and "text" in data:
+        data["prompt"] = data.pop("text")
     kept = {"prompt": row.prompt, "params": row.params or None, **row.extra}
     kept["prompt_ids"] = None if row.prompt_ids is None else list(row.prompt_ids)
     kept["messages"] = None if row.messages is None else list(row.messages)

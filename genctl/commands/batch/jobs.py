@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from contextlib import ExitStack
 from typing import Any, get_args
@@ -11,7 +12,7 @@ from genctl.commands.job import Job, seed_of, start_seed
 from genctl.commands.messages import Messages
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_files
-from genctl.errors import Exit, UsageError, count
+from genctl.errors import Exit, UsageError, count, quote
 from genctl.io import writers
 from genctl.io.rows import InputRow
 
@@ -35,6 +36,7 @@ class ExportJob(Job[ExportOptions]):
     def open(self, stack: ExitStack) -> None:
         """Open the output."""
         self.requests = self.sink(stack, self.options.output)
+        self.columns: dict[str, None] = {}  # of the rows, beside what is sent
 
     def deliver(self, stack: ExitStack) -> None:
         """Write a line for each row."""
@@ -43,10 +45,14 @@ class ExportJob(Job[ExportOptions]):
             self.requests.write(line.encode())
             written += 1
         self.requests.close()
+        if self.columns:
+            names = ", ".join(map(quote, itertools.islice(self.columns, 4))) + (", …" if len(self.columns) > 4 else "")
+            self.messages.remark(f"a request has no place for columns ({names}): results have the ids of their rows")
         if options.kind == "openai" and written > batch_files.MOST:
             self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
 
     def _line(self, row: InputRow) -> str:
+        self.columns |= dict.fromkeys(row.columns)
         resolved, options = self.settings_of(row, self.base), self.options
         seed = seed_of(row, resolved, self.seed)
         request = batch_files.request_line(row, resolved, seed, options.kind, options.top_logprobs)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.chat import slash, thinking
+from genctl.commands.chat import saved, slash, thinking
 from genctl.commands.chat.answer_view import AnswerView
 from genctl.commands.chat.chat import Chat, Listener, PlannedTurn
 from genctl.commands.chat.line_input import SIGN, history_file, line_input
@@ -272,7 +272,7 @@ class Interactive(SlashWork):
                 self._answer(turn, lambda *how: chat.answer("read", turn, *how), "")
 
     def _load(self, typed: slash.Typed) -> None:
-        path, here = Path(typed.text).expanduser(), self.chat.story.path
+        path, here = saved.path_of(typed.text), self.chat.story.path
         with suppress(OSError):
             if here is not None and path.samefile(here):
                 self.note("this chat is open already")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -31,42 +31,44 @@ from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sink import Sink
-from genctl.io.template import Template
 from genctl.results import Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree.changes import SCHEMA, Opened
 from genctl.tree.file_settings import FileSettings, found_of, saved_layers, to_save
-from genctl.tree.journal import Differs, new_file, read_tree
+from genctl.tree.journal import Differs, new_file, read_tree, remember
 from genctl.tree.nodes import Tree
 
 TEE_S = 0.05  # until what reads the pipe has shown the answer, so that the sign stands below it
 ROLES = ("system", "user", "assistant")
 
 
-def message_fields(data: dict[str, Any], template: Template | None = None) -> dict[str, Any]:
-    """The fields of a row of JSONL: a message, else what other commands take. Raises RefusedRow."""
-    if "role" not in data:
-        return jsonl.fields(data, template)
-    if template is not None:
-        raise RefusedRow("a message is said as it is, but --template makes turns of fields")
-    if unknown := jsonl.unknown_keys(data, ("id", "role", "content", "params")):
+def _fields(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    """The fields of a row: a message, else what other commands take. Raises RefusedRow."""
+    if "role" not in own:
+        if "content" in own:
+            raise RefusedRow("content: of a message without a role")
+        return jsonl.ROW.fields(own, columns)
+    if unknown := jsonl.unknown_keys((*own, *columns), ("id", "role", "content", "params")):
         raise RefusedRow("; ".join(unknown))
-    if data["role"] not in ROLES:
-        raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {data['role']!r:.40}")
-    if not isinstance(data.get("content"), str):
-        raise RefusedRow(f"content: expected a string, got {kind_of(data.get('content'))}")
-    if not isinstance(params := data.get("params", {}), dict):
+    if own["role"] not in ROLES:
+        raise RefusedRow(f"role: expected one of {', '.join(ROLES)}, got {own['role']!r:.40}")
+    if not isinstance(own.get("content"), str):
+        raise RefusedRow(f"content: expected a string, got {kind_of(own.get('content'))}")
+    if not isinstance(params := own.get("params", {}), dict):
         raise RefusedRow(f"params: expected an object, got {kind_of(params)}")
-    return {"messages": ({"role": data["role"], "content": data["content"]},), "params": params}
+    return {"messages": ({"role": own["role"], "content": own["content"]},), "params": params}
+
+
+ROW = jsonl.RowShape((*jsonl.KNOWN, "role", "content"), (*jsonl.PROMPTS, "role", "content"), _fields)
 
 
 class ChatJob(job.Job[ChatOptions]):
     """One chat."""
 
     what = "turn"
-    reading: ClassVar[Mapping[str, Any]] = {"fields": message_fields}
+    reading: ClassVar[Mapping[str, Any]] = {"shape": ROW}
 
     def __init__(self, options: ChatOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
@@ -100,7 +102,12 @@ class ChatJob(job.Job[ChatOptions]):
         if self.options.save is not None:
             saved = open_beside(Path(self.options.save), force=self.options.force)
             stack.callback(saved.abandon, keep=False)
-            self.new_file = lambda words: saved
+
+            def new_file_of(words: str) -> Sink:
+                remember(Path(self.options.save or ""))
+                return saved
+
+            self.new_file = new_file_of
         elif self.interactive:
             self.new_file = lambda words: open_beside(new_file("chat", words))
         self.tally = RowTally()
@@ -384,6 +391,14 @@ def _check_served(path: Path, opened: Opened, file: FileSettings) -> None:
 
 def chat(options: ChatOptions) -> int | None:
     """`genctl chat`."""
+    from genctl.commands.chat import saved
+
+    if options.listed:
+        return saved.write_list(options)
+    if options.continued:
+        options = replace(options, open=str(saved.last_chat()))
+    elif options.open is not None:
+        options = replace(options, open=str(saved.path_of(options.open)))
     if options.open is not None:
         path = Path(options.open)
         opened, file = read_tree(path).opened, _file_settings(options, path)

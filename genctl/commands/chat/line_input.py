@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genctl.commands.chat import slash
+from genctl.commands.chat import saved, slash
 from genctl.config import presets
 from genctl.config.check import known
 from genctl.terminal.widgets import visible
@@ -90,11 +90,12 @@ class LineEditor:
         from prompt_toolkit.styles import Style
 
         class Commands(Completer):
-            """The names of commands, and of what they take."""
+            """The names of commands, and of what they take; files, and saved chats."""
 
             def get_completions(self, document: Any, event: Any) -> Iterator[Completion]:
                 named = (preset.name for preset in presets.available())
-                for word, length in slash.completions(document.text_before_cursor, known(), named):
+                before = document.text_before_cursor
+                for word, length in slash.completions(before, known(), named, saved.paths, saved.names):
                     yield Completion(word, -length)
 
         class OwnHistory(FileHistory):

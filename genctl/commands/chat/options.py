@@ -35,9 +35,9 @@ class ChatOptions(PresetOptions):
     input: str | None = IN_OUT.option("read turns from a file; - is stdin", "FILE", "--input", "-i")
     prefill: str | None = CHAT.option("the beginning of every answer", "TEXT")
     open: str | None = CHAT.option("continue a saved chat", "FILE")
-    save: str | None = CHAT.option(
-        "save the chat to a new file (default: on a terminal, in a folder of its own)", "FILE"
-    )
+    continued: bool = CHAT.switch("continue the last chat", "--continue")
+    listed: bool = CHAT.switch("list the saved chats, the last one first", "--list")
+    save: str | None = CHAT.option("save to a new file (default on a terminal: in its own folder)", "FILE")
     force: bool = IN_OUT.switch("replace existing --output and --save files")
     memory: str | None = CHAT.option(
         "memory for the caches of what was read (default: 1GiB, or what the last turn takes)", "SIZE"
@@ -92,11 +92,28 @@ def check_backend(options: ChatOptions, early: Resolved) -> None:
         raise UsageError(f"--memory bounds the caches of a checkpoint, and a server keeps its own {server}")
 
 
+def _has_more(options: ChatOptions) -> bool:
+    """Whether there is anything beside --list, and how it is written."""
+    alone = ChatOptions(
+        listed=True, **{name: getattr(options, name) for name in ("format", "color", "quiet", "verbose")}
+    )
+    return any((value or None) != (vars(alone).get(name) or None) for name, value in vars(options).items())
+
+
 CONFLICTS: tuple[Conflict, ...] = (
     needless_force("output", "save"),
     same_file("save", "output"),
     same_file("open", "output"),
     same_file("save", "input"),
+    (given("continued", "open"), "--continue goes on with the last chat, --open {open} with another: leave out one"),
+    (
+        given("continued", "save"),
+        "--save {save} begins a new file, but --continue goes on with its own; /save FILE continues in another",
+    ),
+    (
+        lambda options: options.listed and _has_more(options),
+        "--list only lists the saved chats, as text or with --format jsonl: leave out all else",
+    ),
     (
         given("open", "save"),
         "--save {save} begins a new file, but --open {open} continues its own; /save FILE continues in another",
@@ -125,10 +142,10 @@ CHAT_COMMAND = Command(
     ),
     {
         "Model": ("model", "backend"),
-        CHAT: ("system", "prefill", "open", "save"),
+        CHAT: ("system", "continued", "listed", "open", "save"),
         "How tokens are chosen": ("do_sample", "temperature", "max_new_tokens", "seed"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        ALSO: ("top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
+        ALSO: ("prefill", "top_p", "scores", "top_logprobs", "presets", "set", "device", "quiet", "verbose"),
     },
     CONFLICTS,
     without=frozenset({"chat", "batch_size", "num_return_sequences", "prompt_cache"}),

@@ -7,7 +7,7 @@ which one / is left.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,10 +107,17 @@ def number(typed: Typed, what: str) -> int | None:
     return int(typed.text)
 
 
-def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> Iterator[tuple[str, int]]:
+def completions(
+    before: str,
+    knobs: Iterable[str],
+    presets: Iterable[str],
+    paths: Callable[[str], list[str]] = lambda typed: [],
+    chats: Callable[[str], list[str]] = lambda typed: [],
+) -> Iterator[tuple[str, int]]:
     """What a line may go on with: words and how many characters of `before` each one replaces.
 
-    `knobs` and `presets` are the names that /set, /unset and /preset take.
+    `knobs` and `presets` are the names that /set, /unset and /preset take. `paths` and `chats` give the files and the
+    saved chats whose names begin with a text.
     """
     if not before.startswith("/") or "\n" in before:
         return
@@ -120,4 +127,6 @@ def completions(before: str, knobs: Iterable[str], presets: Iterable[str]) -> It
         return
     choices = {"set": [f"{knob}=" for knob in knobs], "unset": knobs, "preset": presets}.get(name, ())
     word = rest.lstrip()
+    if name in ("load", "save"):
+        choices = [*(chats(word) if name == "load" else []), *paths(word)]
     yield from ((choice, len(word)) for choice in choices if choice.startswith(word))

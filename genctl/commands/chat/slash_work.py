@@ -24,6 +24,7 @@ from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.text_width import unbroken
+from genctl.tree.journal import remember
 
 # `/why`: the last answer of a chat on the screen of `genctl explore`, in a copy of its tree.
 
@@ -64,7 +65,7 @@ def look_into(session: Session, copy: Path, answer: Message, *, memory: int | No
 KEYS = (
     ("Enter", "say it"),
     ("Alt-Enter, or \\ and Enter", "a new line"),
-    ("Tab", "complete a command"),
+    ("Tab", "complete a command, a setting, a file"),
     ("Up, Down, Ctrl-R", "what was typed before, in all chats"),
     ("Ctrl-C", "end the answer; what was said stays. Twice: leave"),
     ("Ctrl-D", "leave"),
@@ -153,13 +154,14 @@ class SlashWork:
             raise UsageError("nothing has been answered yet")
         assert session is not None
         copy = self.chat.story.copy()
-        command = f"genctl explore --open {shlex.quote(str(copy))}"
+        quoted = shlex.quote(str(copy))
+        command = f"genctl explore --open {quoted}"
         if no_screen() or not os.environ.get("TERM"):
-            self.note(f"the tree of tokens so far is in {copy}; look into it in another terminal:", str(copy))
+            self.note(f"the tree of tokens so far is in {quoted}; look into it in another terminal:", quoted)
             print(widgets.visible(command))
             return
         if look_into(session, copy, answer, memory=self.chat.partner.memory, coloured=not self.out.no_color):
-            self.note(f"what you changed is in {copy}, and not in this chat:", str(copy))
+            self.note(f"what you changed is in {quoted}, and not in this chat:", quoted)
             print(widgets.visible(command))
 
     # -- what was said -------------------------------------------------------------------------------------------------
@@ -242,12 +244,15 @@ class SlashWork:
 
     def _save(self, typed: slash.Typed) -> None:
         if typed.text:
-            self.chat.story.save(Path(typed.text).expanduser())
+            new = Path(typed.text).expanduser()
+            self.chat.story.save(new)
+            remember(new)
         path = self.chat.story.path
         if path is None:
             self.note("nothing has been said yet, so nothing is saved")
         else:
-            self.note(f"saved in {path}", str(path))
+            quoted = shlex.quote(str(path))
+            self.note(f"saved in {quoted}", quoted)
 
     def _help(self, typed: slash.Typed) -> None:
         width = max(len(command.usage) for command in slash.COMMANDS)

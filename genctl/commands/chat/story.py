@@ -26,13 +26,17 @@ from genctl.io.output import open_beside
 from genctl.io.sink import Sink
 from genctl.tree.changes import Begun, Change, Reached, Redone, Settled, Undone
 from genctl.tree.file_settings import FileSettings, found_of
-from genctl.tree.journal import Differs, SavedTree, TreeFile
+from genctl.tree.journal import Differs, SavedTree, TreeFile, read_tree
 from genctl.tree.nodes import ROOT, Step, Tree
 
 GIVEN = ("say", "edit", "read")  # steps that an answer follows
 SETTINGS = ("set", "unset", "preset", "system")
 MOST = 2**26  # characters of all answers together; a token has one, at least
 STEPS = (*GIVEN, *SETTINGS, "answer", "message", "branch", "leave-out")
+
+
+class NotAChat(InputError):
+    """The tree of another command."""
 
 
 class Story(SavedTree):
@@ -67,17 +71,28 @@ class Story(SavedTree):
         Raises InputError, OutputError or UsageError.
         """
         journal, tree = TreeFile.reopen(path)
+        try:
+            return cls._of(tree, path, journal, file=file or FileSettings("chat", found_of(path)))
+        except InputError:
+            journal.leave()
+            raise
+
+    @classmethod
+    def look(cls, path: Path) -> Story:
+        """The chat in a file, to look at: another process may be writing it. Raises InputError."""
+        return cls._of(read_tree(path), path)
+
+    @classmethod
+    def _of(cls, tree: Tree, path: Path, journal: TreeFile | None = None, file: FileSettings | None = None) -> Story:
         steps = [*tree.steps, *tree.undone]
         others = [step for step in steps if not _is_own(step)]
         if tree.opened.prompt or (others and len(others) == len(steps)):
-            journal.leave()
             command = f": it has the command {others[0].line.partition(' ')[0]!r:.40}" if others else ""
             hint = f"genctl explore --open {path} continues it"
-            raise InputError(f"{path} is a tree of genctl explore, not a chat{command}", hint=hint)
+            raise NotAChat(f"{path} is a tree of genctl explore, not a chat{command}", hint=hint)
         try:
-            return cls(tree, journal, file=file or FileSettings("chat", found_of(path)))
+            return cls(tree, journal, file=file)
         except (ValueError, LookupError, TypeError, GenctlError) as error:
-            journal.leave()
             raise InputError(f"{path} is damaged: its steps are not those of a chat ({error})") from None
 
     @property

@@ -110,11 +110,16 @@ class Recording:
         """Its prompts. `name` is the file, for messages. Raises InputError."""
         for index, data in enumerate(self.prompts):
             try:
-                own, fields = jsonl.row_id(data), jsonl.fields(data)
+                if unknown := jsonl.unknown_keys(data, (*jsonl.KNOWN, "input")):
+                    raise RefusedRow("; ".join(unknown))
+                own, fields = jsonl.row_id(data), jsonl.ROW.fields(data, ())
+                if not isinstance(columns := data.get("input", {}), dict):
+                    raise RefusedRow(f"input: expected an object, got {reader.kind_of(columns)}")
             except RefusedRow as error:
                 raise InputError(f"--expect: {name}: prompt {index + 1}: {error}") from None
             id, where = str(index) if own is None else own, f"{name}, prompt {index + 1}"
-            yield InputRow(id, index, where=where, own_id=own not in (None, str(index)), **fields)
+            own_id = own not in (None, str(index))
+            yield InputRow(id, index, where=where, own_id=own_id, columns=columns, **fields)
 
 
 def _lines(items: Sequence[Mapping[str, Any]]) -> str:
@@ -135,6 +140,8 @@ def prompt_entry(row: InputRow, references: Sequence[str]) -> dict[str, Any]:
     entry |= {key: value for key, value in row.extra.items() if key != "reference"}
     if references:
         entry["reference"] = list(references)
+    if row.columns:
+        entry["input"] = row.columns
     return entry
 
 

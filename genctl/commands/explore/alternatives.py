@@ -19,7 +19,7 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from genctl.commands.explore import marks
-from genctl.commands.explore.rows_pane import RowsPane
+from genctl.commands.explore.panes import RowsPane
 from genctl.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import last_cells

@@ -19,12 +19,11 @@ from genctl.commands.explore import formats, marks
 from genctl.commands.explore.alternatives import Alternatives, matching
 from genctl.commands.explore.dialogs import Dialog, Editor, PromptLine, side_by_side
 from genctl.commands.explore.flow import TextPiece
+from genctl.commands.explore.panes import TextPane, TreePane
 from genctl.commands.explore.screen_keys import ASKS_FOR_HELP, KEYS, LEAVES, QUESTIONS, OrderedKeys, help_sections
 from genctl.commands.explore.screen_panes import kind_of
 from genctl.commands.explore.screen_source import TreeSource
 from genctl.commands.explore.screen_worker import CommandDone
-from genctl.commands.explore.text_pane import TextPane
-from genctl.commands.explore.tree_pane import TreePane
 from genctl.config.check import known
 from genctl.errors import GenctlError, count
 from genctl.terminal import widgets

@@ -23,11 +23,10 @@ from textual.widgets import Static
 from genctl.commands.explore import marks
 from genctl.commands.explore.alternatives import Alternatives, Beams
 from genctl.commands.explore.dialogs import PromptLine
+from genctl.commands.explore.panes import TextPane, TreePane
 from genctl.commands.explore.screen_place import Place
 from genctl.commands.explore.screen_source import NodeLook, TreeSource
 from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, ModelThread
-from genctl.commands.explore.text_pane import TextPane
-from genctl.commands.explore.tree_pane import TreePane
 from genctl.errors import count
 from genctl.history import LaneHistory
 from genctl.terminal import widgets

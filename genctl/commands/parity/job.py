@@ -68,7 +68,7 @@ class ParityJob(Job[ParityCommandOptions]):
             return True
         if options.texts is not None:
             rows = readers.open_prompts(
-                (), options.texts, None, stdin_is_terminal=True, format=options.input_format, fields=scored.fields
+                (), options.texts, None, stdin_is_terminal=True, format=options.input_format, shape=scored.ROW
             )
             assert rows is not None
             self.input = iter(stack.enter_context(rows))

@@ -235,7 +235,7 @@ class RunJob(job.Job[RunOptions]):
             super().fail(row, code, message, said=said, hint=hint)
             self._count(row, failed=True)
         else:
-            self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message)))
+            self.results.stop(FirstFailure(self.of(row), row.index, error_record(row.id, code, message, row.columns)))
 
     def _count(self, row: InputRow | BadRow, *, failed: bool = False) -> None:
         if row.index >= self.output.done:

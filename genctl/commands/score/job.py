@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 # -- a scored text as the events of a lane that wrote it at once, so that it is shown as a generated one is ------------
 
 
-def scored_events(lane: str, before: str, model: str, one: Scored) -> Iterator[Event]:
-    """The events of a text that was scored after `before`."""
+def scored_events(lane: str, before: str, model: str, one: Scored, columns: dict[str, Any]) -> Iterator[Event]:
+    """The events of a text that was scored after `before`, of a row with these columns."""
     ids = tuple(token.id for token in one.tokens)
     text = "".join(token.text for token in one.tokens)
     hypothesis = Hypothesis(ids, -one.nll, -one.nll, "scored", score=one.mean, text=text)
-    yield Began(lane, before, "score", model)
+    yield Began(lane, before, "score", model, input=columns or None)
     yield Stepped(lane, 0, (), (Ended(lane, 0, one.tokens, hypothesis),))
     yield Finished(lane, (hypothesis,))
 
@@ -57,7 +57,7 @@ class ScoreJob(Job[ScoreOptions]):
     """One run of `genctl score`."""
 
     what = "text"
-    reading: ClassVar = {"fields": scored.fields}
+    reading: ClassVar = {"shape": scored.ROW}
 
     def __init__(self, options: ScoreOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
@@ -164,7 +164,7 @@ class ScoreJob(Job[ScoreOptions]):
     # -- before scoring ------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> Iterator[tuple[InputRow, TextToScore]]:
-        one_row = self.options.rank and self.options.input_kind != "jsonl"
+        one_row = self.options.rank and not self.options.has_rows
         rows = self._read(self.input)
         yield from self.usable(self._gathered(rows) if one_row else rows, self._texts_of)
 
@@ -212,6 +212,8 @@ class ScoreJob(Job[ScoreOptions]):
             extra |= {"rank": result.rank, "candidate": result.candidate}
         if result.backend:
             extra |= {"backend": result.backend, "exact": False}
+        if row.columns:
+            extra["input"] = row.columns
         return scored.score_record(
             row.id,
             row.prompt or "" if "target" in extra else result.text,
@@ -229,7 +231,7 @@ class ScoreJob(Job[ScoreOptions]):
             lane = row.id if one.rank is None else f"{row.id} rank {one.rank}"
             before = row.extra.get("context", self.options.context) or (row.prompt if one.text != row.prompt else "")
             page.figures(lane, {"": figures(one)})
-            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one):
+            for event in scored_events(lane, f"{before or ''}{one.lead}", self.name, one, row.columns):
                 page.feed(event)
 
     def _show(self, row: InputRow, outcome: Sequence[Scored]) -> None:

@@ -23,7 +23,7 @@ def unwrapped(talk: Talk) -> str:
     return "".join(row.rstrip() if row.endswith(" ") else row for row in talk.screen.display)
 
 
-@pytest.mark.parametrize("width", [60, 80, 140])
+@pytest.mark.parametrize("width", [30, 60, 80, 140])
 def test_a_path_is_never_broken(width: int, own_state: Path) -> None:
     state = own_state.parent / "a folder of state"
     with Talk(state, *QUIET, width=width) as talk:
@@ -31,7 +31,7 @@ def test_a_path_is_never_broken(width: int, own_state: Path) -> None:
         talk.say("A fox")
         (path,) = (state / "genctl" / "sessions").glob("*.jsonl")
         talk.say("/save")
-        assert str(path) in unwrapped(talk)
+        assert f"'{path}'" in unwrapped(talk)
         talk.press("\x04")
         assert talk.end() == 0
         assert f"genctl chat --open '{path}'" in unwrapped(talk)

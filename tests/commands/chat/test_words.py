@@ -64,11 +64,18 @@ def test_a_number_of_a_turn_begins_at_one() -> None:
         ("/preset g", ["greedy"]),
         ("/undo ", []),
         ("Hello /re", []),
+        ("/load tal", ["tale", "tales/"]),
+        ("/save tal", ["tales/"]),
+        ("/load  tales/a", ["tales/a b.jsonl"]),
     ],
 )
 def test_completion_knows_commands_knobs_and_presets(before: str, words: list[str]) -> None:
     knobs, presets = ["temperature", "top_k", "top_p"], ["greedy", "nucleus"]
-    assert [word for word, _ in slash.completions(before, knobs, presets)] == words
+    files = ["tales/"] if before.endswith("tal") else ["tales/a b.jsonl"]
+    how = (lambda typed: files, lambda typed: ["tale"] if typed == "tal" else [])
+    found = list(slash.completions(before, knobs, presets, *how))
+    assert [word for word, _ in found] == words
+    assert all(before[len(before) - length :] == word[:length] for word, length in found)
 
 
 # -- thoughts ----------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from genctl.commands.explore.panes import parts, text_of
 from genctl.commands.explore.screen_keys import COLUMNS, MOUSE
-from genctl.commands.explore.tree_pane import parts, text_of
 from genctl.tree.language import COMMANDS
 from tests.commands.explore.app import Shown, play
 from tests.tree.trees import explorer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from genctl.commands.explore.alternatives import by_rank, matching
+from genctl.commands.explore.panes import BranchRows
 from genctl.commands.explore.screen_source import TreeSource
-from genctl.commands.explore.tree_pane import BranchRows
 from genctl.tree.changes import Begun, Grown, Opened, Settled
 from genctl.tree.nodes import Tree
 from tests.commands.explore.app import Shown, play

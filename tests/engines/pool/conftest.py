@@ -65,6 +65,8 @@ def mixed_row(number: int) -> dict[str, Any]:
         params = {"temprature": 1}
     if number % 10 == 7:
         row["prompt"] = "too long " * 300
+    if number % 3:
+        row["label"] = {"number": number}
     return {**row, "params": params}
 
 

@@ -1,0 +1,130 @@
+"""The chats of this machine: the last one continues, all are listed, each is called by its name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from genctl.commands.chat import saved
+from tests.cli.tool import Done, genctl
+from tests.commands.chat.talk import Talk
+
+SHORT = ("-n", "4", "-q")
+
+
+def say(*arguments: str, turn: str = "The end?") -> Done:
+    return genctl("chat", *SHORT, *arguments, stdin=f"{turn}\n")
+
+
+@pytest.fixture
+def folder(own_state: Path) -> Path:
+    """The folder of sessions, with three chats, of which the one that was begun first was changed last."""
+    folder = own_state / "genctl" / "sessions"
+    folder.mkdir(parents=True)
+    for age, (name, turn) in enumerate((("c", "Once upon a time"), ("b", "A fox\nand"), ("a", "x " * 200))):
+        assert say("--save", str(folder / f"{name}.jsonl"), turn=turn).status == 0
+        os.utime(folder / f"{name}.jsonl", (10**9 - age * 10**5,) * 2)
+    return folder
+
+
+def test_the_last_chat_continues(folder: Path) -> None:
+    done = say("--continue", "--format", "jsonl")
+    assert done.status == 0, done.err
+    assert done.records[0]["usage"]["prompt_tokens"] > 8  # with all that was said before
+    assert (folder / "c.jsonl").read_text().count('"say ') == 2
+    os.utime(folder / "b.jsonl")
+    assert say("--continue").status == 0
+    assert (folder / "b.jsonl").read_text().count('"say ') == 3
+
+
+def test_a_chat_that_is_saved_elsewhere_is_among_them(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "my tale.jsonl"
+    assert say("--save", str(elsewhere)).status == 0
+    assert genctl("chat", "--list", "--format", "jsonl").records[0]["path"] == str(elsewhere)
+    assert say("--continue").status == 0
+    assert elsewhere.read_text().count('"say ') == 2
+    elsewhere.unlink()
+    assert len(genctl("chat", "--list", "--format", "jsonl").records) == 3
+
+
+def test_trees_and_copies_are_no_chats_and_a_damaged_one_is_reported(folder: Path) -> None:
+    script = folder.parent / "script"
+    script.write_text("generate 2\n")
+    tree = folder / "explored.jsonl"
+    assert genctl("explore", "The fox", "--script", str(script), "--save", str(tree)).status == 0
+    (folder / "c-copy.jsonl").write_bytes((folder / "c.jsonl").read_bytes())
+    assert saved.last_chat() == folder / "c.jsonl"
+    (folder / "z.jsonl").write_text("{}\n")
+    first = genctl("chat", "--list", "--format", "jsonl").records[0]
+    assert "z.jsonl is not the file of a tree" in first["error"]
+    done = say("--continue")
+    assert (done.status, "z.jsonl is not the file of a tree" in done.err, "--list" in done.err) == (2, True, True)
+
+
+def test_the_list(folder: Path) -> None:
+    records = genctl("chat", "--list", "--format", "jsonl").records
+    assert [Path(record["path"]).stem for record in records] == ["c", "b", "a"]
+    assert [record["turns"] for record in records] == [1, 2, 1]
+    assert {record["model"] for record in records} == {"builtin:stories"}
+    assert records[0]["words"] == "Once upon a time"
+    assert records[0]["date"].startswith("2001-09-")
+    lines = genctl("chat", "--list").out.splitlines()
+    assert [line.split("\t")[1:] for line in lines][:1] == [
+        ["builtin:stories", "1", "Once upon a time", str(folder / "c.jsonl")]
+    ]
+    for width in ("60", "80"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("COLUMNS", width)
+            shown = genctl("chat", "--list", terminal=True, color="never")
+        rows = shown.out.splitlines()
+        assert max(map(len, rows)) <= int(width)
+        assert rows[1::2] == ["  c", "  b", "  a"]
+        assert rows[0].endswith("builtin:stories  1 turn  Once upon a time")
+        assert "--continue" in shown.err
+
+
+def test_a_list_of_nothing_and_of_something_else(own_state: Path) -> None:
+    done = genctl("chat", "--list")
+    assert (done.status, done.out) == (0, "")
+    assert done.err == f"note: no chat is saved in {own_state / 'genctl' / 'sessions'}\n"
+    assert "there is no chat to continue in" in say("--continue").err
+    for more in (("--continue",), ("Hello",), ("-n", "3"), ("--open", "x")):
+        done = genctl("chat", "--list", *more)
+        assert (done.status, "--list only lists" in done.err) == (2, True)
+    for more in (("--open", "x"), ("--save", "x")):
+        assert say("--continue", *more).status == 2
+
+
+def test_names_and_paths_are_completed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tales").mkdir()
+    (tmp_path / "tales" / "a b.jsonl").touch()
+    (tmp_path / ".hidden").touch()
+    assert saved.paths("ta") == ["tales/"]
+    assert saved.paths("tales/") == ["tales/a b.jsonl"]
+    assert saved.paths("~/tales/a") == ["~/tales/a b.jsonl"]
+    assert saved.paths(f"{tmp_path}/t") == [f"{tmp_path}/tales/"]
+    assert ".hidden" not in saved.paths("")
+    assert saved.paths(".h") == [".hidden"]
+    assert saved.paths("nowhere/") == []
+    assert saved.names("") == ["c", "b", "a"]
+    assert saved.path_of("c") == saved.path_of("c.jsonl") == folder / "c.jsonl"
+    assert saved.path_of("~/x") == tmp_path / "x"
+    assert say("--open", "c").status == 0
+    assert (folder / "c.jsonl").read_text().count('"say ') == 2
+
+
+def test_tab_completes_the_chat_to_load(folder: Path) -> None:
+    folder.joinpath("c.jsonl").rename(folder / "the-first-of-all.jsonl")
+    with Talk(folder.parents[1], *SHORT) as talk:
+        talk.at_prompt().press("/load the-f\t")
+        talk.wait(lambda: talk.lines[-1] == "> /load the-first-of-all")
+        talk.press("\r")
+        talk.wait(lambda: "> Once upon a time" in talk.lines)
+        talk.at_prompt()
+        assert talk.say("/save")[-1].endswith("the-first-of-all.jsonl")
+    assert json.loads((folder / "the-first-of-all.jsonl").read_text().splitlines()[0])["event"] == "opened"
