@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -74,7 +74,7 @@ class TokensOptions(PresetOptions):
 
     def prompts(self, say: Callable[[str], object], **how: Any) -> Prompts | None:
         """The texts of the command line, or the ids; None if there is nothing."""
-        return super().prompts(say, **{**how, **({"fields": id_fields} if self.decode else {})})
+        return super().prompts(say, **{**how, **({"shape": IDS} if self.decode else {})})
 
 
 CONFLICTS: tuple[Conflict, ...] = (
@@ -114,12 +114,17 @@ TOKENS = Command(
 )
 
 
-def id_fields(data: dict[str, Any], template: object = None) -> dict[str, Any]:
+def _ids(own: dict[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """Of a row of --decode: its token_ids, as records have them, or prompt_ids. Raises RefusedRow."""
-    key = next((key for key in ("token_ids", "prompt_ids") if key in data), "")
+    key = next((key for key in IDS.prompts if key in own), "")
     if not key:
         raise RefusedRow("no token_ids")
-    return jsonl.fields({"prompt_ids": data[key]})
+    return jsonl.ROW.fields({"prompt_ids": own[key]}, ())
+
+
+IDS = jsonl.RowShape(
+    (*jsonl.KNOWN, "token_ids"), ("token_ids", "prompt_ids"), _ids, nested=frozenset(("token_ids", "prompt_ids"))
+)
 
 
 def ids_of(words: str) -> tuple[int, ...]:

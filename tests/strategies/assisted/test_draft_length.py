@@ -102,7 +102,7 @@ def test_a_number_that_fits_the_products_is_preferred() -> None:
 
 def test_beside_many_rows_a_token_more_costs_as_much_as_a_row() -> None:
     price = PassPrice("float32", 500e6)
-    assert [never_pays(price, rows) for rows in (1, 8, 16, 21, 64, 128)] == [False] * 3 + [True] * 3
+    assert [never_pays(price, rows) for rows in (1, 8, 12, 21, 64, 128)] == [False] * 3 + [True] * 3
     sure = rates(1.0, 1.0).promise(0, 20)
     plan = PassPlan(price, 8, cached=True)
     drafted = 0
@@ -149,9 +149,12 @@ class Rounds:
         counts = []
         for right in outcomes:
             self.drafter.right = right
-            draft = self.drafts.next(self.written, PassPlan(self.price, 1, cached=True))
+            draft = None
+            if not self.drafts.rests():
+                draft = self.drafts.next(self.written, PassPlan(self.price, 1, cached=True))
+                self.written = []
             counts.append(0 if draft is None else len(draft.tokens))
-            self.written = [7] * (1 + (counts[-1] if right else 0))
+            self.written += [7] * (1 + (counts[-1] if right else 0))
         return counts
 
 
