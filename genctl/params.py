@@ -19,6 +19,13 @@ MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
 MOST_MATCHED = 64  # tokens that prompt lookup compares; transformers looks for 2
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
+# the tags around a thought: of DeepSeek-R1, Qwen3 and most others; of Claude-like data sets; of Magistral; of Seed-OSS
+THOUGHT_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+)
 
 Ids: TypeAlias = list[int]
 Words: TypeAlias = list[str]
@@ -289,6 +296,20 @@ class Generation:
         "remove the prompt's last tokens where a longer token could cover them, and generate them again",
         STRUCTURE,
         neutral=False,
+    )
+
+    thinking_budget: Count | None = knob(
+        None, "close the model's thought after this many tokens; 0: it does not think", STRUCTURE
+    )
+    thinking_tags: tuple[str, str] | None = knob(
+        None,
+        'the tags around a thought, such as ["<think>", "</think>"] (default: known ones that the chat template '
+        "or the vocabulary has)",
+        STRUCTURE,
+        flag=False,
+    )
+    thinking_end: str | None = knob(
+        None, "the text with which thinking_budget ends a thought (default: the closing tag)", STRUCTURE, flag=False
     )
 
     # -- search ------------------------------------------------------------------------------------------------------

@@ -183,6 +183,12 @@ _ROWS = (
     _row("regex", "llguidance", "grammar.regex"),
     _row("grammar", "llguidance", "grammar.lark"),
     _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
+    _row(
+        "thinking_budget",
+        "vllm-project/vllm#20859",
+        "thinking.thinking",
+        ("thinking_budget", "thinking_tags", "thinking_end"),
+    ),
     _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
     _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(

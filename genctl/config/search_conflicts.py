@@ -130,8 +130,8 @@ def reranking(generation: Generation) -> list[str]:
     return messages
 
 
-def grammars(generation: Generation) -> list[str]:
-    """The conflicts of grammars, prefixes and token healing, one sentence each."""
+def structures(generation: Generation) -> list[str]:
+    """The conflicts of grammars, prefixes, token healing and budgets of thought, one sentence each."""
     knobs = [knob for knob in GRAMMARS if getattr(generation, knob) is not None]
     messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
     if generation.grammar_after == "":
@@ -142,4 +142,16 @@ def grammars(generation: Generation) -> list[str]:
         ]
         if generation.stop_regex is not None:
             messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    if generation.thinking_budget is not None:
+        begins = {"prefix": generation.prefix, "token_healing": generation.token_healing}
+        begins |= {} if generation.grammar_after else dict.fromkeys(knobs, True)
+        messages += [
+            f"thinking_budget = {generation.thinking_budget} cannot be combined with {name}: both say how the text "
+            "begins" + ("; grammar_after lets the grammar begin after the thought" if name in knobs else "")
+            for name, there in begins.items()
+            if there
+        ]
+        tags = generation.thinking_tags
+        if tags is not None and (not all(tags) or tags[0] == tags[1]):
+            messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
     return messages

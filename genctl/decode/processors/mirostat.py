@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,13 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode.processors import ByHistory
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
-Past: TypeAlias = tuple[float, Places, NDArray[Any]]
-
-# Steps that a row may be rolled back (drafts are far shorter).
-_DEPTH = 64
+Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the kept ids and their surprises
 
 
 def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
@@ -36,8 +32,7 @@ class Mirostat:
 
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
         self.tau, self.eta, self.prompt_len, self.least = tau, eta, prompt_len, min_tokens_to_keep
-        # history -> its mu, the kept ids and their surprises
-        self._past: OrderedDict[bytes, Past] = OrderedDict()
+        self._past: ByHistory[Past] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores without the too surprising tokens."""
@@ -55,26 +50,15 @@ class Mirostat:
             remaining = row.take(places)
             surprise = -np.log2(np.maximum(row.weights[places] / row.weights[places].sum(), 1e-300))
             ids = np.arange(remaining.size) if remaining.ids is None else remaining.ids
-            self._remember(line.tobytes(), (mu, ids, surprise), len(written))
+            self._past.put(line.tobytes(), (mu, ids, surprise), len(written))
             remaining.write(output[number])
         return torch.from_numpy(output).to(scores)
 
     def _threshold(self, before: bytes, token: int, length: int) -> float:
-        past = self._past.get(_key(before)) if length > self.prompt_len else None
+        past = self._past.get(before) if length > self.prompt_len else None
         if past is None:
             return 2.0 * self.tau
         mu, ids, surprises = past
         here = np.searchsorted(ids, token)
         observed = float(surprises[here]) if here < len(ids) and ids[here] == token else mu
         return mu - self.eta * (observed - self.tau)
-
-    def _remember(self, written: bytes, past: Past, rows: int) -> None:
-        key = _key(written)
-        self._past[key] = past
-        self._past.move_to_end(key)
-        while len(self._past) > _DEPTH * max(rows, 16):
-            self._past.popitem(last=False)
-
-
-def _key(written: bytes) -> bytes:
-    return hashlib.blake2b(written, digest_size=16).digest()
