@@ -250,6 +250,11 @@ class Generation:
         None, "texts never generated; without a leading space, the form after a space is excluded too", WORDS
     )
     bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, flag=False)
+    ban: Words | None = knob(
+        None, "a text never written, in whatever tokens: it is taken back to the token in which it begins", WORDS
+    )
+    ban_file: str | None = knob(None, "a file with more texts for ban, one on each line", WORDS)
+    ban_ignore_case: bool = knob(False, "ban: upper and lower case are the same", WORDS, flag=False)
     logit_bias: dict[str, float] | None = knob(
         None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, flag=False
     )

@@ -46,6 +46,7 @@ repetition_penalty encoder_repetition_penalty presence_penalty frequency_penalty
 encoder_no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_sequence_breakers
 exponential_decay_length_penalty remove_invalid_values renormalize_logits guidance_scale negative_prompt
 watermarking_config penalty_last_n
+ban ban_ignore_case
 bad_words bad_words_ids logit_bias sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id
 forced_eos_token_id
 regex prefix token_healing grammar_after json_schema_unenforced thinking_budget thinking_tags thinking_end
@@ -67,7 +68,7 @@ about
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_FREE.split(), FREE),
     **dict.fromkeys(("model", "revision", "tokenizer", "assistant_model", "amateur_model"), CHECKPOINT),
-    **dict.fromkeys(("json_schema", "grammar", "prompt_cache"), FILE),
+    **dict.fromkeys(("json_schema", "grammar", "prompt_cache", "ban_file"), FILE),
     **dict.fromkeys(LISTS, LIST),
     "backend": Rule("yours", "decides who gets the prompts and the key"),
     "offload_folder": Rule("yours", "names a folder to write to"),

@@ -171,6 +171,7 @@ _ROWS = (
     _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor", "penalties"),
     _row("bad_words_ids", "NoBadWordsLogitsProcessor", "forcing", reads="row"),
     _row("bad_words", "NoBadWordsLogitsProcessor, on text", "forcing", reads="row"),
+    _row("ban", "LostRuins/koboldcpp#1141", "bans.ban", ("ban", "ban_ignore_case")),
     _row("min_length", "MinLengthLogitsProcessor", "forcing"),
     _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor", "forcing"),
     _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor", "forcing"),

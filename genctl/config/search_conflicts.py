@@ -6,7 +6,7 @@ Functions raise UsageError with the first conflict, or return all of them as sen
 
 from __future__ import annotations
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, quote
 from genctl.params import DRAFTING, GRAMMARS, Generation
 
 MODES = (*DRAFTING, "dola_layers", "amateur_model")  # knobs that select a strategy of their own
@@ -109,6 +109,29 @@ def mode_of(generation: Generation) -> str | None:
                 f'draft_sampling = "rejection" has draws of its own, and sampler = "{generation.sampler}" others'
             )
     return way
+
+
+def bans(generation: Generation) -> list[str]:
+    """The conflicts of `ban`, one sentence each."""
+    g = generation
+    if not g.ban:
+        return []
+    others = {
+        **{f"num_beams = {g.num_beams}": g.num_beams > 1, "penalty_alpha": g.penalty_alpha},
+        **{f"num_return_sequences = {g.num_return_sequences}": g.num_return_sequences > 1},
+        **{name: getattr(g, name) is not None for name in ("best_of", "mbr_samples", *MODES)},
+    }
+    messages = [
+        f"ban = {', '.join(map(quote, g.ban))} cannot be combined with {name}: it takes back the text of a single row"
+        for name, there in others.items()
+        if there
+    ]
+    for phrase in g.ban:
+        if not phrase:
+            messages.append("ban: an empty text is in every text")
+        elif "\N{REPLACEMENT CHARACTER}" in phrase:
+            messages.append(f"ban: {quote(phrase)} holds U+FFFD, which stands for a character that is incomplete")
+    return messages
 
 
 def reranking(generation: Generation) -> list[str]:

@@ -256,10 +256,12 @@ class Planner:
         return self.latest[1]
 
     def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.search_conflicts import mode_of
+        from genctl.config.search_conflicts import bans, mode_of
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
+        if clashes := bans(generation):  # of a command that sets the number of rows itself
+            raise UsageError("\n".join(clashes))
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
             from genctl.engines.local import lane_results
