@@ -128,6 +128,31 @@ class Generation:
     top_n_sigma: Positive | None = knob(
         None, "keep tokens within n standard deviations of the best score (arXiv:2411.07641)", SAMPLING, sampling=True
     )
+    min_k: Weight | None = knob(
+        None,
+        "keep the best tokens down to the steepest drop of the sorted scores, and no fewer than this over their range; "
+        "3 in the paper (arXiv:2604.11012)",
+        SAMPLING,
+        sampling=True,
+        flag=False,
+    )
+    p_less: Literal["plain", "norm"] | None = knob(
+        None,
+        "keep tokens at least as probable as it is that two draws are equal; norm keeps more (arXiv:2509.23234)",
+        SAMPLING,
+        sampling=True,
+        flag=False,
+    )
+    adaptive_target: Share | None = knob(
+        None,
+        "adaptive-p: hold the mean probability of the written tokens near this (llama.cpp)",
+        SAMPLING,
+        sampling=True,
+        flag=False,
+    )
+    adaptive_decay: Annotated[float, Ge(0.0), Le(0.99)] = knob(
+        0.9, "adaptive-p: how slowly earlier tokens are forgotten", SAMPLING, sampling=True, flag=False
+    )
     xtc_probability: Share = knob(
         0.0,
         "XTC: probability of excluding the top choices at a step (oobabooga/text-generation-webui#6335)",

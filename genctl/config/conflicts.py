@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
 from genctl.config.listed_knobs import CRITERIA, PROCESSORS, WINDOW
-from genctl.documents import reader
-from genctl.errors import UsageError
 from genctl.params import Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
@@ -309,17 +306,6 @@ def _exceeds(low: Setting, high: Setting) -> bool:
     return low.value is not None and high.value is not None and low.value > high.value
 
 
-def _lines(name: str, said: str) -> list[str]:
-    """The lines of a file that are not blank. Raises UsageError, which says by what the file is named."""
-    try:
-        lines = reader.text(Path(name).expanduser(), 1 << 20, regular=True).splitlines()
-    except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
-        raise UsageError(f"{said} cannot be read: {error}") from error
-    if not any(map(str.strip, lines)):
-        raise UsageError(f"{said} has no text in it")
-    return [line for line in lines if line.strip()]
-
-
 def _loser(settings: Settings) -> str:
     """The one of max_new_tokens and max_length that the other overrides, if both are set."""
     new, total = _get(settings, "max_new_tokens"), _get(settings, "max_length")
@@ -356,10 +342,6 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
         moot["num_assistant_tokens_schedule"] = ("price", schedule.place)
         if schedule.kind != "model":
             notes.append(f"{_say('num_assistant_tokens_schedule', schedule)}: as many drafts as pay are made (price)")
-    banned, file = _get(settings, "ban"), _get(settings, "ban_file")
-    if file.value:
-        moot["ban"] = ([*(banned.value or ()), *_lines(file.value, _say("ban_file", file))], file.place)
-        moot["ban_file"] = (None, file.place)
     use, form = _get(settings, "use_cache"), _get(settings, "cache_implementation")
     if use.value is (form.value == "off"):  # two names for one setting: the later one wins
         if use.level > form.level:

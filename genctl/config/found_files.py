@@ -42,6 +42,7 @@ _FREE = """
 max_new_tokens max_length min_new_tokens min_length num_return_sequences
 do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff top_n_sigma xtc_probability
 xtc_threshold dynatemp_range dynatemp_exponent smoothing_factor smoothing_curve mirostat_tau mirostat_eta sampler
+min_k p_less adaptive_target adaptive_decay
 repetition_penalty encoder_repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size
 encoder_no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_sequence_breakers
 exponential_decay_length_penalty remove_invalid_values renormalize_logits guidance_scale negative_prompt

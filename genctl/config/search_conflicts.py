@@ -134,6 +134,16 @@ def bans(generation: Generation) -> list[str]:
     return messages
 
 
+def steering(generation: Generation) -> list[str]:
+    """The conflict of mirostat and adaptive-p, in a sentence."""
+    if generation.mirostat_tau is None or generation.adaptive_target is None:
+        return []
+    return [
+        f"mirostat_tau = {generation.mirostat_tau:g} and adaptive_target = {generation.adaptive_target:g} both steer "
+        "by what is written; leave out one of them"
+    ]
+
+
 def reranking(generation: Generation) -> list[str]:
     """The conflicts of best_of and mbr_samples, one sentence each."""
     g = generation

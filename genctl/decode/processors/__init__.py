@@ -26,7 +26,8 @@ _DEPTH = 64  # steps that a row may be rolled back (drafts are far shorter)
 class ByHistory(Generic[T]):
     """What is known of rows by their tokens, so that rows may be moved, forked and rolled back between calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = _DEPTH) -> None:
+        self.depth = depth
         self._known: OrderedDict[bytes, T] = OrderedDict()
 
     def get(self, tokens: bytes) -> T | None:
@@ -38,7 +39,7 @@ class ByHistory(Generic[T]):
         key = _key(tokens)
         self._known[key] = known
         self._known.move_to_end(key)
-        while len(self._known) > _DEPTH * max(rows, 16):
+        while len(self._known) > self.depth * max(rows, 16):
             self._known.popitem(last=False)
 
 
