@@ -40,9 +40,8 @@ class Banned:
 
     def search(self, scores: Scores, context: Context) -> Search:
         plain, bans = Sample(self.do_sample, 1, self.length_penalty, self.sampler), bans_of(context.processors)
-        if bans is None:  # a list of processors leaves them out
-            yield from plain.search(scores, context)
-            return
+        if bans is None:
+            raise UsageError("ban has no effect: the list of processors leaves it out", hint='add use = "ban" to it')
         rng, row = context.rng, torch.zeros(1, dtype=torch.long, device=scores.logits.device)
         trial, note = Trial(bans, scores.rows.texts[0].words.fork()), ""
         written: list[int] = []

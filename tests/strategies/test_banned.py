@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import genctl
 from genctl import events
 from genctl.api import Model
 from genctl.config.search_conflicts import bans as conflicts
+from genctl.decode.processors.bans import Bans
 from genctl.errors import GenctlError
+from genctl.models.text import detokenizer
 from genctl.params import Generation
+from genctl.strategies.banned import Trial
 from tests.cli.tool import genctl as tool
 from tests.tiny import EOS, VOCABULARY, checkpoint, tiny, tokenizer
 
@@ -249,6 +254,51 @@ def test_the_commands_of_a_tree_take_back_or_refuse(tmp_path: Path) -> None:
         done = tool("explore", "Once upon a time", "--ban", "there was", "--script", str(script))
         assert said in done.out + done.err, (command, done.out, done.err)
         assert "there was" not in done.out
+
+
+def test_a_list_of_processors_needs_the_ban_and_the_setting_beside_it() -> None:
+    for arguments, said in (
+        (("--ban", "was", "--set", 'processors=[{use="min_length"}]'), "the list of processors leaves it out"),
+        (("--set", 'processors=[{use="ban", ban=["was"]}]'), "ban is set in the list of processors alone"),
+    ):
+        done = tool("run", "Once upon a time", "-n", "9", *arguments)
+        assert done.status != 0
+        assert said in done.err
+    done = tool("run", "Once upon a time", "-n", "9", "--ban", "re was", "--set", 'processors=[{use="ban"}]')
+    assert done.status == 0
+    assert "re was" not in done.out
+
+
+def tokens_and_phrases() -> st.SearchStrategy[tuple[list[int], list[str]]]:
+    letters = st.text("aAeéÉßsS ", min_size=1, max_size=4)
+    pieces = st.one_of(letters, st.sampled_from(["s", "é", "日", "th"]))
+    texts = st.lists(pieces, min_size=1, max_size=8)
+    ids = texts.map(lambda parts: [id for part in parts for id in tokenizer().encode(part, add_special_tokens=False)])
+    broken = st.tuples(ids, st.integers(0, 12), st.integers(3, VOCABULARY - 1)).map(
+        lambda drawn: [*drawn[0][: drawn[1]], drawn[2], *drawn[0][drawn[1] :]]
+    )
+    return st.tuples(st.one_of(ids, broken), st.lists(letters, min_size=1, max_size=3))
+
+
+@given(tokens_and_phrases(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_phrases_are_found_where_they_begin_and_nothing_that_may_begin_one_is_settled(
+    drawn: tuple[list[int], list[str]], ignore_case: bool
+) -> None:
+    ids, phrases = drawn
+    fold: Fold = str.casefold if ignore_case else str
+    bans = Bans(phrases, ignore_case=ignore_case, whole=torch.zeros(VOCABULARY, dtype=torch.bool), prompt_len=0)
+    trial, settled = Trial(bans, detokenizer(tokenizer())), 0
+    for count, token in enumerate(ids, 1):
+        trial.push(token)
+        found = trial.find(whole=False)
+        at = begin(
+            tokenizer().decode(ids[:count], skip_special_tokens=True).rstrip("\ufffd"), ids[:count], phrases, fold
+        )
+        assert (None if found is None else settled + found[0]) == at
+        if found is not None:
+            return
+        settled += len(trial.accept(trial.settled))
 
 
 def test_a_file_has_a_phrase_on_each_line(tmp_path: Path) -> None:

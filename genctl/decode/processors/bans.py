@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors.build import ProcessorContext
-from genctl.decode.processors.token_bytes import spelling
+from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
 
-_BETWEEN = "\N{NULL}"
+_BETWEEN = "\ufdd0"  # no character
 
 
 class Bans:
@@ -27,11 +27,11 @@ class Bans:
 
     def __init__(self, phrases: Sequence[str], *, ignore_case: bool, whole: Tensor, prompt_len: int) -> None:
         self.phrases, self.ignore_case, self.prompt_len = tuple(dict.fromkeys(phrases)), ignore_case, prompt_len
-        self._whole = whole  # bool [V]
+        self.whole = whole  # bool [V]
         self._barred: dict[tuple[int, ...], dict[int, str]] = {}  # new tokens -> token -> its phrase
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
-        output = scores.masked_fill(self._whole, -torch.inf)
+        output = scores.masked_fill(self.whole, -torch.inf)
         if self._barred:
             for row, tokens in enumerate(history[:, self.prompt_len :].tolist()):
                 output[row, [*self.after(tokens)]] = -torch.inf
@@ -66,20 +66,18 @@ def bans_of(processors: Sequence[Any]) -> Bans | None:
     return next((function for function in functions if isinstance(function, Bans)), None)
 
 
-def ban(m: ProcessorContext, phrases: Sequence[str]) -> Bans:
+def ban(m: ProcessorContext, phrases: Sequence[str]) -> Bans | None:
     """The processor of `ban`."""
-    made = Bans(
-        phrases,
-        ignore_case=m.generation.ban_ignore_case,
-        whole=torch.zeros(m.vocab_size, dtype=torch.bool, device=m.device),
-        prompt_len=m.prompt_len,
-    )
+    if not phrases:
+        return None
     if m.tokenizer is None:
         raise UsageError("ban: is about text, but the checkpoint has no tokenizer", hint="bad_words_ids bars ids")
+    whole = torch.zeros(m.vocab_size, dtype=torch.bool)
+    made = Bans(phrases, ignore_case=m.generation.ban_ignore_case, whole=whole, prompt_len=m.prompt_len)
     try:
         words = spelling(m.tokenizer, m.vocab_size, "ban")
-    except UsageError:  # its tokens have no text of their own: everything is found in the written text
-        return made
+    except UsageError:  # its tokens have no text of their own: all phrases are found in the written text
+        words = Spelling((), {})
     key = "texts", made.ignore_case
     if key not in words.memo:
         texts = [made.fold(piece.decode(errors="replace")) for piece in words.pieces]
@@ -89,6 +87,7 @@ def ban(m: ProcessorContext, phrases: Sequence[str]) -> Bans:
         at = joined.find(phrase)
         while at >= 0:
             token = bisect_right(ends, at)
-            made._whole[token] = True
+            whole[token] = True
             at = joined.find(phrase, ends[token])
+    made.whole = whole.to(m.device)
     return made

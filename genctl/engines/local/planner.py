@@ -421,7 +421,13 @@ class Planner:
             message=_last_message(request),
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
-        return build(context)
+        processors = build(context)
+        if not generation.ban and any(processor.name == "ban" for processor in processors):
+            raise UsageError(
+                "ban is set in the list of processors alone, which cannot take back a text",
+                hint="set it beside the list",
+            )
+        return processors
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
