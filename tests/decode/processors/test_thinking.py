@@ -141,7 +141,7 @@ def by_hand(model: Any, ids: Any, budget: int) -> dict[str, Any]:
         {},
         {"do_sample": True, "seed": 4, "num_return_sequences": 3},
         {"num_beams": 3, "num_return_sequences": 3},
-        {"penalty_alpha": 0.6, "top_k": 4},
+        {"penalty_alpha": 0.98, "top_k": 8},
         {"prompt_lookup_num_tokens": 4},
         {"repetition_penalty": 1.5, "bad_words": ["</"], "top_k": 5, "do_sample": True, "seed": 2},
     ],
