@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 import genctl
 from genctl import events
 from genctl.api import Model
+from genctl.commands import job
 from genctl.config.search_conflicts import bans as conflicts
 from genctl.decode.processors.bans import Bans
 from genctl.errors import GenctlError
+from genctl.io import resumable
 from genctl.models.text import detokenizer
 from genctl.params import Generation
 from genctl.strategies.banned import Trial
@@ -254,6 +256,44 @@ def test_the_commands_of_a_tree_take_back_or_refuse(tmp_path: Path) -> None:
         done = tool("explore", "Once upon a time", "--ban", "there was", "--script", str(script))
         assert said in done.out + done.err, (command, done.out, done.err)
         assert "there was" not in done.out
+
+
+def test_explain_says_what_was_barred_where_a_text_was_taken_back() -> None:
+    done = tool("run", "Once upon a time", "-n", "3", "--ban", "there was", "--explain")
+    (changed,) = [line.split() for line in done.err.splitlines() + done.out.splitlines() if "new winner" in line]
+    assert changed[:2] == ["ban", "−1"]
+
+
+def test_an_output_that_was_cut_off_is_continued_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "SPAN", 1)
+    monkeypatch.setattr(resumable, "EVERY_S", 0.0)
+    rows, out = tmp_path / "rows.txt", tmp_path / "out.jsonl"
+    rows.write_text("Once\nOne day\nThe fox\n")
+    run = (
+        "run",
+        "-i",
+        str(rows),
+        "-o",
+        str(out),
+        "-n",
+        "9",
+        "--do-sample",
+        "--seed",
+        "3",
+        "--ban",
+        " named",
+        "--resume",
+    )
+    assert tool(*run).status == 0
+    whole, journal = out.read_bytes(), tmp_path / "out.jsonl.journal"
+    assert b" named" not in whole
+    kept = journal.read_bytes().splitlines(keepends=True)[:2]
+    journal.write_bytes(b"".join(kept))
+    out.write_bytes(whole[: json.loads(kept[-1])["bytes"] + 9])
+    assert tool(*run).status == 0
+    assert out.read_bytes() == whole
 
 
 def test_a_list_of_processors_needs_the_ban_and_the_setting_beside_it() -> None:
