@@ -93,6 +93,8 @@ class Hypothesis:
     kind: str = ""  # the criterion, where `reason` is "stop": string, regex, token, floor, repetition, plugin, server
     unmet: tuple[str, ...] = ()  # forced phrases that are not in it
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
+    thought: Natural | None = None  # tokens of thought, if there is a budget
+    thought_cut: bool = False  # whether the budget ended the thought
     counted: Natural = 0  # new tokens, where a server does not tell their ids, so that `tokens` is empty
 
     @property

@@ -19,6 +19,13 @@ MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
 MOST_MATCHED = 64  # tokens that prompt lookup compares; transformers looks for 2
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
+# the tags around a thought: of DeepSeek-R1, Qwen3 and most others; of Claude-like data sets; of Magistral; of Seed-OSS
+THOUGHT_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+)
 
 Ids: TypeAlias = list[int]
 Words: TypeAlias = list[str]
@@ -122,6 +129,31 @@ class Generation:
     )
     top_n_sigma: Positive | None = knob(
         None, "keep tokens within n standard deviations of the best score (arXiv:2411.07641)", SAMPLING, sampling=True
+    )
+    min_k: Weight | None = knob(
+        None,
+        "keep the best tokens down to the steepest drop of the sorted scores, and no fewer than this over their range; "
+        "3 in the paper (arXiv:2604.11012)",
+        SAMPLING,
+        sampling=True,
+        rare=True,
+    )
+    p_less: Literal["plain", "norm"] | None = knob(
+        None,
+        "keep tokens at least as probable as it is that two draws are equal; norm keeps more (arXiv:2509.23234)",
+        SAMPLING,
+        sampling=True,
+        rare=True,
+    )
+    adaptive_target: Share | None = knob(
+        None,
+        "adaptive-p: hold the mean probability of the written tokens near this (llama.cpp)",
+        SAMPLING,
+        sampling=True,
+        rare=True,
+    )
+    adaptive_decay: Annotated[float, Ge(0.0), Le(0.99)] = knob(
+        0.9, "adaptive-p: how slowly earlier tokens are forgotten", SAMPLING, sampling=True, rare=True
     )
     xtc_probability: Share = knob(
         0.0,
@@ -250,6 +282,11 @@ class Generation:
         None, "texts never generated; without a leading space, the form after a space is excluded too", WORDS
     )
     bad_words_ids: list[Ids] | None = knob(None, "sequences of ids never generated", WORDS, rare=True)
+    ban: Words | None = knob(
+        None, "a text never written, in whatever tokens: it is taken back to the token in which it begins", WORDS
+    )
+    ban_file: str | None = knob(None, "a file with more texts for ban, one on each line", WORDS)
+    ban_ignore_case: bool = knob(False, "ban: upper and lower case are the same", WORDS, rare=True)
     logit_bias: dict[str, float] | None = knob(
         None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, rare=True
     )
@@ -296,6 +333,20 @@ class Generation:
         "remove the prompt's last tokens where a longer token could cover them, and generate them again",
         STRUCTURE,
         neutral=False,
+    )
+
+    thinking_budget: Count | None = knob(
+        None, "close the model's thought after this many tokens; 0: it does not think", STRUCTURE
+    )
+    thinking_tags: tuple[str, str] | None = knob(
+        None,
+        'the tags around a thought, such as ["<think>", "</think>"] (default: known ones that the chat template '
+        "or the vocabulary has)",
+        STRUCTURE,
+        rare=True,
+    )
+    thinking_end: str | None = knob(
+        None, "the text with which thinking_budget ends a thought (default: the closing tag)", STRUCTURE, rare=True
     )
 
     # -- search ------------------------------------------------------------------------------------------------------

@@ -42,13 +42,15 @@ _FREE = """
 max_new_tokens max_length min_new_tokens min_length num_return_sequences
 do_sample temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff top_n_sigma xtc_probability
 xtc_threshold dynatemp_range dynatemp_exponent smoothing_factor smoothing_curve mirostat_tau mirostat_eta sampler
+min_k p_less adaptive_target adaptive_decay
 repetition_penalty encoder_repetition_penalty presence_penalty frequency_penalty no_repeat_ngram_size
 encoder_no_repeat_ngram_size dry_multiplier dry_base dry_allowed_length dry_sequence_breakers
 exponential_decay_length_penalty remove_invalid_values renormalize_logits guidance_scale negative_prompt
 watermarking_config penalty_last_n
+ban ban_ignore_case
 bad_words bad_words_ids logit_bias sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id
 forced_eos_token_id
-regex prefix token_healing grammar_after json_schema_unenforced
+regex prefix token_healing grammar_after json_schema_unenforced thinking_budget thinking_tags thinking_end
 num_beams length_penalty early_stopping num_beam_groups diversity_penalty stochastic_beams force_words force_words_ids
 best_of mbr_samples mbr_utility penalty_alpha
 prompt_lookup_num_tokens max_matching_ngram_size assistant_early_exit num_assistant_tokens
@@ -67,7 +69,7 @@ about
 TABLE: dict[str, Rule] = {
     **dict.fromkeys(_FREE.split(), FREE),
     **dict.fromkeys(("model", "revision", "tokenizer", "assistant_model", "amateur_model"), CHECKPOINT),
-    **dict.fromkeys(("json_schema", "grammar", "prompt_cache", "draft_corpus"), FILE),
+    **dict.fromkeys(("json_schema", "grammar", "prompt_cache", "draft_corpus", "ban_file"), FILE),
     **dict.fromkeys(LISTS, LIST),
     "backend": Rule("yours", "decides who gets the prompts and the key"),
     "offload_folder": Rule("yours", "names a folder to write to"),

@@ -29,6 +29,7 @@ from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices
 from genctl.config.generation_fields import REFUSED
 from genctl.config.listed_knobs import LISTS, check_list
 from genctl.config.toml import printable
+from genctl.documents import reader
 from genctl.errors import PresetError
 from genctl.params import Generation, Runtime
 
@@ -54,7 +55,7 @@ BOOKKEEPING = {
 
 # Keys that a downloaded checkpoint may not set: they name other files, checkpoints or code to load.
 OUTWARD = {
-    **dict.fromkeys(("json_schema", "grammar"), "a file"),
+    **dict.fromkeys(("json_schema", "grammar", "ban_file"), "a file"),
     **dict.fromkeys(("assistant_model", "amateur_model"), "another checkpoint"),
     **dict.fromkeys(LISTS, "code"),
 }
@@ -328,8 +329,12 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
     places = {key: setting.place for key, setting in settings.items()} | {
         key: place for key, (_, place) in moot.items()
     }
+    generation = Generation(**{key: values[key] for key in params.knobs(Generation) if key in values})
+    if generation.ban_file:
+        more = _lines(generation.ban_file, places["ban_file"])
+        generation = replace(generation, ban=[*(generation.ban or ()), *more])
     return Resolved(
-        generation=Generation(**{key: values[key] for key in params.knobs(Generation) if key in values}),
+        generation=generation,
         runtime=Runtime(**{key: values[key] for key in params.knobs(Runtime) if key in values}),
         origins={key: places.get(key, "default") for key in known()},
         processors=values.get("processors"),
@@ -340,6 +345,17 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
         settings=settings,
         levels=levels,
     )
+
+
+def _lines(name: str, place: str) -> list[str]:
+    """The lines of `ban_file` that are not blank. Raises PresetError."""
+    try:
+        lines = reader.text(Path(name).expanduser(), 1 << 20, regular=True).splitlines()
+    except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
+        raise PresetError(f"ban_file = {shown(name)} ({place}) cannot be read: {error}") from error
+    if not any(map(str.strip, lines)):
+        raise PresetError(f"ban_file = {shown(name)} ({place}) has no text in it")
+    return [line for line in lines if line.strip()]
 
 
 def _levelled(layers: Sequence[Layer]) -> Iterator[tuple[int, Layer]]:

@@ -171,6 +171,7 @@ _ROWS = (
     _row("encoder_no_repeat_ngram_size", "EncoderNoRepeatNGramLogitsProcessor", "penalties"),
     _row("bad_words_ids", "NoBadWordsLogitsProcessor", "forcing", reads="row"),
     _row("bad_words", "NoBadWordsLogitsProcessor, on text", "forcing", reads="row"),
+    _row("ban", "LostRuins/koboldcpp#1141", "bans.ban", ("ban", "ban_ignore_case")),
     _row("min_length", "MinLengthLogitsProcessor", "forcing"),
     _row("min_new_tokens", "MinNewTokensLengthLogitsProcessor", "forcing"),
     _row("forced_bos_token_id", "ForcedBOSTokenLogitsProcessor", "forcing"),
@@ -183,7 +184,14 @@ _ROWS = (
     _row("regex", "llguidance", "grammar.regex"),
     _row("grammar", "llguidance", "grammar.lark"),
     _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
+    _row(
+        "thinking_budget",
+        "vllm-project/vllm#20859",
+        "thinking.thinking",
+        ("thinking_budget", "thinking_tags", "thinking_end"),
+    ),
     _row("top_n_sigma", "arXiv:2411.07641", "filters", reads="scores"),
+    _row("min_k", "arXiv:2604.11012", "shape_filters", reads="scores", measure="rank"),
     _row("temperature", "TemperatureLogitsWarper", "samplers", reads="scores"),
     _row(
         "dynatemp",
@@ -200,6 +208,7 @@ _ROWS = (
         reads="scores",
     ),
     _row("top_h", "TopHLogitsWarper, arXiv:2509.02510", "filters", reads="scores"),
+    _row("p_less", "arXiv:2509.23234", "shape_filters", reads="scores"),
     _row("top_k", "TopKLogitsWarper", "filters", reads="scores", measure="rank"),
     _row("top_p", "TopPLogitsWarper, arXiv:1904.09751", "filters", reads="scores", measure="mass"),
     _row("min_p", "MinPLogitsWarper, arXiv:2407.01082", "filters", reads="scores"),
@@ -207,6 +216,7 @@ _ROWS = (
     _row("epsilon_cutoff", "EpsilonLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("eta_cutoff", "EtaLogitsWarper, arXiv:2210.15191", "filters", reads="scores"),
     _row("xtc", "oobabooga/text-generation-webui#6335", "samplers.xtc", ("xtc_probability", "xtc_threshold")),
+    _row("adaptive_p", "llama.cpp adaptive-p", "mirostat.adaptive_p", ("adaptive_target", "adaptive_decay")),
     _row(
         "mirostat", "arXiv:2007.14966, version 2 as in llama.cpp", "mirostat.mirostat", ("mirostat_tau", "mirostat_eta")
     ),

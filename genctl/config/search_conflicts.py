@@ -6,7 +6,7 @@ Functions raise UsageError with the first conflict, or return all of them as sen
 
 from __future__ import annotations
 
-from genctl.errors import UsageError
+from genctl.errors import UsageError, quote
 from genctl.params import DRAFTING, GRAMMARS, Generation
 
 MODES = (*DRAFTING, "dola_layers", "amateur_model")  # knobs that select a strategy of their own
@@ -111,6 +111,39 @@ def mode_of(generation: Generation) -> str | None:
     return way
 
 
+def bans(generation: Generation) -> list[str]:
+    """The conflicts of `ban`, one sentence each."""
+    g = generation
+    if not g.ban:
+        return []
+    others = {
+        **{f"num_beams = {g.num_beams}": g.num_beams > 1, "penalty_alpha": g.penalty_alpha},
+        **{f"num_return_sequences = {g.num_return_sequences}": g.num_return_sequences > 1},
+        **{name: getattr(g, name) is not None for name in ("best_of", "mbr_samples", *MODES)},
+    }
+    messages = [
+        f"ban = {', '.join(map(quote, g.ban))} cannot be combined with {name}: it takes back the text of a single row"
+        for name, there in others.items()
+        if there
+    ]
+    for phrase in g.ban:
+        if not phrase:
+            messages.append("ban: an empty text is in every text")
+        elif "\N{REPLACEMENT CHARACTER}" in phrase:
+            messages.append(f"ban: {quote(phrase)} holds U+FFFD, which stands for a character that is incomplete")
+    return messages
+
+
+def steering(generation: Generation) -> list[str]:
+    """The conflict of mirostat and adaptive-p, in a sentence."""
+    if generation.mirostat_tau is None or generation.adaptive_target is None:
+        return []
+    return [
+        f"mirostat_tau = {generation.mirostat_tau:g} and adaptive_target = {generation.adaptive_target:g} both steer "
+        "by what is written; leave out one of them"
+    ]
+
+
 def reranking(generation: Generation) -> list[str]:
     """The conflicts of best_of and mbr_samples, one sentence each."""
     g = generation
@@ -130,8 +163,8 @@ def reranking(generation: Generation) -> list[str]:
     return messages
 
 
-def grammars(generation: Generation) -> list[str]:
-    """The conflicts of grammars, prefixes and token healing, one sentence each."""
+def structures(generation: Generation) -> list[str]:
+    """The conflicts of grammars, prefixes, token healing and budgets of thought, one sentence each."""
     knobs = [knob for knob in GRAMMARS if getattr(generation, knob) is not None]
     messages = [f"{knobs[0]} and {other} both say what the text must be; leave out one of them" for other in knobs[1:]]
     if generation.grammar_after == "":
@@ -142,4 +175,16 @@ def grammars(generation: Generation) -> list[str]:
         ]
         if generation.stop_regex is not None:
             messages.append("token_healing cannot be combined with stop_regex: it could match in the part taken back")
+    if generation.thinking_budget is not None:
+        begins = {"prefix": generation.prefix, "token_healing": generation.token_healing}
+        begins |= {} if generation.grammar_after else dict.fromkeys(knobs, True)
+        messages += [
+            f"thinking_budget = {generation.thinking_budget} cannot be combined with {name}: both say how the text "
+            "begins" + ("; grammar_after lets the grammar begin after the thought" if name in knobs else "")
+            for name, there in begins.items()
+            if there
+        ]
+        tags = generation.thinking_tags
+        if tags is not None and (not all(tags) or tags[0] == tags[1]):
+            messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
     return messages

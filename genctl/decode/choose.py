@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from genctl import events
-from genctl.decode.commit import Facts
+from genctl.decode.commit import Facts, first_stop
 from genctl.decode.lane import LaneState, padded
 from genctl.decode.memory import OutOfMemory, shortages
-from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score
+from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
 from genctl.errors import ContractError, GenctlError, ModelError
@@ -185,7 +185,7 @@ def _alone(state: LaneState) -> Chosen | Done:
                 if strategy.traits.reads_scores and scored.best is not None:
                     [[best]] = fetch([[scored.best]])
                     _judge(best, lane.processors)
-                ended = tuple(state.ended)
+                ended, state.scored = tuple(state.ended), scored
                 scores = Scores(state.live, model, scored.logits, state.survivors, ended)
                 if state.search is None:
                     state.search = strategy.search(scores, _context(state))
@@ -250,7 +250,28 @@ def _context(state: LaneState) -> Context:
             _judge(scored.best.tolist(), lane.processors)
         return scored.logits[:, 0]
 
-    return Context(state.prefix, state.rng, lane.eos, lane.max_new_tokens, state.model, lane.processors, process)
+    def rescore(place: int) -> bool:
+        """The lane's processors on the scores after `place` tokens of the draft."""
+        scored, model = state.scored, state.own_scores()
+        assert scored is not None
+        history = state.all_tokens()[:, : state.length + place]
+        here, stage, _ = score_at(lane.processors, history, model.logits[:, place], trace=lane.trace)
+        scored.logits[:, place] = here  # what is reported of the token is what it was chosen from
+        scored.stages[place : place + 1] = stage
+        return bool((here > -torch.inf).any())
+
+    def ends(tokens: Sequence[int]) -> bool:
+        """Whether the row ends with the last of these tokens, which follow it."""
+        text, logprob = state.live.texts[0].fork(), state.live.logprobs[0]
+        logprobs = state.own_scores().logprobs[0] if lane.criteria else None
+        for place, token in enumerate(tokens):
+            text.push(token)
+            logprob += 0.0 if logprobs is None else float(logprobs[place, token])
+        return first_stop(lane, state.live, 0, [*tokens], logprob, text, state.elapsed) is not None
+
+    return Context(
+        state.prefix, state.rng, lane.eos, lane.max_new_tokens, state.model, lane.processors, process, rescore, ends
+    )
 
 
 def _chosen(

@@ -15,7 +15,7 @@ from genctl.decode.cache.cache import Cache
 from genctl.decode.commit import Facts, commit, commit_one, hypothesis, retain
 from genctl.decode.row_tokens import PaddedTokens, RowTokens, newest
 from genctl.decode.runtime import ModelRuntime
-from genctl.decode.score import ModelScores, Stages
+from genctl.decode.score import ModelScores, ProcessedScores, Stages
 from genctl.decode.transfer import to_device
 from genctl.decode.types import (
     Choice,
@@ -60,6 +60,7 @@ class LaneState:
         self.rng.manual_seed(lane.seed)
         self.mode = choice_mode(lane)
         self.search: Search | None = None
+        self.scored: ProcessedScores | None = None  # the scores of a search at this step
         self.stages: Stages = []  # the effect of each processor at this step, if traced
         self.ended: list[FinishedRow] = []  # results so far
         self.survivors, self.parents = [0], [0]  # of the last choice: candidates, and the scored rows they continue
@@ -205,9 +206,9 @@ class LaneState:
         if not self.mode.one_row or self.draft is not None:
             return self._commit(choice, facts, places, interrupted)
         lane, step, self.scores = self.lane, self.step, None
-        done = commit_one(lane, self.live, facts, places.start, self._elapsed, interrupted)
+        done = commit_one(lane, self.live, facts, places.start, self.elapsed, interrupted)
         if step == 0:
-            self.first_token_s = self._elapsed()
+            self.first_token_s = self.elapsed()
         self.step += 1
         if isinstance(done, events.Row):
             return (events.Stepped(lane.name, step, (done,)),)
@@ -222,7 +223,7 @@ class LaneState:
                 raise ModelError(f"every continuation is forbidden at step {before.written}")
             yield self.finish()
             return
-        done = commit(lane, before, choice, facts, places, branches, self._elapsed, interrupted)
+        done = commit(lane, before, choice, facts, places, branches, self.elapsed, interrupted)
         # the newest token was in the draft, so it is in the cache; without a cache everything is read again
         known = choice.tokens is None and bool(done.survivors) and self.prefix.cache is not None
         scores = self.own_scores() if known else None
@@ -238,15 +239,16 @@ class LaneState:
             self.front = scores.map(lambda tensor: tensor[parents, choice.accepted][:, None])
         if facts.tokens[places.start] or done.finished:
             if self.step == 0:
-                self.first_token_s = self._elapsed()
+                self.first_token_s = self.elapsed()
             # candidates that a search compares are not counted as drafts
-            yield stepped(lane, self.step, done.rows, done.ended, drafted if branches == 1 else 0, choice.accepted)
+            drafted = 0 if branches > 1 or lane.strategy.traits.takes_back else drafted
+            yield stepped(lane, self.step, done.rows, done.ended, drafted, choice.accepted)
             self.step += 1
         totals = facts.totals or ()
         if not done.survivors or (choice.is_done is not None and choice.is_done(self.ended, self.live, totals)):
             yield self.finish()
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the lane was admitted."""
         return self.clock() - self.began
 

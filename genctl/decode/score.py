@@ -117,8 +117,6 @@ def score(
     scores = model.logprobs if space == "logprobs" else model.logits
     if space == "raw" or not processors:
         return ProcessedScores(scores, [])
-    from genctl.decode.processors import trace as tracing
-
     tokens = text.tensor()
     flat: Tensor | None = None
     if draft is not None:
@@ -129,15 +127,24 @@ def score(
     left = None
     for place in range(scores.shape[1]):
         history = tokens if place == 0 or flat is None else torch.cat([tokens, flat[:, :place]], 1)
-        here = scores[:, place]
-        if trace:
-            here, stage = tracing.run_traced(processors, history, here, timing=True)
-            stages.append(stage)
-        else:
-            here, left = tracing.run(processors, history, here)
+        here, stage, left = score_at(processors, history, scores[:, place], trace=trace)
+        stages += stage
         columns.append(here)
     if len(columns) > 1:
         return ProcessedScores(
             torch.stack(columns, 1), stages, None, torch.stack([column.amax(-1) for column in columns])
         )
     return ProcessedScores(columns[0][:, None], stages, left, None if left is not None else columns[0].amax(-1)[None])
+
+
+def score_at(
+    processors: Sequence[Processor], history: Tensor, scores: Tensor, *, trace: bool
+) -> tuple[Tensor, Stages, list[RowCandidates] | None]:
+    """The scores f32 [N, V] of one place after the processors, their effects if traced, and what filters left."""
+    from genctl.decode.processors import trace as tracing
+
+    if trace:
+        scores, stage = tracing.run_traced(processors, history, scores, timing=True)
+        return scores, [stage], None
+    scores, left = tracing.run(processors, history, scores)
+    return scores, [], left

@@ -197,6 +197,11 @@ class Context:
     processors: tuple[Processor, ...] = ()
     # Applies the lane's processors to the search's own scores after each row, f32 [N, V]. For the space "raw".
     process: Callable[[Tensor], Tensor] = lambda scores: scores
+    # Applies the processors again after so many tokens of the draft, because they bar more now: `Scores.logits` change.
+    # False if no token is left there.
+    rescore: Callable[[int], bool] = lambda place: True
+    # Whether the only row would end with the last of these tokens: those of the draft, and one more.
+    ends: Callable[[Sequence[int]], bool] = lambda tokens: False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -210,6 +215,7 @@ class Traits:
     space: Space = "logits"
     needs_hidden: bool = False  # reads `Scores.layers`
     drafts: bool = False  # rejects tokens of a draft, so that the cache must support removal
+    takes_back: bool = False  # its drafts are tokens that it chose, and may take back: they are not counted
     independent: bool = False  # rows do not interact: each is one sequence, the i-th candidate of the first choice
     reads_scores: bool = False  # copies numbers to the host: the loop then fetches its own checks before
 

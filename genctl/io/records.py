@@ -64,6 +64,8 @@ def record(
         fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
         fields["unmet"] = list(hypothesis.unmet)
+    if hypothesis.thought is not None:
+        fields["thinking"] = {"tokens": hypothesis.thought, "cut": hypothesis.thought_cut}
     if tokens is not None:
         fields["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:

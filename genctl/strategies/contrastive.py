@@ -45,7 +45,7 @@ class Contrastive:
             assert scores.hidden is not None
             hidden = scores.hidden[:, 1]  # [k, H], each candidate read after the row
             values = (1 - self.penalty_alpha) * top.values - self.penalty_alpha * directions.nearest(hidden)
-            row = values.argmax(0, keepdim=True)
+            row = values.masked_fill(logits[top.indices] == -torch.inf, -torch.inf).argmax(0, keepdim=True)
             directions.add(hidden[row])
             logits, accepted = scores.logits[row[0], 1], 1
 

@@ -52,6 +52,10 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
     if generation.penalty_alpha:
         return _contrastive(generation)
     check_distinct(generation)
+    if generation.ban:
+        from genctl.strategies.banned import Banned
+
+        return Banned(generation.do_sample, generation.length_penalty, generation.sampler)
     return Sample(generation.do_sample, returned, generation.length_penalty, generation.sampler)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from genctl.decode.processors import Processor, trace
 from genctl.engines.protocol import Report
-from genctl.errors import GenctlError
+from genctl.errors import GenctlError, UsageError
 from genctl.events import Token
 from genctl.tree.distribution import processed_logprobs
 from genctl.tree.results import Continuation, Covered, Result, TokenWritten
@@ -104,6 +104,10 @@ class BestFirst:
         request = space.request("", start, resolved, space.seed(space.tree.runs + 1))
         lane = space.session.planner.plan(request, Report()).lane
         self.processors: Sequence[Processor] = lane.processors
+        if resolved.generation.ban:
+            raise UsageError(
+                "expand only goes forward, and ban takes back what was written", hint="leave out one of them"
+            )
         self.resolved = resolved
         self.eos, self.logprobs = lane.eos, lane.strategy.traits.space == "logprobs"
         self.ends = {(id,) for id in lane.eos}

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-# of DeepSeek-R1, Qwen3 and most others; of Claude-like data sets; of Magistral; of Seed-OSS
-TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-)
+from genctl.params import THOUGHT_TAGS
 
 Part = tuple[Literal["thought", "answer"], str]
 
@@ -26,7 +20,7 @@ def split(text: str, begun: str = "") -> tuple[str, str]:
 
 def opened_by(prompt: str) -> str:
     """The opening tag with which a prompt ends, as those of DeepSeek-R1's template do; "" where there is none."""
-    return next((opening for opening, _ in TAGS if prompt.rstrip().endswith(opening)), "")
+    return next((opening for opening, _ in THOUGHT_TAGS if prompt.rstrip().endswith(opening)), "")
 
 
 @dataclass
@@ -44,19 +38,19 @@ class ThinkSplitter:
 
     def __post_init__(self) -> None:
         if self.begun:
-            self.closing, self.had_thought = dict(TAGS)[self.begun], True
+            self.closing, self.had_thought = dict(THOUGHT_TAGS)[self.begun], True
 
     def feed(self, text: str) -> list[Part]:
         """The parts that a piece completes."""
         text, self._held = self._held + text, ""
         if not (self.over or self.had_thought):
             start = text.lstrip()
-            opening = next((tag for tag, _ in TAGS if start.startswith(tag)), "")
-            if not opening and any(tag.startswith(start) for tag, _ in TAGS):
+            opening = next((tag for tag, _ in THOUGHT_TAGS if start.startswith(tag)), "")
+            if not opening and any(tag.startswith(start) for tag, _ in THOUGHT_TAGS):
                 self._held = text  # white space, or the beginning of a tag
                 return []
             if opening:
-                self.closing, self.had_thought = dict(TAGS)[opening], True
+                self.closing, self.had_thought = dict(THOUGHT_TAGS)[opening], True
                 text = start[len(opening) :]
         return self._thought(text) if self.closing else self._answer(text)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,3 +17,31 @@ Processor: TypeAlias = Callable[["Tensor", "Tensor"], "Tensor"]
 def on_host(*tensors: Tensor) -> bool:
     """Whether the host can read tensors without waiting for another device."""
     return all(tensor.device.type == "cpu" for tensor in tensors)
+
+
+T = TypeVar("T")
+_DEPTH = 64  # steps that a row may be rolled back (drafts are far shorter)
+
+
+class ByHistory(Generic[T]):
+    """What is known of rows by their tokens, so that rows may be moved, forked and rolled back between calls."""
+
+    def __init__(self, depth: int = _DEPTH) -> None:
+        self.depth = depth
+        self._known: OrderedDict[bytes, T] = OrderedDict()
+
+    def get(self, tokens: bytes) -> T | None:
+        """What was put for a row with these tokens; None if that was forgotten."""
+        return self._known.get(_key(tokens))
+
+    def put(self, tokens: bytes, known: T, rows: int) -> None:
+        """Remember it. `rows` are as many as one call has."""
+        key = _key(tokens)
+        self._known[key] = known
+        self._known.move_to_end(key)
+        while len(self._known) > self.depth * max(rows, 16):
+            self._known.popitem(last=False)
+
+
+def _key(tokens: bytes) -> bytes:
+    return hashlib.blake2b(tokens, digest_size=16).digest()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from genctl.config.listed_knobs import PROCESSORS, ProcessorRow, Reads, check_finite, is_set, processors_of
 from genctl.decode.processors import Processor
-from genctl.errors import GenctlError, ModelError, UsageError, one_line, raised
+from genctl.errors import GenctlError, ModelError, UsageError, one_line, quote, raised
 from genctl.params import Generation
 
 # -- the input and the output of building processors, `ProcessorContext` and `NamedProcessor`, and what checks them ----
@@ -47,6 +47,7 @@ class ProcessorContext:
     written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
     begun: bool = False  # whether other text comes before it: a blank at its beginning is shown then
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
+    message: str = ""  # the last message of a chat, which its template puts into the prompt
     half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
@@ -125,6 +126,12 @@ def name_of(processor: Processor) -> str:
     return str(getattr(processor, "name", None) or getattr(processor, "__name__", None) or type(processor).__name__)
 
 
+def _phrases(processor: Processor) -> str:
+    """What a processor bans, where it bans texts."""
+    phrases = getattr(getattr(processor, "function", None), "phrases", ())
+    return f" ({', '.join(map(quote, phrases))})" if phrases else ""
+
+
 def check(scores: Tensor, processors: Sequence[Processor]) -> None:
     """One pass over scores f32 [R, V]: every row must have a token that can be chosen. Raises what `judge` raises."""
     judge([scores.amax(-1).tolist()], processors)
@@ -137,7 +144,7 @@ def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> N
     """
     if all(math.isfinite(score) for line in best for score in line):
         return
-    names = [name_of(processor) for processor in processors]
+    names = [name_of(processor) + _phrases(processor) for processor in processors]
     after = f" after {', '.join(names)}" if names else ""
     if any(math.isnan(score) or score == math.inf for line in best for score in line):
         raise ModelError(

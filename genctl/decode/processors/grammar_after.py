@@ -6,7 +6,7 @@ grammar's text begins with a token. Where the budget gets near, the mark is writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -158,7 +158,7 @@ def after_mark(
     text = str(context.generation.grammar_after)
     backend = context.tokenizer.backend_tokenizer
     token = backend.token_to_id(text)
-    mark = [token] if token is not None and token < len(words.pieces) else _spelled(words, text.encode(), context.eos)
+    mark = [token] if token is not None and token < len(words.pieces) else written_in(words, text.encode(), context.eos)
     if not mark or set(mark) & set(context.eos):
         raise UsageError(f"grammar_after: this tokenizer cannot write {quote(text)}")
     ids = [] if context.encoder_ids is None or context.is_encoder_decoder else context.encoder_ids[0].tolist()
@@ -167,7 +167,7 @@ def after_mark(
     return GrammarAfter(make, words, start, context.eos, mark, text.encode(), room)
 
 
-def _spelled(words: Spelling, text: bytes, eos: Sequence[int]) -> list[int]:
+def written_in(words: Spelling, text: bytes, eos: Collection[int]) -> list[int]:
     """Tokens with this text, the longest first; none if there are none."""
     tokens: list[int] = []
     while text:

@@ -1,9 +1,10 @@
-"""Mirostat 2: hold the surprise of the written tokens at a target (arXiv:2007.14966; version 2 as in llama.cpp)."""
+"""What steers by the written tokens: mirostat 2 by their surprise, adaptive-p by their probability.
+
+Mirostat: arXiv:2007.14966, version 2 as in llama.cpp. Adaptive-p: `llama_sampler_init_adaptive_p` of llama.cpp.
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,13 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from genctl.decode.processors import ByHistory
 from genctl.decode.processors.build import ProcessorContext
+from genctl.decode.processors.filters import there
 from genctl.decode.processors.rows import Places, RowCandidates, largest
 
-Past: TypeAlias = tuple[float, Places, NDArray[Any]]
-
-# Steps that a row may be rolled back (drafts are far shorter).
-_DEPTH = 64
+Past: TypeAlias = tuple[float, Places, NDArray[Any]]  # mu, the kept ids and their surprises
 
 
 def mirostat(m: ProcessorContext, tau: float) -> Mirostat:
@@ -36,8 +36,7 @@ class Mirostat:
 
     def __init__(self, tau: float, eta: float, prompt_len: int, min_tokens_to_keep: int = 1) -> None:
         self.tau, self.eta, self.prompt_len, self.least = tau, eta, prompt_len, min_tokens_to_keep
-        # history -> its mu, the kept ids and their surprises
-        self._past: OrderedDict[bytes, Past] = OrderedDict()
+        self._past: ByHistory[Past] = ByHistory()
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores without the too surprising tokens."""
@@ -55,12 +54,12 @@ class Mirostat:
             remaining = row.take(places)
             surprise = -np.log2(np.maximum(row.weights[places] / row.weights[places].sum(), 1e-300))
             ids = np.arange(remaining.size) if remaining.ids is None else remaining.ids
-            self._remember(line.tobytes(), (mu, ids, surprise), len(written))
+            self._past.put(line.tobytes(), (mu, ids, surprise), len(written))
             remaining.write(output[number])
         return torch.from_numpy(output).to(scores)
 
     def _threshold(self, before: bytes, token: int, length: int) -> float:
-        past = self._past.get(_key(before)) if length > self.prompt_len else None
+        past = self._past.get(before) if length > self.prompt_len else None
         if past is None:
             return 2.0 * self.tau
         mu, ids, surprises = past
@@ -68,13 +67,46 @@ class Mirostat:
         observed = float(surprises[here]) if here < len(ids) and ids[here] == token else mu
         return mu - self.eta * (observed - self.tau)
 
-    def _remember(self, written: bytes, past: Past, rows: int) -> None:
-        key = _key(written)
-        self._past[key] = past
-        self._past.move_to_end(key)
-        while len(self._past) > _DEPTH * max(rows, 16):
-            self._past.popitem(last=False)
+
+def adaptive_p(m: ProcessorContext, target: float) -> AdaptiveP:
+    return AdaptiveP(target, m.generation.adaptive_decay, m.prompt_len)
 
 
-def _key(written: bytes) -> bytes:
-    return hashlib.blake2b(written, digest_size=16).digest()
+_WIDTH, _PEAK, _SHARPNESS = 0.3, 5.0, 10.0  # of the curve, as in llama.cpp
+
+
+class AdaptiveP:
+    """Make the tokens likely whose probability is near a goal: 2 * target - the mean probability of the written ones.
+
+    A token with probability p gets the score 5 - 10 * d ** 2 / (1 + d), d = |p - goal| / 0.3. The mean weights each
+    token by `decay` times the weight of the one after it, and begins at the target. A token that could not be drawn
+    does not count. As in `Mirostat`, a row's mean is looked up by its tokens.
+    """
+
+    def __init__(self, target: float, decay: float, prompt_len: int) -> None:
+        self.target, self.decay, self.prompt_len = target, decay, prompt_len
+        self._means: ByHistory[tuple[float, float]] = ByHistory()  # the weighted sum, and the weights
+        self._probabilities: ByHistory[Tensor] = ByHistory(depth=2)  # f32 [V], before the change
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]; removed tokens stay removed."""
+        probabilities, goals = scores.softmax(-1), []
+        for row, line in enumerate(history.cpu().numpy()):
+            total, weight = self._mean(line[:-1].tobytes(), int(line[-1]), len(line))
+            self._means.put(line.tobytes(), (total, weight), len(history))
+            self._probabilities.put(line.tobytes(), probabilities[row], len(history))
+            goals.append(min(max(2.0 * self.target - total / weight, 0.0), 1.0))
+        away = (probabilities - probabilities.new_tensor(goals)[:, None]).abs() / _WIDTH
+        return torch.where(there(scores), _PEAK - _SHARPNESS * away.square() / (1.0 + away), scores)
+
+    def _mean(self, before: bytes, token: int, length: int) -> tuple[float, float]:
+        """The weighted sum of the probabilities of the written tokens, and the sum of the weights."""
+        first = self.target / (1.0 - self.decay), 1.0 / (1.0 - self.decay)
+        past = self._means.get(before) if length > self.prompt_len else None
+        probabilities = self._probabilities.get(before)
+        if past is None or probabilities is None:
+            return first
+        probability = float(probabilities[token])
+        if not probability > 0.0:
+            return past
+        return probability + self.decay * past[0], 1.0 + self.decay * past[1]

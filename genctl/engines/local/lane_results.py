@@ -1,6 +1,7 @@
 """What is added to the results of a lane behind the core.
 
-The forced phrases that a text lacks, by its tokens and by its text, and incomplete grammars are marked.
+The forced phrases that a text lacks, by its tokens and by its text, and incomplete grammars are marked; thoughts are
+measured.
 Finished samples are reranked by their texts and sums alone: best of n by log-probability, and minimum Bayes risk.
 """
 
@@ -18,6 +19,7 @@ from genctl.params import Generation
 
 if TYPE_CHECKING:
     from genctl.decode.processors.grammar import Grammar
+    from genctl.decode.processors.thinking import Thinking
     from genctl.strategies.constraints import Constraints
 
 ORDER, BETA = 6, 2.0  # of chrF: the longest n-grams, and the weight of recall against precision
@@ -184,8 +186,9 @@ class LaneResults:
         grammar: Grammar | None = None,
         prompt_length: int = 0,
         ranking: RerankPlan | None = None,
+        thinking: Thinking | None = None,
     ) -> None:
-        self.phrases = phrases
+        self.phrases, self.thinking = phrases, thinking
         self.grammar, self.prompt_length = grammar, prompt_length
         self.ranking = ranking
 
@@ -211,7 +214,12 @@ class LaneResults:
         return hypothesis if self.phrases is None else self.phrases.unmet(hypothesis)
 
     def _checked(self, hypothesis: Hypothesis) -> Hypothesis:
-        """The hypothesis, marked if the budget or the time cut off a text that is incomplete in the grammar."""
+        """The hypothesis with its thought, marked if the budget or the time cut off a text that is incomplete in the
+        grammar.
+        """
+        if self.thinking is not None:
+            thought = self.thinking.of(hypothesis.tokens)
+            hypothesis = dataclasses.replace(hypothesis, thought=thought.tokens, thought_cut=thought.cut)
         grammar = self.grammar
         if grammar is None or hypothesis.reason not in CUT:
             return hypothesis

@@ -75,12 +75,21 @@ class PlannedLane:
             from genctl.decode.processors.grammar import grammar_of
 
             grammar = grammar_of(self.lane.processors)
-        if self.phrases is None and grammar is None and self.ranking is None:
+        thinking = None
+        if any(getattr(processor, "name", None) == "thinking_budget" for processor in self.lane.processors):
+            from genctl.decode.processors.thinking import thinking_of
+
+            thinking = thinking_of(self.lane.processors)
+        if self.phrases is None and grammar is None and self.ranking is None and thinking is None:
             return None
         from genctl.engines.local.lane_results import LaneResults
 
         return LaneResults(
-            phrases=self.phrases, grammar=grammar, prompt_length=len(self.lane.tokens), ranking=self.ranking
+            phrases=self.phrases,
+            grammar=grammar,
+            prompt_length=len(self.lane.tokens),
+            ranking=self.ranking,
+            thinking=thinking,
         )
 
 
@@ -253,10 +262,12 @@ class Planner:
         return self.latest[1]
 
     def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.search_conflicts import mode_of
+        from genctl.config.search_conflicts import bans, mode_of
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
+        if clashes := bans(generation):  # of a command that sets the number of rows itself
+            raise UsageError("\n".join(clashes))
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
             from genctl.engines.local import lane_results
@@ -460,9 +471,16 @@ class Planner:
             written=written,
             begun=source is None and any(map(words.writes, tokens[: len(tokens) - len(written)])),
             healed=healed,
+            message=_last_message(request),
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
-        return build(context)
+        processors = build(context)
+        if not generation.ban and any(processor.name == "ban" for processor in processors):
+            raise UsageError(
+                "ban is set in the list of processors alone, which cannot take back a text",
+                hint="set it beside the list",
+            )
+        return processors
 
     def _unconditional(self, generation: Generation, tokens: Sequence[int]) -> Unconditional | None:
         """The unconditional prompt of guidance_scale: the negative prompt, or the prompt's last token."""
@@ -522,6 +540,13 @@ class Deadline:
 
     def __call__(self, written: object) -> tuple[str, str] | None:
         return ("time", self.words) if self.clock() > self.at else None
+
+
+def _last_message(request: Request) -> str:
+    """The text of the last message of a chat; "" if there is no chat, or the message has no text."""
+    message = request.prompt if request.resolved.runtime.is_chat else None
+    content = request.messages[-1].get("content") if request.messages else message
+    return content.strip() if isinstance(content, str) else ""
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -440,7 +440,8 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    clashes = [*search_conflicts.grammars(generation), *search_conflicts.reranking(generation)]
+    clashes = [*search_conflicts.structures(generation), *search_conflicts.reranking(generation)]
+    clashes += [*search_conflicts.bans(generation), *search_conflicts.steering(generation)]
     if clashes:
         raise UsageError("\n".join(clashes))
     if any(getattr(generation, knob) is not None for knob in GRAMMARS):

@@ -58,3 +58,14 @@ def test_a_folded_thought_is_shown_on_demand(own_state: Path) -> None:
         assert lines[0].startswith("thought for ")
         assert "It may be" not in " ".join(lines)
         assert talk.say("/think") == ["It may be a fox."]
+
+
+def test_the_budget_of_a_thought_is_set_at_the_prompt(own_state: Path) -> None:
+    tags = ("--set", 'thinking_tags=["<think>", "</think>"]')
+    with Talk(own_state, "-q", "-n", "12", "--prefill", "<think>", "--thinking-budget", "9", *tags) as talk:
+        talk.at_prompt()
+        talk.say("/set thinking_budget=2")
+        lines = talk.say("A fox")
+        assert lines[0].startswith("thought for ")
+        (thought,) = talk.say("/think")
+        assert len(thought.split()) <= 2

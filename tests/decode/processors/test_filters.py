@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers.generation import logits_process as theirs
 
-from genctl.decode.processors import filters
+from genctl.decode.processors import filters, shape_filters
 from genctl.decode.processors.build import build
 from genctl.decode.processors.filters import Filter, Keep
 from genctl.decode.processors.trace import run_checked, run_traced
@@ -44,6 +44,18 @@ KINDS: dict[str, Callable[[float, int], Made]] = {
     "eta": lambda share, least: (
         filters.keep_eta(share / 2, least),
         theirs.EtaLogitsWarper(share / 2, min_tokens_to_keep=least),
+    ),
+    "p_less": lambda share, least: (
+        shape_filters.keep_p_less(least, norm=False),
+        shape_filters.exact_p_less(least),
+    ),
+    "p_less norm": lambda share, least: (
+        shape_filters.keep_p_less(least, norm=True),
+        shape_filters.exact_p_less(least, norm=True),
+    ),
+    "min_k": lambda share, least: (
+        shape_filters.keep_min_k(share * 4, least),
+        shape_filters.exact_min_k(share * 4, least),
     ),
     "top_h": lambda share, least: (filters.keep_top_h(share, 100), theirs.TopHLogitsWarper(share)),
 }

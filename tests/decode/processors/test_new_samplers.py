@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from genctl.decode.processors import filters, penalties, samplers
+from genctl.decode.processors import filters, penalties, samplers, shape_filters
 from genctl.decode.processors.build import NAMES, build
-from genctl.decode.processors.mirostat import Mirostat
+from genctl.decode.processors.mirostat import AdaptiveP, Mirostat
 from genctl.params import knobs
 from tests.decode.processors.plain import material
 
@@ -100,6 +100,44 @@ def mirostat(steps: list[Array], new: list[int], tau: float, eta: float) -> list
         made.append(kept)
         if token >= 0:
             mu -= eta * (-math.log2(softmax(kept)[token]) - tau)
+    return made
+
+
+def p_less(row: Array, kind: str) -> Array:
+    """arXiv:2509.23234: keep p >= L, the sum of all p ** 2; or, relaxed, L = (V * L - 1) / (V - 1)."""
+    probabilities, size = softmax(row), len(row)
+    likelihood = (probabilities**2).sum()
+    limit = likelihood if kind == "plain" else (size * likelihood - 1) / (size - 1)
+    return np.where((probabilities >= limit - 1e-9) & np.isfinite(row), row, -np.inf)
+
+
+def min_k(row: Array, tau: float) -> Array:
+    """arXiv:2604.11012, algorithm 1, on the tokens that are there."""
+    ordered = sorted(row[np.isfinite(row)], reverse=True)
+    span = ordered[0] - ordered[-1]
+    if span == 0:
+        return row
+    best, cliff = -1.0, 1
+    for rank in range(1, len(ordered)):
+        drop = (ordered[rank - 1] - ordered[rank]) / span / rank
+        if drop > best + 1e-12:
+            best, cliff = drop, rank
+    keep = min(max(cliff, math.floor(tau / span)), len(ordered))
+    return np.where(row >= ordered[keep - 1], row, -np.inf)
+
+
+def adaptive_p(steps: list[Array], new: list[int], target: float, decay: float) -> list[Array]:
+    """llama.cpp, llama_sampler_adaptive_p_apply and _accept: the changed rows, given what was drawn from them."""
+    weighted_sum, total_weight = target / (1 - decay), 1 / (1 - decay)
+    made = []
+    for row, token in zip(steps, [*new, -1], strict=True):
+        probabilities = softmax(row)
+        adapted = min(max(2 * target - weighted_sum / total_weight, 0.0), 1.0)
+        dist = np.abs((probabilities - adapted) * (1 / 0.3))
+        made.append(np.where(np.isfinite(row), 5.0 - 10.0 * dist * dist / (1 + dist), row))
+        if token >= 0:
+            weighted_sum = probabilities[token] + decay * weighted_sum
+            total_weight = 1 + decay * total_weight
     return made
 
 
@@ -223,19 +261,78 @@ def test_mirostat_is_that_of_llama_cpp(steps: list[list[float]], tau: float, eta
             return
 
 
-def test_mirostat_follows_rows_that_move_fork_and_roll_back() -> None:
+@given(rows, st.sampled_from(["plain", "norm"]))
+def test_p_less_keeps_what_the_paper_keeps(values: list[float], kind: str) -> None:
+    row = np.array(values)
+    same(shape_filters.exact_p_less(norm=kind == "norm")(HISTORY, tensor(row)), p_less(row, kind))
+    same(made_of({"p_less": kind, "top_k": 0})(HISTORY, tensor(row)), p_less(row, kind))
+
+
+def test_p_less_by_hand() -> None:
+    """0.5, 0.3, 0.2: L = 0.25 + 0.09 + 0.04 = 0.38 keeps one; relaxed (3 * 0.38 - 1) / 2 = 0.07 keeps all."""
+    scores = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    history = torch.zeros(1, 1, dtype=torch.long)
+    for norm, kept in ((False, 1), (True, 3)):
+        assert int(shape_filters.exact_p_less(norm=norm)(history, scores).isfinite().sum()) == kept
+    assert bool(shape_filters.exact_p_less()(history, torch.zeros(1, 7)).isfinite().all())  # none is less than 1 / 7
+
+
+@given(rows, st.sampled_from([0.0, 0.7, 3.0, 40.0]))
+def test_min_k_keeps_what_the_paper_keeps(values: list[float], tau: float) -> None:
+    row = np.array(values)
+    same(shape_filters.exact_min_k(tau)(HISTORY, tensor(row)), min_k(row, tau))
+    same(made_of({"min_k": tau, "top_k": 0})(HISTORY, tensor(row)), min_k(row, tau))
+
+
+def test_min_k_by_hand_at_every_temperature() -> None:
+    """Drops 1, 4, 1 over a range of 6, by rank: 1/6, 2/6, 1/18. The second is the steepest."""
+    scores = torch.tensor([[9.0, 8.0, 4.0, 3.0]])
+    for temperature in (0.1, 1.0, 10.0):
+        kept = shape_filters.exact_min_k(0.0)(HISTORY, scores / temperature)[0].isfinite().tolist()
+        assert kept == [True, True, False, False]
+    assert int(shape_filters.exact_min_k(18.0)(HISTORY, scores).isfinite().sum()) == 3  # 18 / 6
+
+
+@given(st.lists(rows, min_size=2, max_size=6), st.floats(0.0, 1.0), st.floats(0.0, 0.99), st.randoms())
+def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float, decay: float, chooser: Any) -> None:
+    arrays = [np.array(values) for values in steps]
+    processor, history, new = AdaptiveP(target, decay, 3), [*PROMPT], []
+    for row in arrays:
+        made = processor(torch.tensor([history]), tensor(row))
+        expected = adaptive_p(arrays[: len(new) + 1], new, target, decay)[-1]
+        np.testing.assert_allclose(made[0].numpy(), expected, rtol=1e-3, atol=1e-3)
+        likely = softmax(row) > 1e-30
+        new.append(chooser.choice(likely.nonzero()[0].tolist()))
+        history.append(new[-1])
+
+
+def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() -> None:
+    generator, means = torch.Generator().manual_seed(3), []
+    for target in (0.2, 0.6):
+        processor, history, seen = AdaptiveP(target, 0.9, 3), [*PROMPT], []
+        for _ in range(200):
+            scores = torch.randn(1, 60, generator=generator) * 3
+            made = processor(torch.tensor([history]), scores)
+            history.append(int(torch.multinomial(made.softmax(-1), 1, generator=generator)))
+            seen.append(float(scores.softmax(-1)[0, history[-1]]))
+        means.append(sum(seen) / len(seen))
+    assert means[0] < 0.3 < 0.45 < means[1]
+
+
+@pytest.mark.parametrize("make", [lambda: Mirostat(2.0, 0.4, 3), lambda: AdaptiveP(0.4, 0.8, 3)], ids=["mirostat", "p"])
+def test_what_steers_follows_rows_that_move_fork_and_roll_back(make: Callable[[], Any]) -> None:
     generator = torch.Generator().manual_seed(1)
     scores = [torch.randn(2, 60, generator=generator) * 2 for _ in range(4)]
 
     def alone(new: list[int], lines: list[int]) -> torch.Tensor:
-        processor, history = Mirostat(2.0, 0.4, 3), [*PROMPT]
+        processor, history = make(), [*PROMPT]
         for step, line in enumerate(lines):
             made = processor(torch.tensor([history]), scores[step][line : line + 1])
             if step < len(new):
                 history.append(new[step])
         return made
 
-    shared = Mirostat(2.0, 0.4, 3)
+    shared = make()
     shared(torch.tensor([PROMPT, PROMPT]), scores[0][[0, 0]])
     shared(torch.tensor([[*PROMPT, 7], [*PROMPT, 9]]), scores[1])
     shared(torch.tensor([[*PROMPT, 9, 4], [*PROMPT, 9, 6]]), scores[2])  # row 1 forks, row 0 dies
@@ -251,6 +348,7 @@ NEW: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "dynatemp": ({"dynatemp_range": 0.6, "temperature": 0.9}, {"dynatemp_range": 1e-9}),
     "xtc": ({"xtc_probability": 0.5, "xtc_threshold": 0.05}, {"xtc_probability": 1e-12}),
     "mirostat": ({"mirostat_tau": 1.5}, {"mirostat_tau": 1e6}),
+    "min_k": ({"min_k": 3.0}, {"min_k": 1e9}),
     "presence_penalty": ({"presence_penalty": 0.8}, {"presence_penalty": 0.0}),
     "frequency_penalty": ({"frequency_penalty": 0.4}, {"frequency_penalty": 0.0}),
     "dry": (
@@ -283,20 +381,27 @@ def several() -> st.SearchStrategy[tuple[torch.Tensor, torch.Tensor]]:
     )
 
 
-@pytest.mark.parametrize("name", NEW)
+LAWFUL = {name: setting for name, (setting, _) in NEW.items()} | {
+    "p_less": {"p_less": "plain"},
+    "p_less norm": {"p_less": "norm"},
+    "adaptive_p": {"adaptive_target": 0.4},
+}
+
+
+@pytest.mark.parametrize("name", LAWFUL)
 @given(case=several())
 @settings(max_examples=40)
 def test_new_processors_keep_the_laws(name: str, case: tuple[torch.Tensor, torch.Tensor]) -> None:
     """No removed token comes back, the mass is one, rows do not see each other nor their place, nothing is changed."""
     history, scores = case
     given_scores = scores.clone()
-    made = made_of(NEW[name][0])(history, scores)
+    made = made_of(LAWFUL[name])(history, scores)
     assert torch.equal(scores, given_scores), "written in place"
     assert not bool((scores.isinf() & ~made.isinf()).any())
     if name != "logit_bias":
         assert bool(((made.softmax(-1).sum(-1) - 1).abs() < 1e-5).all())
     for order in ([*reversed(range(len(history)))], [0]):
-        assert torch.equal(made_of(NEW[name][0])(history[order], scores[order]), made[order])
+        assert torch.equal(made_of(LAWFUL[name])(history[order], scores[order]), made[order])
 
 
 @pytest.mark.parametrize("name", NEW)

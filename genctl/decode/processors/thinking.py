@@ -1,0 +1,177 @@
+"""A budget for thought: after so many tokens between the tags of a thought, the closing tag is written.
+
+The tags are those that the chat template or the vocabulary names, in tokens of their own or spelled out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from genctl.decode.processors import ByHistory
+from genctl.decode.processors.build import ProcessorContext
+from genctl.decode.processors.grammar import begins
+from genctl.decode.processors.grammar_after import written_in
+from genctl.decode.processors.token_bytes import Spelling, special_of, spelling
+from genctl.errors import UsageError, quote
+from genctl.params import THOUGHT_TAGS
+
+# opening tag, closing tag, and what ends a thought if the closing tag alone does not; then of gpt-oss, Command A, Kimi
+FAMILIES = (
+    *((opening, closing, "") for opening, closing in THOUGHT_TAGS),
+    ("<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>", ""),
+    ("◁think▷", "◁/think▷", ""),
+)
+
+
+class Thought(NamedTuple):
+    """What a row has thought."""
+
+    is_open: bool = False
+    tokens: int = 0  # of thought, tags not counted
+    cut: bool = False  # whether the budget closed it
+    left: tuple[int, ...] = ()  # to write next, whatever the scores say
+    recent: tuple[bytes, ...] = ()  # of the last tokens, in which a tag may have begun
+
+
+class Thinking:
+    """history int64 [R, T], scores f32 [R, V] -> scores, of which a row that has used up its budget keeps one.
+
+    The forced token keeps its score, so that beams compare what the model says; other processors cannot bar it.
+    """
+
+    def __init__(
+        self, budget: int, tags: tuple[str, str], end: Sequence[int], texts: Sequence[bytes], words: Spelling
+    ) -> None:
+        self.budget, self.end, self.texts, self.words = budget, tuple(end), texts, words
+        self.opening, self.closing = (tag.encode() for tag in tags)
+        self.prompt_len, self.first, self.eos = 0, Thought(), frozenset[int]()
+        self._known: ByHistory[Thought] = ByHistory()
+
+    def begin(self, prompt_len: int, eos: Sequence[int], *, is_open: bool) -> Thinking:
+        """Set where the new text begins, and whether it begins within a thought."""
+        self.prompt_len, self.eos = prompt_len, frozenset(eos)
+        self.first = self._forced(Thought(is_open))
+        return self
+
+    def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
+        written = history[:, self.prompt_len :].to("cpu", torch.int64).contiguous().numpy()
+        output = scores
+        for row, tokens in enumerate(written):
+            before, now = tokens[:-1].tobytes(), tokens.tobytes()
+            thought = self._known.get(now)
+            if thought is None:
+                above = self._known.get(before)
+                thought = self.of(tokens.tolist()) if above is None else self._after(above, int(tokens[-1]))
+                self._known.put(now, thought, len(written))
+            if thought.left:
+                if output is scores:
+                    output = scores.clone()
+                token = thought.left[0]
+                output[row] = -torch.inf
+                output[row, token] = scores[row, token].clamp(min=-1e9)
+        return output
+
+    def of(self, tokens: Sequence[int]) -> Thought:
+        """What a row with these new tokens has thought."""
+        thought = self.first
+        for token in tokens:
+            thought = self._after(thought, token)
+        return thought
+
+    def _after(self, before: Thought, token: int) -> Thought:
+        if token in self.eos:
+            return before
+        if before.left and token == before.left[0]:
+            left = before.left[1:]
+            return before._replace(is_open=bool(left), left=left, recent=())
+        tag = self.closing if before.is_open else self.opening
+        recent = (*before.recent, self.texts[token] if token < len(self.texts) else b"")
+        while sum(map(len, recent[1:])) >= len(tag):
+            recent = recent[1:]
+        tokens = before.tokens + before.is_open
+        at = b"".join(recent).find(tag)
+        if at >= 0:
+            tokens -= before.is_open * _from(recent, at)
+            return self._forced(Thought(not before.is_open, tokens, before.cut))
+        return self._forced(Thought(before.is_open, tokens, before.cut, (), recent))
+
+    def _forced(self, now: Thought) -> Thought:
+        """The same; once the budget is used up, with what closes it. To complete a closing tag is no cut."""
+        if not now.is_open or now.tokens < self.budget:
+            return now
+        text = b"".join(now.recent)
+        begun = next((n for n in range(len(self.closing) - 1, 0, -1) if text.endswith(self.closing[:n])), 0)
+        left = written_in(self.words, self.closing[begun:], self.eos) if begun else self.end
+        if not left:  # the tag was begun with tokens that cannot go on
+            begun, left = 0, self.end
+        inside = _from(now.recent, len(text) - begun) if begun else 0
+        return now._replace(tokens=now.tokens - inside, cut=not begun, left=tuple(left))
+
+
+def _from(pieces: Sequence[bytes], at: int) -> int:
+    """The number of tokens that begin at byte `at` or behind it."""
+    starts = [sum(map(len, pieces[:place])) for place in range(len(pieces))]
+    return sum(start >= at for start in starts)
+
+
+def thinking_of(processors: Sequence[Any]) -> Thinking | None:
+    """The `Thinking` among a lane's processors."""
+    functions = (getattr(processor, "function", None) for processor in processors)
+    return next((function for function in functions if isinstance(function, Thinking)), None)
+
+
+def thinking(m: ProcessorContext, budget: int) -> Thinking:
+    """The processor of `thinking_budget`. Raises UsageError if no tags are known, or they cannot be written."""
+    words = spelling(m.tokenizer, m.vocab_size, "thinking_budget")
+    backend = m.tokenizer.backend_tokenizer
+    tags, ending = _tags(m, backend)
+    end = m.generation.thinking_end or ending or tags[1]
+    if tags[1] not in end:
+        raise UsageError(f"thinking_end: {quote(end)} does not hold the closing tag {quote(tags[1])}")
+    after = m.generation.grammar_after
+    if after is not None and not end.endswith(after):
+        raise UsageError(
+            f"thinking_budget ends a thought with {quote(end)}, but the grammar begins after grammar_after = "
+            f"{quote(after)}: the one must end with the other"
+        )
+    special = special_of(backend)
+    texts = [str(backend.id_to_token(id)).encode() if id in special else p for id, p in enumerate(words.pieces)]
+    ids = _spelled(m, words, texts, end)
+    if not ids:
+        raise UsageError(f"thinking_end: this tokenizer cannot write {quote(end)}")
+    prompt = [] if m.encoder_ids is None or m.is_encoder_decoder else m.encoder_ids[0].tolist()
+    text = backend.decode(prompt, skip_special_tokens=False)
+    if m.message:  # what it says of tags is no thought of the model
+        text = text.rpartition(m.message)[2]
+    is_open = text.rfind(tags[0]) > text.rfind(tags[1])
+    return Thinking(budget, tags, ids, texts, words).begin(begins(m), m.eos, is_open=is_open)
+
+
+def _tags(m: ProcessorContext, backend: Any) -> tuple[tuple[str, str], str]:
+    """The opening and the closing tag, and the text that closes a thought, if it is another."""
+    if m.generation.thinking_tags is not None:
+        return m.generation.thinking_tags, ""
+    template = str(getattr(m.tokenizer, "chat_template", None) or "")
+    added = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for is_known in (template.__contains__, added.__contains__):
+        for opening, closing, end in FAMILIES:
+            if is_known(opening) and is_known(closing):
+                return (opening, closing), end
+    raise UsageError(
+        "thinking_budget: neither the chat template nor the vocabulary of this checkpoint has tags of a thought that "
+        "are known",
+        hint='--set \'thinking_tags=["<think>", "</think>"]\' names them',
+    )
+
+
+def _spelled(m: ProcessorContext, words: Spelling, texts: Sequence[bytes], text: str) -> Sequence[int]:
+    """The tokens of a text behind other text: the tokenizer's own, if they add nothing to it."""
+    ids: list[int] = m.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    if all(id < len(texts) for id in ids) and b"".join(texts[id] for id in ids) == text.encode():
+        return ids
+    return written_in(words, text.encode(), m.eos)
