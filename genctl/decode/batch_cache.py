@@ -212,7 +212,7 @@ class BatchCache:
             part = part.continued(rows, room) if state.row_count == 1 else part.select(rows, room=room)
         elif state.row_count > 1:  # otherwise the merge copies it
             part = part.select(rows)
-        if state.lane.strategy.traits.drafts:
+        if state.lane.strategy.traits.drafts or state.mode.drafting is not None:
             part.activate_past_recording()
         return part
 

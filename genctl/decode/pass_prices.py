@@ -82,6 +82,8 @@ class PassPlan:
         promise[d - 1]: how many of d tokens are expected to be right.
         """
         best, least = 0, self.rate(0, GAIN)
+        if not promise or self.rate(1, promise[-1], cost) <= least:
+            return 0  # not even if the whole draft cost no more than one token
         for count in range(1, min(len(promise), max(MOST_TOKENS - self.tokens, 0)) + 1):
             rate = self.rate(count, promise[count - 1], cost)
             if rate > least:

@@ -58,7 +58,7 @@ class Assisted:
     def kind(self) -> str:
         return self.plain.kind if self.unasked else self.drafter.kind
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits(drafts=not self.unasked, independent=True)
 
@@ -141,10 +141,11 @@ class Drafts:
         # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
+        self.watchful = self.free and strategy.price
 
     def rests(self) -> bool:
         """Whether nothing is drafted at this step, since drafts have not paid for a while."""
-        return self.free and self.strategy.price and self.pauses.rests()
+        return self.watchful and self.pauses.rests()
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
@@ -156,10 +157,10 @@ class Drafts:
         most = int(min(self.most, room, context.model.draft_room(len(self.text))))
         if most < 1:
             return None
+        if self.watchful:
+            return self._free(most, plan)
         if not self.strategy.price:
             return self._try(self._proposed(most))
-        if self.free:
-            return self._free(most, plan)
         count = plan.best(self.rates.promise(0, most), self.cost)
         if not count and not self.pauses.over():
             return None

@@ -18,7 +18,7 @@ Schedule: TypeAlias = Literal["price", "constant"]
 MEMORY = 0.9  # weight of an older trial against the next
 PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled each time
 LONGEST_PAUSE = 128
-PATIENCE = 16  # steps in a row in which a drafter that costs nothing is asked, though nothing pays,
+PATIENCE = 12  # steps in a row in which a drafter that costs nothing is asked, though nothing pays,
 SELDOM = 8  # and after how many it is asked again then
 # The first guesses of how often the first token of a draft is right, and the next one after a right one: of a model,
 # and after matches of 1, 2 to 3, 4 to 7, … tokens.
