@@ -115,24 +115,6 @@ IN B four(const void *p) { /* the same four bytes in every lane */
   memcpy(&b, &lanes, 64);
   return b;
 }
-IN int has_offsets(const int scales) { return scales == RANGES || scales == SHORTS || scales == SIXES; }
-/* Of block g of 16 outputs the scale, and the offset or the scale of its second half. `sixes`: numbers of 6 bits, which are unpacked
-   for eight blocks in turn. */
-IN void scales_of(const Weight *w, int64_t o, int64_t g, const int scales, F *to, int8_t *sixes) {
-  const int size = scales == HALVES ? 32 : scales == SIXES ? 256 : scales == SIXTEENS ? 288 : 64;
-  const int64_t n = w->in / (size > 64 ? 256 : 32), part = g % 8 * 32;
-  const uint8_t *at = (const uint8_t *)w->range + (o / 16 * n + (size > 64 ? g / 8 : g)) * size;
-  if (scales == SIXES && g % 8 == 0) UNROLL for (int q = 0; q < 4; q++) {
-    const B unpacked = codes_of(at, q, 6);
-    memcpy(sixes + 64 * q, &unpacked, 64);
-  }
-  UNROLL for (int k = 0; k < 2; k++) {
-    const uint16_t *h = (const uint16_t *)(at + 32 * k);
-    to[k] = scales == HALVES ? ldh((const uint16_t *)at) : scales == RANGES ? ldh(h) : scales == SHORTS ? ldb(h)
-            : scales == SIXES ? mul(ldh(h + 32), real(ldi(sixes + part + 16 * k)))
-                              : mul(ldh((const uint16_t *)(at + 256)), real(ldi((const int8_t *)at + part + 16 * k)));
-  }
-}
 IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */
   const int64_t in = job->w->in, n = in - k;
   return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
@@ -161,7 +143,10 @@ void outputs_transposed(const Job *job, int64_t from, int64_t to);
 void code8(void *job, int row);
 int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *largest, int8_t *to);
 void codes8(const Job *job, int64_t from, int64_t to);
-/* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
+/* Blocks (blocks.c): the code that stands for 0, or for the offset; of blocks [from, to) of 16 outputs the scales [2, 16], the second
+   of which are offsets, or those of the second half of a block, if there are such; a row of x, and outputs [from, to) of all rows */
+IN int middle(const Weight *w) { return w->form == BLOCKS8 || w->type == RANGES || w->type == SIXES ? 0 : 1 << (w->form - 1); }
+void scales_of(const Weight *w, int64_t o, int64_t from, int64_t to, float *y);
 void code_blocks(void *job, int row);
 void blocks(const Job *job, int64_t from, int64_t to);
 /* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; in the tiles of amx.c; or as those of
