@@ -53,7 +53,7 @@ void outputs_amx_blocks(const Job *job, int64_t from, int64_t to) {
     if (bits == 4) unpack(packed, codes, count, 4, least);
     else if (bits == 5) unpack(packed, codes, count, 5, least);
     else if (bits == 6) unpack(packed, codes, count, 6, least);
-    for (int64_t o = begin; o < end; o += 16) scales_of(job->w, o, 0, in / 32, wide + (o - begin) * in / 16);
+    for (int64_t o = begin; o < end; o += 16) widen_scales(job->w, o, wide + (o - begin) * in / 16);
     for (int64_t row = 0; row < job->rows; row += 16)
       for (int64_t o = begin; o < end; o += 16) {
         const int8_t *at = w + (o - begin) * in;

@@ -15,26 +15,30 @@
 #define pairs dotu
 #define wider(sum) sum
 #endif
-void scales_of(const Weight *w, int64_t o, int64_t from, int64_t to, float *y) {
-  const int type = w->type, size = type == HALVES ? 32 : type == SIXES ? 256 : type == SIXTEENS ? 288 : 64, blocks = size > 64 ? 8 : 1;
-  const uint8_t *at = (const uint8_t *)w->range + (o / 16 * (w->in / 32) + from) / blocks * size;
-  int8_t unpacked[256];
-  for (int64_t g = from; g < to; g += blocks, at += size, y += 32 * blocks) {
-    const uint16_t *h = (const uint16_t *)at;
-    const int8_t *factors = type == SIXES ? unpacked : (const int8_t *)at;
-    if (type == HALVES) st(y, ldh(h));
-    else if (blocks == 1) UNROLL for (int k = 0; k < 32; k += 16) st(y + k, type == SHORTS ? ldb(h + k) : ldh(h + k));
-    if (type == SIXES) for (int q = 0; q < 4; q++) {
-      const B codes = codes_of(at, q, 6);
-      memcpy(unpacked + 64 * q, &codes, 64);
-    }
-    if (blocks == 8) for (int k = 0; k < 256; k += 16) st(y + k, mul(ldh(h + (type == SIXTEENS ? 128 : 32 + k % 32)), real(ldi(factors + k))));
+/* Of block g of 16 outputs the scale, and the offset or the scale of its second half. `sixes`: numbers of 6 bits, which are unpacked
+   for eight blocks in turn. */
+IN void scales_of(const Weight *w, int64_t o, int64_t g, const int scales, F *to, int8_t *sixes) {
+  const int size = scales == HALVES ? 32 : scales == SIXES ? 256 : scales == SIXTEENS ? 288 : 64, blocks = size > 64 ? 8 : 1;
+  const uint8_t *at = (const uint8_t *)w->range + (o / 16 * (w->in / 32) + g) / blocks * size;
+  const uint16_t *h = (const uint16_t *)at + (scales == SIXES ? 32 : scales == SIXTEENS ? 128 : 0);
+  const int8_t *factors = (scales == SIXES ? sixes : (const int8_t *)at) + g % 8 * 32;
+  to[0] = scales == SHORTS ? ldb(h) : ldh(h);
+  to[1] = scales == SHORTS ? ldb(h + 16) : scales == RANGES || scales == SIXES ? ldh(h + 16) : to[0];
+  if (scales == SIXES && g % 8 == 0) UNROLL for (int q = 0; q < 4; q++) {
+    const B unpacked = codes_of(at, q, 6);
+    memcpy(sixes + 64 * q, &unpacked, 64);
   }
+  if (blocks == 8) UNROLL for (int k = 0; k < 2; k++) to[k] = mul(to[k], real(ldi(factors + 16 * k)));
+}
+void widen_scales(const Weight *w, int64_t o, float *y) {
+  int8_t sixes[256];
+  F scale[2];
+  for (int64_t g = 0; g < w->in / 32; g++, y += 32) scales_of(w, o, g, w->type, scale, sixes), st(y, scale[0]), st(y + 16, scale[1]);
 }
 
-/* r rows by c times 16 outputs, which are `apart` from each other. Scales are HALVES, RANGES, for all that have an offset, or
-   SIXTEENS; `wide` are those of 16 outputs, or NULL. */
-IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const float *wide, const int c, const int bits, const int scales, const int r) {
+/* r rows by c times 16 outputs, which are `apart` from each other. `wide`: scales that `widen_scales` has made, or NULL if they are
+   read as they lie. */
+IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const float *wide, const int is_wide, const int c, const int bits, const int scales, const int r) {
   const int64_t in = job->w->in, width = job->width, groups = in / 32, line = apart * in * bits / 8;
   const int part = scales == SIXTEENS ? 4 : 8;          /* steps that share a scale */
   const int few = IN_PAIRS ? 8 >> (bits - 4) : part;    /* steps whose sums are widened at once */
@@ -42,12 +46,11 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const
   const float *x_scale = job->largest + row * 2 * groups;
   const int8_t *x = job->codes + row * width;
   const int32_t *begin = job->total + row * 2 * groups;
-  float some[C][256];
-  F s[TALL][C];
+  int8_t sixes[C][256] __attribute__((aligned(64)));
+  F s[TALL][C], scale[C][2];
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
   for (int64_t g = 0; g < groups; g++, w += 64 * bits, x += 32, x_scale += 2, begin += 2) {
-    if (!wide && g % 8 == 0) UNROLL for (int j = 0; j < c; j++) scales_of(job->w, o + j * apart, g, g + 8 < groups ? g + 8 : groups, some[j]);
-    const float *scale = wide ? wide + 32 * g : some[0] + g % 8 * 32;
+    if (!is_wide) UNROLL for (int j = 0; j < c; j++) scales_of(job->w, o + j * apart, g, scales, scale[j], sixes[j]);
     I sum[TALL][C], whole[TALL][C];
     DEEP for (int q = 0; q < 8; q++) {
       if (q % few == 0) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) sum[i][j] = iall(IN_PAIRS ? 0 : begin[i * 2 * groups + q / part]);
@@ -64,40 +67,48 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const
       }
       if ((q + 1) % few == 0) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
         whole[i][j] = !IN_PAIRS ? sum[i][j] : iadd(wider(sum[i][j]), q % part < few ? iall(begin[i * 2 * groups + q / part]) : whole[i][j]);
-        if ((q + 1) % part == 0) s[i][j] = fma16(real(whole[i][j]), mul(ld(scale + 256 * j + q / part * 16), all(x_scale[i * groups * 2])), s[i][j]);
+        if ((q + 1) % part == 0) s[i][j] = fma16(real(whole[i][j]), mul(is_wide ? ld(wide + 32 * g + q / part * 16) : scale[j][q / part], all(x_scale[i * groups * 2])), s[i][j]);
       }
     }
-    if (scales == RANGES) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++)
-      s[i][j] = fma16(ld(scale + 256 * j + 16), all(x_scale[i * groups * 2 + 1]), s[i][j]);
+    if (scales != HALVES && scales != SIXTEENS) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++)
+      s[i][j] = fma16(is_wide ? ld(wide + 32 * g + 16) : scale[j][1], all(x_scale[i * groups * 2 + 1]), s[i][j]);
   }
   UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) put16(job, row + i, o + j * apart, job->w->out - o - j * apart, s[i][j]);
 }
-IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int bits, const int scales) {
-  const int64_t rows = job->rows, groups = job->w->in / 32;
-  float *wide = rows > TALL ? scratch(4, sizeof(float) * (size_t)(32 * groups)) : NULL; /* for several tiles */
+IN void one_of_blocks(const Job *job, int64_t from, int64_t to, const int bits, const int scales) {
   int64_t o = from;
-  if (job->runs && rows == 1) { /* with more rows one stream is as fast */
+  if (job->runs) { /* with more rows one stream is as fast */
     const int64_t apart = (to - from) / (16 * C) * 16;
-    for (; o < from + apart; o += 16) tile_blocks(job, 0, o, apart, NULL, C, bits, scales, 1);
+    for (; o < from + apart; o += 16) tile_blocks(job, 0, o, apart, NULL, 0, C, bits, scales, 1);
     o = from + C * apart;
   }
-  for (; o < to; o += 16) {
-    int64_t row = 0;
-    if (wide) scales_of(job->w, o, 0, groups, wide);
-    EACH_TILE(row, rows, TALL, tile_blocks, job, row, o, 0, wide, 1, bits, scales)
+  for (; o < to; o += 16) tile_blocks(job, 0, o, 0, NULL, 0, 1, bits, scales, 1);
+}
+IN void rows_of_blocks(const Job *job, int64_t from, int64_t to, const int bits, const int scales) {
+  float *wide = scratch(4, sizeof(float) * (size_t)job->w->in);
+  for (int64_t o = from, row = 0; o < to; o += 16, row = 0) {
+    widen_scales(job->w, o, wide);
+    EACH_TILE(row, job->rows, TALL, tile_blocks, job, row, o, 0, wide, 1, 1, bits, scales)
   }
 }
-#define KIND(b, s) if (bits == b && scales == s) rows_of_blocks(job, from, to, b, s)
-void blocks(const Job *job, int64_t from, int64_t to) {
-  const int bits = job->w->form, scales = job->w->type == HALVES || job->w->type == SIXTEENS ? job->w->type : RANGES;
-  if (is_tiled(job)) outputs_amx_blocks(job, from, to);
 #if defined(__AVX2__) || defined(__aarch64__)
-  else KIND(8, HALVES); else KIND(6, SIXTEENS);
-  else KIND(5, HALVES); else KIND(5, RANGES);
-  else KIND(4, HALVES); else KIND(4, RANGES);
-#else /* in plain C each would take seconds to compile */
-  else rows_of_blocks(job, from, to, bits, scales);
+#define KIND(how, b, s) if (bits == b && scales == s) { how(job, from, to, b, s); return; }
+#else
+#define KIND(how, b, s) { how(job, from, to, bits, scales); return; } /* in plain C each takes seconds to compile */
 #endif
+void blocks(const Job *job, int64_t from, int64_t to) {
+  const int bits = job->w->form, type = job->w->type, one = job->rows == 1;
+  const int scales = one || type == HALVES || type == SIXTEENS ? type : RANGES; /* once they are wide, all that have an offset are alike */
+  if (is_tiled(job)) outputs_amx_blocks(job, from, to);
+  else if (one) {
+    KIND(one_of_blocks, 8, HALVES) KIND(one_of_blocks, 6, SIXTEENS)
+    KIND(one_of_blocks, 5, HALVES) KIND(one_of_blocks, 5, RANGES) KIND(one_of_blocks, 5, SIXES)
+    KIND(one_of_blocks, 4, HALVES) KIND(one_of_blocks, 4, RANGES) KIND(one_of_blocks, 4, SHORTS) KIND(one_of_blocks, 4, SIXES)
+  } else {
+    KIND(rows_of_blocks, 8, HALVES) KIND(rows_of_blocks, 6, SIXTEENS)
+    KIND(rows_of_blocks, 5, HALVES) KIND(rows_of_blocks, 5, RANGES)
+    KIND(rows_of_blocks, 4, HALVES) KIND(rows_of_blocks, 4, RANGES)
+  }
 }
 
 /* A row of x: codes; of each 32 their scale, and their sum times it; and what the sum of a block, or of half a block, begins with. */
