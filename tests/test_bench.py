@@ -346,8 +346,17 @@ def test_tensors_have_the_names_that_llama_cpp_reads() -> None:
     assert gguf_files.tensor_name("model.norm.weight", qwen2) == "output_norm.weight"
 
 
-@pytest.mark.parametrize("size", [PLAN.causal, PLAN.large], ids=lambda size: size.name)
-@pytest.mark.parametrize("form", list(gguf_files.FORMS))
+WIDE = checkpoints.gpt2("wide-gpt2", 300, 64, n_layer=1, n_head=4, n_embd=256)  # rows of whole K blocks
+
+
+@pytest.mark.parametrize(
+    ("size", "form"),
+    [
+        pytest.param(size, form, id=f"{size.name}-{form}")
+        for form in gguf_files.FORMS
+        for size in ([WIDE] if form.endswith("k") else [PLAN.causal, PLAN.large])
+    ],
+)
 def test_a_gguf_file_holds_every_tensor(size: checkpoints.Size, form: str, stock: Path) -> None:
     gguf = pytest.importorskip("gguf")
     checkpoints.make(size, "transformers", stock)
@@ -355,7 +364,18 @@ def test_a_gguf_file_holds_every_tensor(size: checkpoints.Size, form: str, stock
     assert sum(int(tensor.n_elements) for tensor in reader.tensors) == limit.parameters(size)
     kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
     assert kinds["blk.0.ffn_up.weight"] == gguf_files.FORMS[form][0]
-    assert kinds["token_embd.weight"] == ("Q8_0" if form == "gguf-int4" else gguf_files.FORMS[form][0])
+    assert kinds["token_embd.weight"] == ("Q8_0" if form[-1] in "4k" else gguf_files.FORMS[form][0])
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(4, "Q4_K"), (5, "Q5_K")])
+def test_k_blocks_are_near_the_numbers_that_they_hold(bits: int, kind: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    rows = torch.randn(5, 512, generator=torch.Generator().manual_seed(0))
+    rows[1], rows[2, 256:] = 0, rows[2, 256:].abs() + 1  # nothing to divide by; no number below 0
+    raw = gguf_files.k_blocks(rows.numpy(), bits)
+    found = torch.from_numpy(gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind]))
+    step = (rows.amax(1) - rows.amin(1).clamp(max=0)) / (2**bits - 1)
+    assert ((found - rows).abs().amax(1) <= step).all()
 
 
 def test_padded_batches_hold_neighbours_with_equal_knobs() -> None:

@@ -47,5 +47,5 @@ IN void take_sums(Sums sums, const int tall, const int wide) {
 #define HAS_AMX 0
 #endif
 /* Blocks that amx_blocks.c multiplies */
-IN int is_tiled(const Job *job) { return HAS_AMX && job->w->form >= BLOCKS8 && job->rows >= AMX_BLOCKS; }
+IN int is_tiled(const Job *job) { return HAS_AMX && job->w->form >= BLOCKS4 && job->rows >= AMX_BLOCKS; }
 #endif

@@ -7,23 +7,22 @@
 
 #define WAITING 262144 /* bytes of outputs that are unpacked while all rows pass */
 
-static void unpack(const uint8_t *w, int8_t *to, int64_t fours, int8_t least) { /* code 0 is `least` */
-  for (int64_t q = 0; q < fours; q++, w += 32, to += 64) {
-    __builtin_prefetch(w + 6144, 0, 2);
-    _mm512_storeu_si512(to, _mm512_add_epi8(nibbles(w), _mm512_set1_epi8(least)));
+IN void unpack(const uint8_t *w, int8_t *to, int64_t groups, const int bits, int least) { /* code 0 is `least` */
+  for (int64_t g = 0; g < groups; g++, w += 64 * bits, to += 512) UNROLL for (int q = 0; q < 8; q++) {
+    if (q < bits) __builtin_prefetch(w + 64 * q + 6144, 0, 2);
+    _mm512_storeu_si512(to + 64 * q, _mm512_add_epi8(codes_of(w, q, bits), _mm512_set1_epi8((char)least)));
   }
 }
 /* 16 outputs, whose codes are `w`, of 16 rows, of which those behind the last are not written */
-IN void multiply(const Job *job, int64_t row, int64_t o, const int8_t *w, const int scales) {
+IN void multiply(const Job *job, int64_t row, int64_t o, const int8_t *w, const float *scale, const int scales) {
   const int64_t width = job->width, groups = job->w->in / 32;
   const int parts = scales == SIXTEENS ? 2 : 1; /* of a block, which have a scale each */
-  const uint16_t *brief = job->w->range + (scales == HALVES ? 1 : 2) * o * groups;
-  const float *wide = job->w->scale + 2 * o * groups, *x_scale = job->largest + row * 2 * groups;
+  const float *x_scale = job->largest + row * 2 * groups;
   const int8_t *x = job->codes + row * width;
   int32_t sums[2][256] __attribute__((aligned(64)));
   F s[16];
   UNROLL for (int i = 0; i < 16; i++) s[i] = all(0);
-  for (int64_t g = 0; g < groups; g++, x += 32, w += 512, x_scale += 32, wide += 32, brief += scales == HALVES ? 16 : 32) {
+  for (int64_t g = 0; g < groups; g++, x += 32, w += 512, x_scale += 32, scale += 32) {
     UNROLL for (int part = 0; part < parts; part++) {
       _tile_zero(0);
       _tile_loadd(6, x + 16 * part, width);
@@ -31,12 +30,10 @@ IN void multiply(const Job *job, int64_t row, int64_t o, const int8_t *w, const 
       _tile_dpbssd(0, 6, 7);
       _tile_stored(0, sums[part], 64);
     }
-    const F scale = scales == HALVES ? ldh(brief) : scales == SHORTS ? ldb(brief) : ld(wide);
-    const F second = scales == HALVES ? scale : scales == SHORTS ? ldb(brief + 16) : ld(wide + 16);
     UNROLL for (int i = 0; i < 16; i++) {
       UNROLL for (int part = 0; part < parts; part++)
-        s[i] = fma16(real(ldc(sums[part] + 16 * i)), mul(part ? second : scale, all(x_scale[i])), s[i]);
-      if (scales == RANGES || scales == SHORTS) s[i] = fma16(second, all(x_scale[16 + i]), s[i]);
+        s[i] = fma16(real(ldc(sums[part] + 16 * i)), mul(ld(scale + 16 * part), all(x_scale[i])), s[i]);
+      if (scales == RANGES) s[i] = fma16(ld(scale + 16), all(x_scale[16 + i]), s[i]);
     }
   }
   UNROLL for (int i = 0; i < 16; i++)
@@ -44,22 +41,26 @@ IN void multiply(const Job *job, int64_t row, int64_t o, const int8_t *w, const 
 }
 void outputs_amx_blocks(const Job *job, int64_t from, int64_t to) {
   const int64_t in = job->w->in, some = WAITING / (16 * in) * 16, width = some < 16 ? 16 : some;
-  const int eight = job->w->form == BLOCKS8, scales = job->w->type;
-  int8_t *codes = eight ? NULL : scratch(4, (size_t)(width * in));
+  const int bits = job->w->form, scales = job->w->type, least = -middle(job->w);
+  float *wide = scratch(4, sizeof(float) * (size_t)(width * in / 16) + (size_t)(bits == 8 ? 0 : width * in));
+  int8_t *codes = (int8_t *)(wide + width * in / 16);
   use_tiles(scales == SIXTEENS ? 16 : 32);
   for (int64_t begin = from, end; begin < to; begin = end) {
     end = begin + width < to ? begin + width : to;
-    const int8_t *w = eight ? (const int8_t *)job->w->w + begin * in : codes;
-    if (!eight) unpack((const uint8_t *)job->w->w + begin * in / 2, codes, (end - begin + 15) / 16 * in / 4, scales == RANGES ? 0 : -8);
+    const int8_t *w = bits == 8 ? (const int8_t *)job->w->w + begin * in : codes;
+    const uint8_t *packed = (const uint8_t *)job->w->w + begin * in * bits / 8;
+    const int64_t count = (end - begin + 15) / 16 * in / 32;
+    if (bits == 4) unpack(packed, codes, count, 4, least);
+    else if (bits == 5) unpack(packed, codes, count, 5, least);
+    else if (bits == 6) unpack(packed, codes, count, 6, least);
+    for (int64_t o = begin; o < end; o += 16) widen_scales(job->w, o, wide + (o - begin) * in / 16);
     for (int64_t row = 0; row < job->rows; row += 16)
       for (int64_t o = begin; o < end; o += 16) {
         const int8_t *at = w + (o - begin) * in;
-        switch (scales) {
-        case HALVES: multiply(job, row, o, at, HALVES); break;
-        case RANGES: multiply(job, row, o, at, RANGES); break;
-        case SIXTEENS: multiply(job, row, o, at, SIXTEENS); break;
-        default: multiply(job, row, o, at, SHORTS);
-        }
+        const float *scale = wide + (o - begin) * in / 16;
+        if (scales == HALVES) multiply(job, row, o, at, scale, HALVES);
+        else if (scales == SIXTEENS) multiply(job, row, o, at, scale, SIXTEENS);
+        else multiply(job, row, o, at, scale, RANGES);
       }
   }
   _tile_release();

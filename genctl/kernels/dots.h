@@ -26,7 +26,7 @@ IN __m256i dotu8(__m256i sum, __m256i w, __m256i x) { return _mm256_add_epi32(su
 IN I dotu(I sum, B w, B x) { return EACH(I, dotu8(sum.a, w.a, x.a), dotu8(sum.b, w.b, x.b)); }
 #define PAIRS /* of codes of 4 bits: eight times two products stay below 2^15, so they are widened once for a block */
 IN I pairs(I sum, B w, B x) { return EACH(I, _mm256_add_epi16(sum.a, _mm256_maddubs_epi16(w.a, x.a)), _mm256_add_epi16(sum.b, _mm256_maddubs_epi16(w.b, x.b))); }
-IN I wide(I sum) { return EACH(I, _mm256_madd_epi16(sum.a, _mm256_set1_epi16(1)), _mm256_madd_epi16(sum.b, _mm256_set1_epi16(1))); }
+IN I wider(I sum) { return EACH(I, _mm256_madd_epi16(sum.a, _mm256_set1_epi16(1)), _mm256_madd_epi16(sum.b, _mm256_set1_epi16(1))); }
 #endif
 #elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
 IN int32x4_t dots4(int32x4_t sum, int8x16_t w, int8x16_t x) {

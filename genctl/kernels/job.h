@@ -143,7 +143,10 @@ void outputs_transposed(const Job *job, int64_t from, int64_t to);
 void code8(void *job, int row);
 int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *largest, int8_t *to);
 void codes8(const Job *job, int64_t from, int64_t to);
-/* Blocks (blocks.c): a row of x, and outputs [from, to) of all rows */
+/* Blocks (blocks.c): the code that stands for 0, or for the offset; the scales of 16 outputs as float32 [I / 32, 2,
+   16], the second of which are offsets, or those of the second half of a block, if there are such; a row of x, and outputs [from, to) of all rows */
+IN int middle(const Weight *w) { return w->form == BLOCKS8 || w->type == RANGES || w->type == SIXES ? 0 : 1 << (w->form - 1); }
+void widen_scales(const Weight *w, int64_t o, float *y);
 void code_blocks(void *job, int row);
 void blocks(const Job *job, int64_t from, int64_t to);
 /* How a row of x lies for bfloat16 weights: as float32; as it came, for dot products; in the tiles of amx.c; or as those of

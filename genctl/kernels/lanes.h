@@ -138,6 +138,11 @@ IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
   return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_and_si256(raw, low)), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low), 1);
 }
+IN B above(B low, B high, const int at, const int bits) {
+  const B moved = at < 4 ? _mm512_slli_epi16(high, 4 - at) : _mm512_srli_epi16(high, at - 4);
+  return _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8((16 << bits) - 16)));
+}
+IN I ldi(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)); }
 IN __m128i iquarter(I v) {
   __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
   return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -191,6 +196,11 @@ IN B nibbles(const uint8_t *p) {
   __m256i raw = _mm256_loadu_si256((const void *)p), low = _mm256_set1_epi8(15);
   return EACH(B, _mm256_and_si256(raw, low), _mm256_and_si256(_mm256_srli_epi16(raw, 4), low));
 }
+IN __m256i moved(__m256i high, const int at, const int bits) {
+  return _mm256_and_si256(at < 4 ? _mm256_slli_epi16(high, 4 - at) : _mm256_srli_epi16(high, at - 4), _mm256_set1_epi8((char)((16 << bits) - 16)));
+}
+IN B above(B low, B high, const int at, const int bits) { return EACH(B, _mm256_or_si256(low.a, moved(high.a, at, bits)), _mm256_or_si256(low.b, moved(high.b, at, bits))); }
+IN I ldi(const int8_t *p) { return EACH(I, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p + 8)))); }
 IN __m128i iquarter(I v) {
   __m256i h = _mm256_add_epi32(v.a, v.b);
   return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
@@ -244,6 +254,12 @@ IN B nibbles(const uint8_t *p) {
   }
   return r;
 }
+IN B above(B low, B high, const int at, const int bits) {
+  const uint8x16_t mask = vdupq_n_u8((uint8_t)((16 << bits) - 16));
+  FOUR low.v[q] = vorrq_s8(low.v[q], vreinterpretq_s8_u8(vandq_u8(vshlq_u8(vreinterpretq_u8_s8(high.v[q]), vdupq_n_s8((int8_t)(4 - at))), mask)));
+  return low;
+}
+IN I ldi(const int8_t *p) { I r; FOUR { int32_t v[4] = {p[4 * q], p[4 * q + 1], p[4 * q + 2], p[4 * q + 3]}; r.v[q] = vld1q_s32(v); } return r; }
 #else /* ---------------------------------------------------------------------------------------------------- plain C */
 #define R 2
 #define C 2
@@ -297,9 +313,21 @@ IN F ldb(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_bf16(p[l]); return r; }
 IN F ldh(const uint16_t *p) { F r; SIXTEEN r.v[l] = from_f16(p[l]); return r; }
 IN B ldc(const void *p) { B r; memcpy(&r, p, 64); return r; }
 IN B nibbles(const uint8_t *p) { B r; for (int m = 0; m < 32; m++) { r.v[m] = p[m] & 15; r.v[m + 32] = p[m] >> 4; } return r; }
+IN B above(B low, B high, const int at, const int bits) {
+  for (int m = 0; m < 64; m++) low.v[m] |= (int8_t)(((uint8_t)high.v[m] >> at << 4) & ((16 << bits) - 16));
+  return low;
+}
+IN I ldi(const int8_t *p) { I r; SIXTEEN r.v[l] = p[l]; return r; }
 #endif
 
 /* -- what is the same for all of them ------------------------------------------------------------------------------ */
+
+/* Step q of the codes that `nibbles` and, in front of them, `bits` - 4 more bits of each make: `above` puts bits [at, at + bits)
+   of the bytes of `high` above four others */
+IN B codes_of(const uint8_t *p, const int q, const int bits) {
+  const B low = nibbles(p + 64 * (bits - 4) + 32 * q);
+  return bits == 4 ? low : above(low, ldc(p + q * (bits - 4) / 8 * 64), q * (bits - 4) % 8, bits - 4);
+}
 
 #ifndef __AVX512F__
 IN F ldn(const float *p, int n) {

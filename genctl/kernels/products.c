@@ -4,7 +4,7 @@
    others, with one thread and with many, and in float32 sums on every instruction set.
      [O, I]: lane l adds up the inputs k = l mod 16, in turn; then the tree of lanes.h. Many rows: transposed.c, the same sums.
      [I, O]: see in_out.c. bfloat16: see bfloat16.c and bfloat16_in_out.c.
-     Codes of 8 bits: see codes.c. Blocks of 8 and 4 bits: see blocks.c.
+     Codes of 8 bits: see codes.c. Blocks of 4 to 8 bits: see blocks.c.
    A tile of TALL rows by OUTPUTS keeps its sums in registers, and reads W and x as they lie: nothing is packed. */
 #include "amx.h"
 #include "tiles.h"
@@ -167,7 +167,7 @@ static void outputs(void *p, int number) {
   for (; number >= job->pieces; job++) number -= job->pieces;
   const int64_t out = job->w->out, from = number * job->block, to = from + job->block < out ? from + job->block : out;
   if (job->w->form == CODES8) codes8(job, from, to);
-  else if (job->w->form >= BLOCKS8) blocks(job, from, to);
+  else if (job->w->form >= BLOCKS4) blocks(job, from, to);
   else if (job->w->type == F32) plain(job, from, to, F32);
   else if (job->w->type == F16) plain(job, from, to, F16);
   else plain_bf16(job, from, to);
@@ -195,7 +195,7 @@ static void prepare(Job *job) {
     job->width = (w->in + 63) & ~(int64_t)63;
     job->codes = scratch(0, (size_t)(whole * job->width));
     job->largest = scratch(1, sizeof(float) * (size_t)(w->form == CODES8 ? rows : whole * w->in / 16));
-    job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS8 ? rows * w->in / 16 : rows));
+    job->total = scratch(2, sizeof(int32_t) * (size_t)(w->form >= BLOCKS4 ? rows * w->in / 16 : rows));
     pieces(w->form == CODES8 ? code8 : code_blocks, job, (int)rows, ready);
     if (HAS_AMX && w->form == CODES8 && rows >= AMX_CODES) prepare_amx_codes(job, ready);
   } else if (w->type == BF16) {
@@ -213,11 +213,11 @@ static void prepare(Job *job) {
    and where several tiles of rows share strips, too, but each thread has six, since one may come late. */
 static void cut(Job *job) {
   const Weight *w = job->w;
-  const int eight = w->form == CODES8 || w->form == BLOCKS8, tiled = HAS_AMX && w->form == CODES8 && job->rows >= AMX_CODES;
-  const int together = tiled ? 32 : w->form >= BLOCKS8 ? 16 : 4;
-  const int64_t bytes = eight ? w->in : w->form >= CODES8 ? w->in / 2 + w->in / 8 : w->in * (w->type == F32 ? 4 : 2);
+  const int tiled = HAS_AMX && w->form == CODES8 && job->rows >= AMX_CODES;
+  const int together = tiled ? 32 : w->form >= BLOCKS4 ? 16 : 4;
+  const int64_t bytes = w->form == CODES8 ? w->in : w->form >= BLOCKS4 ? w->in * (w->form + 1) / 8 : w->in * (w->type == F32 ? 4 : 2);
   int64_t block = (131072 / (bytes ? bytes : 1) + STRIP) / STRIP * STRIP;
-  const int shared = w->form >= BLOCKS8 ? job->rows > TALL : OUTPUTS > 1 && job->rows > TALL;
+  const int shared = w->form >= BLOCKS4 ? job->rows > TALL : OUTPUTS > 1 && job->rows > TALL;
   if (job->rows == 1 || tiled || shared) {
     const int64_t each = w->out * bytes / job->threads, least = job->rows > 1 && each > 65536 ? 6 : 1;
     const int64_t rounds = (each + 524287) / 524288, count = job->threads * (rounds > least ? rounds : least);

@@ -10,18 +10,26 @@ void pieces(Piece work, void *job, int count, int threads); /* every piece once,
 void *scratch(int slot, size_t bytes);                      /* memory of this thread, kept for the next call */
 
 /* -- products (products.c) -- */
-/* A weight [O, I]; [I, O]; 8 bits [O, I]; blocks in 8 bits [O / 16, I / 4, 16, 4] and in 4 bits [O / 16, I / 4, 32], where byte b holds code b in its lower half and code b + 32 in its upper half. */
-enum { PLAIN, IN_OUT, CODES8, BLOCKS8, BLOCKS4 };
-/* The scales of blocks: float16 `range` [O / 16, I / 32, 16], w = code * scale, where codes of 4 bits are 8 too large; float32
-   `scale` [O / 16, I / 32, 2, 16], w = code * scale + offset; the same, a scale for each half of a block, 8 bits only; bfloat16
-   `range` [O / 16, I / 32, 2, 16], w = (code - 8) * scale + offset, 4 bits only. */
-enum { HALVES, RANGES, SIXTEENS, SHORTS };
+/* A weight [O, I]; [I, O]; 8 bits [O, I]; blocks of 32 numbers by 16 outputs, [O / 16, I / 32, 64 bits], whose form is the number of
+   bits. In 8 bits a block is [8 fours of inputs, 16 outputs, 4]. Else of each 64 codes 32 bytes have the lower halves: byte b that of
+   code b, and above it that of code b + 32; in front of the eight times 32 bytes 64 bytes, in 6 bits two times 64, have what codes
+   have above 4 bits: those of the first 64 codes in the lowest bits of all bytes, and so on. */
+enum { PLAIN, IN_OUT, CODES8, BLOCKS4 = 4, BLOCKS5, BLOCKS6, BLOCKS8 = 8 };
+/* The scales of blocks, in `range`.
+     HALVES: float16 [O / 16, I / 32, 16], w = code * scale, where codes of less than 8 bits are half their range too large.
+     RANGES: float16 [O / 16, I / 32, 2, 16], w = code * scale + offset.
+     SHORTS: the same in bfloat16, w = (code - 8) * scale + offset.
+     SIXES: [O / 16, I / 256, 256], as RANGES: numbers of 6 bits [8, 2, 16] as the codes above, and between what is above 4 bits and
+       what is below float16 [2, 16], by which scales and offsets are multiplied.
+     SIXTEENS: [O / 16, I / 256, 288], a scale for each half of a block, as HALVES: int8 [8, 2, 16], and float16 [16], by which they
+       are multiplied. */
+enum { HALVES, RANGES, SHORTS, SIXES, SIXTEENS };
 typedef struct {
   int32_t form, type; /* type: of PLAIN and IN_OUT (lanes.h), and of the scales of blocks */
   int64_t in, out;
   const void *w;
   const float *scale;    /* CODES8: [O] */
-  const uint16_t *range;
+  const void *range;     /* of blocks */
   const float *bias;     /* [O] or NULL */
 } Weight;
 /* x [N, I] -> y [N, O1 + O2 + ...]: products of the same x, whose weights have one form, and are all IN_OUT or none is */

@@ -1,7 +1,7 @@
 """Weights in blocks, as GGUF files hold them, and in 4 bits: a number is code · scale, or code · scale + offset.
 
-The layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded: a scale of
-Q4_K, the product of a float16 and of 6 bits, is a float32.
+The layouts are those of ggml (github.com/ggml-org/ggml/blob/master/src/ggml-common.h). Nothing is rounded, and a number
+takes as many bits of memory as of the file.
 
 O features out, I features in, G = I / 32, B blocks.
 """
@@ -18,31 +18,24 @@ from genctl.native import pages
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
 LANES = 16  # outputs that lie side by side
-HALF = 8  # what is added to codes of 4 bits that have no offset, or whose offset is that of code 8
-Scales = Literal["halves", "ranges", "sixteens", "shorts"]  # as products.h numbers them
-
-
-_DTYPES = {
-    "halves": torch.float16,
-    "ranges": torch.float32,
-    "sixteens": torch.float32,
-    "shorts": torch.bfloat16,
-}
+Scales = Literal["halves", "ranges", "shorts", "sixes", "sixteens"]  # as products.h numbers them
 
 
 class Kind(NamedTuple):
-    """A type of tensors. Both functions read blocks uint8 [B, `bytes`].
-
-    Scales are float16 [B, g] ("halves"); float32 [B, g, 2], scales and offsets ("ranges"); the same, scales of 16
-    numbers each ("sixteens"); bfloat16 [B, g, 2], the offset is that of code 8 ("shorts").
-    """
+    """A type of tensors. Both functions read blocks uint8 [B, `bytes`]."""
 
     numbers: int  # of a block
     bytes: int
-    bits: int  # of a code as it is held here
+    bits: int  # of a code
     scales: Scales
-    read_codes: Callable[[Tensor], Tensor]  # [B, numbers], int8; uint8 in 4 bits
-    read_scales: Callable[[Tensor], Tensor]
+    halves: slice  # bytes: a scale, or a scale and an offset, of 16 bits each
+    read_codes: Callable[[Tensor], Tensor]  # uint8 [B, numbers], from 0 on; int8 in 8 bits
+    factors: Callable[[Tensor], Tensor] | None = None  # [B, 8, 2]: what scales and offsets are multiplied by
+
+    @property
+    def middle(self) -> int:
+        """The code of 0, or of the offset."""
+        return 0 if self.bits == 8 or self.scales in ("ranges", "sixes") else 1 << self.bits - 1
 
 
 class Blocks:
@@ -62,38 +55,76 @@ class Blocks:
         return self.how.read_codes(self._blocks(rows)).view(-1, self.width)
 
     def scales(self, rows: slice = slice(None)) -> Tensor:
-        """[o, G] or [o, G, 2], as `Kind.scales` says."""
-        scales = self.how.read_scales(self._blocks(rows))
-        return scales.reshape(-1, self.width // GROUP, *scales.shape[2:])
+        """float32 [o, G, 1], or [o, G, 2]: scales and offsets, or the scales of 16 numbers each ("sixteens")."""
+        scales, factors = self._short(rows).float(), self._factors(rows)
+        return (scales if factors is None else scales * factors.float()).flatten(1, 2)
 
     def numbers(self, rows: slice = slice(None)) -> Tensor:
         """float32 [o, I]."""
-        codes, scales = self.codes(rows).float(), self.scales(rows).float()
+        codes, scales = self.codes(rows).float() - self.how.middle, self.scales(rows)
         if self.how.scales == "sixteens":
             return (codes.view(-1, GROUP // 2) * scales.view(-1, 1)).view(-1, self.width)
-        groups = codes.view(*scales.shape[:2], GROUP)
-        if self.how.scales == "halves":
-            return ((groups - (HALF if self.how.bits == 4 else 0)) * scales[..., None]).flatten(1)
-        return ((groups - (HALF if self.how.scales == "shorts" else 0)) * scales[..., :1] + scales[..., 1:]).flatten(1)
+        numbers = codes.view(*scales.shape[:2], GROUP) * scales[..., :1]
+        return (numbers if scales.shape[2] == 1 else numbers + scales[..., 1:]).flatten(1)
+
+    def _short(self, rows: slice) -> Tensor:
+        """Scales and offsets as they lie, 16 bits: [o, blocks of a row, 1, 1 or 2]; offsets of "sixes" are negative."""
+        raw = self._blocks(rows)[:, self.how.halves].contiguous()
+        short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
+        if self.how.scales == "sixes":
+            short = short * short.new_tensor([1, -1])
+        return short.view(-1, self.width // self.how.numbers, 1, short.shape[1])
+
+    def _factors(self, rows: slice) -> Tensor | None:
+        """[o, blocks of a row, 8, 2]."""
+        if self.how.factors is None:
+            return None
+        return self.how.factors(self._blocks(rows)).view(-1, self.width // self.how.numbers, 8, 2)
 
     def panels(self) -> tuple[Tensor, Tensor]:
         """Codes and scales as the compiled library reads them, with `LANES` outputs side by side (see products.h).
 
-        Codes [O / 16, I / 4, 64], in 4 bits [O / 16, I / 4, 32]; scales [O / 16, G, 16] or [O / 16, G, 2, 16].
+        uint8: codes [O / 16, I / 32, 64 bits], scales [O / 16, blocks of a row, bytes of 16 blocks' scales].
         """
-        count, groups = -(-len(self.raw) // LANES), self.width // GROUP
-        eight = self.how.bits == 8
-        codes = torch.empty(count, self.width // 4, 64 if eight else 32, dtype=torch.int8 if eight else torch.uint8)
-        shape = (count, groups, LANES) if self.how.scales == "halves" else (count, groups, 2, LANES)
-        scales = torch.empty(shape, dtype=_DTYPES[self.how.scales])
+        count, groups, blocks = -(-len(self.raw) // LANES), self.width // GROUP, self.width // self.how.numbers
         step, mapped = max(1, AT_ONCE // (LANES * self.width)), pages.mapped_files()
+        codes = torch.empty(count, groups, 64 * self.how.bits, dtype=torch.uint8)
+        rest = self.how.bytes - self.how.numbers * self.how.bits // 8  # of a block, beside its codes
+        scales = torch.empty(count, blocks, LANES * rest, dtype=torch.uint8)
         for begin in range(0, count, step):  # in slices, so that what lies between is small
             part, rows = slice(begin, begin + step), slice(LANES * begin, LANES * (begin + step))
-            lanes = _whole(self.codes(rows)).view(-1, LANES, self.width // 4, 4).transpose(1, 2).flatten(2)
-            codes[part] = lanes if eight else lanes[..., :32] | lanes[..., 32:] << 4
-            scales[part] = _whole(self.scales(rows)).view(-1, LANES, *shape[1:-1]).movedim(1, -1)
+            lanes = _whole(self.codes(rows)).view(-1, LANES, groups, 8, 4).permute(0, 2, 3, 1, 4).flatten(3)
+            codes[part] = lanes.flatten(2).view(torch.uint8) if self.how.bits == 8 else _packed(lanes, self.how.bits)
+            scales[part] = torch.cat(self._side_by_side(rows), -1)
             pages.release(self.raw[rows], mapped)
         return codes, scales
+
+    def _side_by_side(self, rows: slice) -> list[Tensor]:
+        """Parts of the scales of `LANES` outputs, uint8 [o / 16, blocks of a row, …]."""
+        short, factors = _beside(self._short(rows)).view(torch.uint8), self._factors(rows)
+        if factors is None:
+            return [short]
+        wide = _beside(factors)
+        if self.how.scales == "sixteens":
+            return [wide.view(torch.uint8), short]
+        high, low = _packed(wide.view(*wide.shape[:2], 4, 64), 6).split([64, 128], -1)
+        return [high, short, low]
+
+
+def _beside(rows: Tensor) -> Tensor:
+    """[o, …, a, b] -> [o / 16, …, a · b · 16], lanes last."""
+    return _whole(rows).view(-1, LANES, *rows.shape[1:]).movedim(1, -1).flatten(-3).contiguous()
+
+
+def _packed(codes: Tensor, bits: int) -> Tensor:
+    """codes uint8 [M, G, q, 64] -> uint8 [M, G, 8 q bits]: as `codes_of` of lanes.h unpacks them."""
+    more, steps = bits - 4, codes.shape[2]
+    parts = [codes[..., :32] & 15 | codes[..., 32:] << 4]
+    if more:
+        shifts = torch.arange(0, 8, more, dtype=torch.uint8)[:, None]
+        high = codes.unflatten(2, (-1, len(shifts)))
+        parts.insert(0, (high >> 4 << shifts).sum(3, dtype=torch.uint8))
+    return torch.cat([part.flatten(2) for part in parts], -1)
 
 
 class Embeddings:
@@ -145,11 +176,6 @@ def int4_blocks(weight: Tensor) -> Blocks:
     return Blocks("int4", torch.cat(bytes_, -1).flatten(1), weight.shape[1])
 
 
-def _halves(raw: Tensor) -> Tensor:
-    """Bytes of float16 numbers [B, 2 n] -> [B, n]."""
-    return raw.contiguous().view(torch.float16)
-
-
 def _nibbles(raw: Tensor) -> Tensor:
     """[B, 16 or 32] -> uint8 [B, 32 or 64]: the lower halves of all bytes, then the upper ones."""
     return torch.cat([raw & 15, raw >> 4], -1)
@@ -162,64 +188,39 @@ def _fifth(raw: Tensor) -> Tensor:
 
 
 def _six_bits(raw: Tensor) -> Tensor:
-    """The first 16 bytes of a block of Q4_K or Q5_K -> scales and offsets f32 [B, 8, 2]."""
-    short, packed = _halves(raw[:, :4]).float(), raw[:, 4:16]
-    low, middle, high = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    """Blocks of Q4_K or Q5_K -> factors of scales and of offsets, uint8 [B, 8, 2]."""
+    low, middle, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     scale = torch.cat([low & 63, (high & 15) | (low >> 6 << 4)], 1)
     least = torch.cat([middle & 63, (high >> 4) | (middle >> 6 << 4)], 1)
-    return torch.stack([short[:, :1] * scale, -short[:, 1:] * least], 2)
+    return torch.stack([scale, least], 2)
 
 
 def _q5_k_codes(raw: Tensor) -> Tensor:
     high, low = raw[:, 16:48], _nibbles(raw[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
     bits = high[:, None] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
-    return (low | bits << 4).flatten(1).to(torch.int8)
+    return (low | bits << 4).flatten(1)
 
 
 def _q6_k_codes(raw: Tensor) -> Tensor:
     low = _nibbles(raw[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
     high = raw[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
-    return ((low | high << 4).flatten(1).to(torch.int8)) - 32
+    return (low | high << 4).flatten(1)
 
 
-def _q6_k_scales(raw: Tensor) -> Tensor:
-    scales = raw[:, 192:208].contiguous().view(torch.int8).float() * _halves(raw[:, 208:]).float()
-    return scales.view(-1, 8, 2)
-
-
+_FIRST, _PAIR = slice(0, 2), slice(0, 4)
 KINDS = {
-    "Q8_0": Kind(
-        32, 34, 8, "halves", lambda raw: raw[:, 2:].contiguous().view(torch.int8), lambda raw: _halves(raw[:, :2])
+    "Q8_0": Kind(32, 34, 8, "halves", _FIRST, lambda raw: raw[:, 2:].contiguous().view(torch.int8)),
+    "Q4_0": Kind(32, 18, 4, "halves", _FIRST, lambda raw: _nibbles(raw[:, 2:])),
+    "Q4_1": Kind(32, 20, 4, "ranges", _PAIR, lambda raw: _nibbles(raw[:, 4:])),
+    "Q5_0": Kind(32, 22, 5, "halves", _FIRST, lambda raw: _nibbles(raw[:, 6:]) | _fifth(raw[:, 2:6])),
+    "Q5_1": Kind(32, 24, 5, "ranges", _PAIR, lambda raw: _nibbles(raw[:, 8:]) | _fifth(raw[:, 4:8])),
+    "Q4_K": Kind(
+        256, 144, 4, "sixes", _PAIR, lambda raw: _nibbles(raw[:, 16:].reshape(-1, 4, 32)).flatten(1), _six_bits
     ),
-    "Q4_0": Kind(32, 18, 4, "halves", lambda raw: _nibbles(raw[:, 2:]), lambda raw: _halves(raw[:, :2])),
-    "Q4_1": Kind(
-        32, 20, 4, "ranges", lambda raw: _nibbles(raw[:, 4:]), lambda raw: _halves(raw[:, :4]).float()[:, None]
+    "Q5_K": Kind(256, 176, 5, "sixes", _PAIR, _q5_k_codes, _six_bits),
+    "Q6_K": Kind(
+        *(256, 210, 6, "sixteens", slice(208, 210), _q6_k_codes),
+        lambda raw: raw[:, 192:208].contiguous().view(torch.int8).view(-1, 8, 2),
     ),
-    "Q5_0": Kind(
-        32,
-        22,
-        8,
-        "halves",
-        lambda raw: (_nibbles(raw[:, 6:]) | _fifth(raw[:, 2:6])).to(torch.int8) - 16,
-        lambda raw: _halves(raw[:, :2]),
-    ),
-    "Q5_1": Kind(
-        32,
-        24,
-        8,
-        "ranges",
-        lambda raw: (_nibbles(raw[:, 8:]) | _fifth(raw[:, 4:8])).to(torch.int8),
-        lambda raw: _halves(raw[:, :4]).float()[:, None],
-    ),
-    "Q4_K": Kind(256, 144, 4, "ranges", lambda raw: _nibbles(raw[:, 16:].reshape(-1, 4, 32)).flatten(1), _six_bits),
-    "Q5_K": Kind(256, 176, 8, "ranges", _q5_k_codes, _six_bits),
-    "Q6_K": Kind(256, 210, 8, "sixteens", _q6_k_codes, _q6_k_scales),
 }
-INT4 = Kind(  # of `--quantize int4`
-    32,
-    20,
-    4,
-    "shorts",
-    lambda raw: _nibbles(raw[:, 4:]),
-    lambda raw: raw[:, :4].contiguous().view(torch.bfloat16)[:, None],
-)
+INT4 = Kind(32, 20, 4, "shorts", _PAIR, lambda raw: _nibbles(raw[:, 4:]))  # of `--quantize int4`

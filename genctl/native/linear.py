@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # N rows, I features in, O features out.
 
 
-_PLAIN, _IN_OUT, _CODES8, _BLOCKS8, _BLOCKS4 = range(5)  # forms of products.h
-_SCALES = {"halves": 0, "ranges": 1, "sixteens": 2, "shorts": 3}  # as in products.h
+_PLAIN, _IN_OUT, _CODES8 = range(3)  # forms of products.h; that of blocks is their number of bits
+_SCALES = {"halves": 0, "ranges": 1, "shorts": 2, "sixes": 3, "sixteens": 4}  # as in products.h
 MOST_TOGETHER = 4  # as in products.h
 
 
@@ -74,9 +74,8 @@ class CompiledProduct:
             form = weight.kind
             codes, scales = weight.panels()
             held = (codes, scales)
-            fields.form, fields.type = _BLOCKS8 if weight.how.bits == 8 else _BLOCKS4, _SCALES[weight.how.scales]
-            fields.w = codes.data_ptr()
-            fields.range = fields.scale = scales.data_ptr()  # the library reads one of them
+            fields.form, fields.type = weight.how.bits, _SCALES[weight.how.scales]
+            fields.w, fields.range = codes.data_ptr(), scales.data_ptr()
         elif quantize == "int8":
             from genctl.native.quantized import int8_codes
 

@@ -14,6 +14,8 @@ FORMS = {  # form -> (the type of its matrices, the type of the file)
     "gguf-bfloat16": ("BF16", "MOSTLY_BF16"),
     "gguf-int8": ("Q8_0", "MOSTLY_Q8_0"),
     "gguf-int4": ("Q4_0", "MOSTLY_Q4_0"),
+    "gguf-4k": ("Q4_K", "MOSTLY_Q4_K_S"),
+    "gguf-5k": ("Q5_K", "MOSTLY_Q5_K_S"),
 }
 _GPT2 = {
     "transformer.wte.weight": "token_embd.weight",
@@ -40,7 +42,7 @@ _QWEN2 = {
     "mlp.down_proj": "ffn_down",
 }
 NAMES = {"gpt2": _GPT2, "qwen2": _QWEN2}
-TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4"}  # types of rows in which every side reads the same GGUF file
+TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4", "Q4_K": "gguf-4k", "Q5_K": "gguf-5k"}  # of rows in which every side reads the same file
 
 
 def form(dtype: str) -> str:
@@ -59,7 +61,7 @@ def write(size: Size, source: Path, place: Path, form: str) -> None:
     plain = gguf.GGMLQuantizationType.F32
     kind = gguf.GGMLQuantizationType[matrix]
     # the tied head keeps 8 bits, as genctl's does
-    head = gguf.GGMLQuantizationType.Q8_0 if form == "gguf-int4" else kind
+    head = kind if form in ("gguf", "gguf-bfloat16") else gguf.GGMLQuantizationType.Q8_0
     place.mkdir(parents=True)
     writer = gguf.GGUFWriter(place / "model.gguf", size.model_type)
     _describe(size, writer)
@@ -71,11 +73,36 @@ def write(size: Size, source: Path, place: Path, form: str) -> None:
         wide = numpy.ascontiguousarray(tensor.T if turned else tensor)
         theirs = tensor_name(name, NAMES[size.model_type])
         held = plain if wide.ndim < 2 or "wpe" in name else head if theirs == "token_embd.weight" else kind
-        writer.add_tensor(theirs, quants.quantize(wide, held), raw_dtype=held)
+        bits = {"Q4_K": 4, "Q5_K": 5}.get(held.name)  # which gguf reads and does not write
+        raw = quants.quantize(wide, held) if bits is None else k_blocks(wide, bits)
+        writer.add_tensor(theirs, raw, raw_dtype=held)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def k_blocks(rows: Any, bits: int) -> Any:
+    """float32 [N, I] -> blocks of Q4_K or Q5_K, uint8 [N, bytes of a row]: ranges from the least number to the largest."""
+    import numpy
+
+    groups, most = rows.reshape(-1, 8, 32), (1 << bits) - 1
+    least = numpy.minimum(groups.min(-1), 0)
+    ranges = numpy.stack([(groups.max(-1) - least) / most, -least], -1)  # [B, 8, 2]
+    short = (ranges.max(1) / 63).astype(numpy.float16)
+    wide = short.astype(numpy.float32)[:, None]
+    sixes = numpy.rint(ranges / numpy.where(wide == 0, 1, wide)).clip(0, 63).astype(numpy.uint8)
+    scale, offset = numpy.moveaxis(sixes * wide, -1, 0)[..., None]
+    codes = numpy.rint((groups + offset) / numpy.where(scale == 0, 1, scale)).clip(0, most).astype(numpy.uint8)
+    first, last = numpy.moveaxis(sixes, -1, 0)[..., :4], numpy.moveaxis(sixes, -1, 0)[..., 4:]
+    parts = [
+        short.view(numpy.uint8),
+        *(first | last >> 4 << 6),
+        last[0] & 15 | last[1] << 4,
+        *([(codes >> 4 << numpy.arange(8, dtype=numpy.uint8)[:, None]).sum(1, dtype=numpy.uint8)] if bits == 5 else []),
+        (codes[:, ::2] & 15 | codes[:, 1::2] << 4).reshape(-1, 128),
+    ]
+    return numpy.concatenate(parts, 1).reshape(len(rows), -1)
 
 
 def _describe(size: Size, writer: Any) -> None:

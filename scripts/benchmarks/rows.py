@@ -151,7 +151,8 @@ def gguf(plan: Plan) -> Iterator[Case]:
         ("", "GPT-2 small", plan.causal, plan.lengths.new),
         ("qwen-", "Qwen2.5-0.5B", plan.large, plan.lengths.new_large),
     ):
-        for count, dtype in ((1, "Q8_0"), (1, "Q4_0"), (5, "Q8_0"), (5, "Q4_0")):
+        kinds = ("Q8_0", "Q4_0", "Q4_K", "Q5_K") if size.hidden % 256 == 0 else ("Q8_0", "Q4_0")
+        for count, dtype in ((count, kind) for count in (1, 5) for kind in kinds):
             key, words = (f"rows{count}", f"{count} rows") if count > 1 else ("greedy", "greedy")
             work = plan.rows(count, plan.lengths.short, new, size=size)
             yield Case(
@@ -174,10 +175,16 @@ def reading(plan: Plan) -> Iterator[Case]:
     """A long prompt up to its first token."""
     long, sizes = plan.lengths.long, (("", "GPT-2 small", plan.causal), ("qwen-", "Qwen2.5-0.5B", plan.large))
     for start, name, size in sizes:
-        for dtype in ("float32", "bfloat16"):
+        for dtype in ("float32", "bfloat16", "int8", "int4", "Q8_0", "Q4_0", "Q4_K", "Q5_K"):
+            if dtype.endswith("K") and size.hidden % 256:
+                continue
+            of_file = "_" in dtype
             yield Case(
-                f"{start}prompt-{dtype}", f"{name} size, {long}-token prompt to the first token, {dtype}",
-                size, plan.rows(1, long, 1, size=size), dtype, figure="s", equal=True if dtype == "float32" else None,
+                f"{start}prompt-{dtype}",
+                f"{name} size, {long}-token prompt to the first token, {'a GGUF file of ' * of_file}{dtype}",
+                size, plan.rows(1, long, 1, size=size), dtype,
+                ALL if dtype in ("float32", "bfloat16") else (GENCTL, LLAMA),
+                figure="s", equal=True if dtype == "float32" else None,
             )  # fmt: skip
 
 
