@@ -107,8 +107,8 @@ class Blocks:
         wide = _beside(factors)
         if self.how.scales == "sixteens":
             return [wide.view(torch.uint8), short]
-        high, low = _packed(wide.view(*wide.shape[:2], 4, 64), 6).split([64, 128], -1)
-        return [high, short, low]
+        packed = _packed(wide.view(*wide.shape[:2], 4, 64), 6)
+        return [packed[..., :64], short, packed[..., 64:]]
 
 
 def _beside(rows: Tensor) -> Tensor:
@@ -118,11 +118,11 @@ def _beside(rows: Tensor) -> Tensor:
 
 def _packed(codes: Tensor, bits: int) -> Tensor:
     """codes uint8 [M, G, q, 64] -> uint8 [M, G, 8 q bits]: as `codes_of` of lanes.h unpacks them."""
-    more, steps = bits - 4, codes.shape[2]
+    more = bits - 4
     parts = [codes[..., :32] & 15 | codes[..., 32:] << 4]
     if more:
         shifts = torch.arange(0, 8, more, dtype=torch.uint8)[:, None]
-        high = codes.unflatten(2, (-1, len(shifts)))
+        high = codes.view(*codes.shape[:2], -1, len(shifts), 64)
         parts.insert(0, (high >> 4 << shifts).sum(3, dtype=torch.uint8))
     return torch.cat([part.flatten(2) for part in parts], -1)
 

@@ -42,7 +42,7 @@ _QWEN2 = {
     "mlp.down_proj": "ffn_down",
 }
 NAMES = {"gpt2": _GPT2, "qwen2": _QWEN2}
-TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4", "Q4_K": "gguf-4k", "Q5_K": "gguf-5k"}  # of rows in which every side reads the same file
+TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4", "Q4_K": "gguf-4k", "Q5_K": "gguf-5k"}  # every side reads the file
 
 
 def form(dtype: str) -> str:
@@ -83,7 +83,7 @@ def write(size: Size, source: Path, place: Path, form: str) -> None:
 
 
 def k_blocks(rows: Any, bits: int) -> Any:
-    """float32 [N, I] -> blocks of Q4_K or Q5_K, uint8 [N, bytes of a row]: ranges from the least number to the largest."""
+    """float32 [N, I] -> blocks of Q4_K or Q5_K, uint8 [N, bytes of a row]: ranges from least to largest."""
     import numpy
 
     groups, most = rows.reshape(-1, 8, 32), (1 << bits) - 1
