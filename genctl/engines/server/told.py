@@ -84,6 +84,28 @@ class TokenNames:
         return frozenset(self._tokenizer.all_special_ids)
 
 
+def answers(
+    servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
+) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
+    """The answers to requests: id, path and fields. `logprobs` are fewer where a server gives no more."""
+    tops = dict.fromkeys(servers, TOPS[0])
+
+    async def answer(path: str, fields: dict[str, Any], server: Server) -> dict[str, Any]:
+        async def ask() -> dict[str, Any]:
+            key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+            try:
+                return await server.client.post(path, {"model": server.model, **fields, key: tops[server]})
+            except Trouble as trouble:
+                if tops[server] == TOPS[1] or trouble.status not in (400, 422, *UNABLE):
+                    raise
+                tops[server] = TOPS[1]
+                return await ask()
+
+        return await patiently(server, ask, seed=fields["max_tokens"])
+
+    return in_order(servers, ((id, partial(answer, path, fields)) for id, path, fields in requests), 8, interrupted)
+
+
 class ToldDistributions:
     """Asks servers. Raises BackendError where they cannot tell, or have another tokenizer."""
 
