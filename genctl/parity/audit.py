@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +32,10 @@ CHECKED = 128  # positions on which noise is measured
 LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB
 COST = 2**37  # weights times tokens that are read for a cause; at least one row
 FEW = 64  # tokens of the sample, at least
+SAMPLE = 200  # positions of it, at most, once there is a row
+FEWER = 60  # positions on which pairs are tried first
+WAYS = 10  # of reading, to which numbers are fitted
+PAIRS = 12  # of them are tried on the sample
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
 FREEDOM = 4.0  # of Student's t, by which rounding is distributed: a few positions count little
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -44,7 +49,7 @@ class Way:
     prompts: tuple[Ids, ...] | None = None  # of all rows
     dtype: torch.dtype | None = None
     form: Form | None = None
-    load: Callable[[], Oracle] | None = None
+    load: Callable[[], LocalSide] | None = None
 
     def and_(self, other: Way) -> Way:
         """Both; the causes stay those of `self`."""
@@ -55,6 +60,7 @@ class Way:
 
 
 PLAIN = Way()
+Base: TypeAlias = Callable[[Number], Tensor]  # what is left of a number, f64 [E]
 
 
 @dataclass
@@ -157,7 +163,7 @@ class Auditor:
         self._oracle = Oracle(side, kind)  # type: ignore[arg-type]  # the literal of a runtime
         self._dtype, self._form, self._others = dtype, form, others
         self._interrupted, self._stage = interrupted, on_stage
-        self._loaded: tuple[Callable[[], Oracle] | None, Oracle] = (None, self._oracle)
+        self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
         self.places = places_of(self._rows)
         self._starts = [0]
         for row in self._rows:
@@ -165,15 +171,19 @@ class Auditor:
         weights = getattr(side.session.loaded.model, "num_parameters", None)
         size = weights() if callable(weights) else side.session.loaded.checkpoint.weights.bytes / 2  # type: ignore[union-attr]
         self._tokens = max(int(COST / max(size, 1)), FEW)
+        # whether the session has the weights as the engine does: then it reads in float32 what is tried
+        stored = {tensor.dtype for _, tensor in self._floats()}
+        self._is_whole = side.session.forward.dtype == torch.float32 and stored <= {dtype, torch.bfloat16, torch.float16}
+        self._is_whole = self._is_whole and all(torch.promote_types(one, dtype) == dtype for one in stored)
         self.grid, self._resolution = resolution(self.places)
         self._count = 0  # hypotheses
         self._noises: dict[torch.dtype, _Noise] = {}
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def _oracle_of(self, way: Way) -> Oracle:
+    def _side_of(self, way: Way) -> LocalSide:
         if way.load is None:
-            return self._oracle
+            return self._side
         if self._loaded[0] is not way.load:
             self._loaded = (way.load, way.load())
         return self._loaded[1]
@@ -196,24 +206,19 @@ class Auditor:
         """The positions of rows, int64 [K]."""
         return torch.cat([torch.arange(self._starts[row], self._starts[row + 1]) for row in rows])
 
-    def _logits(self, way: Way, rows: Sequence[int]) -> Tensor:
-        """Logits f64 [K, V] at all positions of rows. Raises ModelError."""
+    def _logits(self, way: Way, rows: Sequence[int], *, exact: bool = False) -> Tensor:
+        """Logits f64 [K, V] at all positions of rows: in float32 where that has the weights. Raises ModelError."""
         if self._interrupted():
             raise SystemExit(self._interrupted())
         texts = [self._rows[row].text for row in rows]
         if way.prompts is not None:
             texts = with_prompts([self._rows[row] for row in rows], [way.prompts[row] for row in rows])
-        oracle = self._oracle_of(way)
+        side = self._side_of(way)
         form = way.form or (FORMS[self._form] if self._form else None)
-
-        def read() -> Tensor:
-            found = []
-            for text in texts:
-                for _, logits in oracle.side.whole_text(text, range(len(text.token_ids))):
-                    found.append(logits.double().cpu().clone())
-            return torch.stack(found)
-
-        return oracle.exactly(way.dtype or self._dtype, read, form)
+        if not exact and form is None and way.dtype is None and self._is_whole:
+            return _read(side, texts)
+        oracle = self._oracle if way.load is None else Oracle(side, side.session.forward.kind)
+        return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form)
 
     # -- noise ---------------------------------------------------------------------------------------------------------
 
@@ -262,11 +267,11 @@ class Auditor:
 
     # -- hypotheses ----------------------------------------------------------------------------------------------------
 
-    def _try(self, ways: tuple[Way, ...], wanted: Sequence[Number] | None, rows: Sequence[int], base: Tensor | None,
-             known: tuple[Number, ...] = ()) -> list[Tried]:  # fmt: skip
+    def _try(self, ways: tuple[Way, ...], wanted: Sequence[Number] | None, rows: Sequence[int], base: Base | None,
+             *, exact: bool = False) -> list[Tried]:  # fmt: skip
         """What is left where texts are read in `ways`: for each of `wanted`, or for all numbers that fit (None).
 
-        `base`: what the reference leaves without a cause, f64 [E], with which directions are compared.
+        `base` gives what a number leaves without another way of reading, with which directions are compared.
         """
         way = PLAIN
         for one in ways:
@@ -279,14 +284,14 @@ class Auditor:
             part = groups[0]
             some = self._logits(way, part)
             places = self.places.few(self._at(part))
-            wanted = [*known, *numbers(some, places)]
+            wanted = [*numbers(some, places)]
             del some
         for number in wanted:
             found.append(Tried((), ways, number, torch.zeros(0), torch.zeros(0)))
         left: list[list[Tensor]] = [[] for _ in found]
         sizes: list[list[Tensor]] = [[] for _ in found]
         for group in groups:
-            logits = [self._logits(way, group)]
+            logits = [self._logits(way, group, exact=exact)]
             places = self.places.few(self._at(group))
             for place, one in enumerate(found):
                 left[place].append(remains(one.number, logits[0], places))
@@ -299,13 +304,15 @@ class Auditor:
             one.causes, one.sizes = own, torch.cat(sizes[place])
             scale = noise.typical[at] / one.number.temperature
             if way.form is not None and base is not None:
-                moved = base - torch.cat(left[place])
-                direction = _slope(base, moved)
+                before = base(one.number)
+                moved = before - torch.cat(left[place])
+                direction = _slope(before, moved)
                 one.plausible = 0.5 <= direction <= 1.6
                 known_places = self.places.few(at)
                 scale = (scale.square() + (0.3 * known_places.sizes(moved)).square().mean()).sqrt()
             elif way.dtype is not None and base is not None:
-                direction = _slope(base, base - torch.cat(left[place]))
+                before = base(one.number)
+                direction = _slope(before, before - torch.cat(left[place]))
                 one.plausible = 0.3 <= direction <= 3.0
             one.scale = (scale.square() + cut.square()).sqrt()
         self._count += len(found)
@@ -346,7 +353,7 @@ class Auditor:
         everything = [*range(len(self._rows))]
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)
         self._stage("reading")
-        nothing = self._try((), [RAW], everything, None)[0]
+        nothing = self._try((), [RAW], everything, None, exact=True)[0]
         if self._form is not None:
             nothing.scale = self._with_form(nothing, everything)
         self._judged([nothing], nothing, self._at(everything))
@@ -354,7 +361,7 @@ class Auditor:
             return self._same(name, nothing)
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
-            again = self._try((), [RAW], everything, None)[0]
+            again = self._try((), [RAW], everything, None, exact=True)[0]
             self._judged([again], nothing, self._at(everything))
             if self._fits(again) and not self.rows_left(again, everything):
                 again.causes = (cause(*self.grid),)
@@ -363,7 +370,7 @@ class Auditor:
             nothing = again
         sample = self._sample(nothing)
         at = self._at(sample)
-        base = self._left(sample)
+        base = self._base(sample)
         first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
         tried = self._singles(sample, base)
         self._judged([first, *tried], first, at)
@@ -372,11 +379,26 @@ class Auditor:
         tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
         return self._concluded(name, nothing, first, tried, sample)
 
-    def _left(self, rows: Sequence[int]) -> Tensor:
+    def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
         parts = [
-            remains(RAW, self._logits(PLAIN, group), self.places.few(self._at(group))) for group in self._groups(rows)
+            remains(number, self._logits(PLAIN, group), self.places.few(self._at(group)))
+            for group in self._groups(rows)
         ]
         return torch.cat(parts)
+
+    def _base(self, rows: Sequence[int]) -> Base:
+        """What numbers leave where texts are read as they should be; each is read once."""
+        found: dict[Number, Tensor] = {}
+        groups = [*self._groups(rows)]
+        logits = self._logits(PLAIN, rows) if len(groups) == 1 else None
+        places = self.places.few(self._at(rows))
+
+        def base(number: Number) -> Tensor:
+            if number not in found:
+                found[number] = self._left(rows, number) if logits is None else remains(number, logits, places)
+            return found[number]
+
+        return base
 
     def _with_form(self, nothing: Tried, rows: Sequence[int]) -> Tensor:
         """The noise of a declared form: engines have other codes, so what codes change counts as noise."""
@@ -395,13 +417,14 @@ class Auditor:
             for begin, end in pairwise(self._starts)
         ]
         chosen: list[int] = []
-        tokens = 0
+        tokens = positions = 0
         for row in sorted(range(len(self._rows)), key=lambda row: -worst[row]):
-            length = len(self._rows[row].text.prompt_ids) + len(self._rows[row].text.token_ids)
-            if chosen and tokens + length > self._tokens:
-                continue
+            text = self._rows[row].text
+            tokens += len(text.prompt_ids) + len(text.token_ids)
+            positions += len(text.token_ids)
+            if chosen and (tokens > self._tokens or positions > SAMPLE):
+                break
             chosen.append(row)
-            tokens += length
         return sorted(chosen)
 
     def _ways(self) -> Iterator[Way]:
@@ -420,7 +443,7 @@ class Auditor:
         named = model.named_tensors() if hasattr(model, "named_tensors") else model.named_parameters()
         return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
-    def _singles(self, sample: Sequence[int], base: Tensor) -> list[Tried]:
+    def _singles(self, sample: Sequence[int], base: Base) -> list[Tried]:
         self._stage("hypotheses")
         tried = self._try((), None, sample, base)
         for way in self._ways():
@@ -431,33 +454,43 @@ class Auditor:
                     tried += self._try((Way(cause(key, parameter), load=load),), [RAW], sample, base)
                 except (GenctlError, ValueError, RuntimeError):
                     continue  # a checkpoint that is none
-            self._loaded = (None, self._oracle)
+            self._loaded = (None, self._side)
         return tried
 
     def _pairs(
-        self, singles: Sequence[Tried], sample: Sequence[int], base: Tensor, first: Tried, at: Tensor
+        self, singles: Sequence[Tried], sample: Sequence[int], base: Base, first: Tried, at: Tensor
     ) -> list[Tried]:
         """Causes together: every way of reading with every number, and the best ways of different families."""
         self._stage("pairs")
         pairs: list[Tried] = []
-        ways = [one.ways[0] for one in singles if one.ways and one.ways[0].load is None]
-        small = self._side.vocabulary * len(at) <= LOGITS
-        best = sorted((one for one in singles if one.ways), key=lambda one: -float(one.likelihood.sum()))
-        for way in ways if small else [one.ways[0] for one in best[:4] if one.ways[0].load is None]:
-            pairs += self._try((way,), None, sample, base)
-        readings = best[:6]
-        for place, one in enumerate(readings):
-            for other in readings[place + 1 :]:
-                families = {each.ways[0].cause.family for each in (one, other) if each.ways[0].cause}
-                loads = [each.ways[0].load for each in (one, other)]
-                if len(families) == 2 and not all(loads) and not any(loads):
-                    pairs += self._try((one.ways[0], other.ways[0]), [RAW], sample, base)
-        plain = [one for one in singles if not one.ways]
-        group = next(self._groups(sample))
+        best = sorted((one for one in singles if one.ways), key=lambda one: float(one.sizes.median()))
+        prompts = [one.ways[0] for one in best if one.ways[0].prompts is not None]
+        ways = prompts + [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None][:3]
+        small = self._side.vocabulary * FEWER <= LOGITS
+        few = [*sample[:1]]
+        for row in sample[1:]:
+            if sum(len(self._rows[each].text.token_ids) for each in few) < FEWER:
+                few.append(row)
+        part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
+        screened: list[Tried] = []
+        begun = self._base(few)
+        for way in ways[: WAYS if small else WAYS // 2]:
+            screened += self._try((way,), None, few, begun)
+        for place, one in enumerate(best[:6]):
+            for other in best[place + 1 : 6]:
+                both = one.ways[0], other.ways[0]
+                if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
+                    screened += self._try(both, [RAW], few, begun)
+        group = next(self._groups(few))
         logits, places = self._logits(PLAIN, group), self.places.few(self._at(group))
-        more = [two for one in plain for two in several(one.number, logits, places)]
+        more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
         del logits
-        pairs += self._try((), more, sample, base) if more else []
+        screened += self._try((), more, few, begun) if more else []
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        self._judged([begin, *screened], begin, self._at(few))
+        screened.sort(key=lambda one: -float(one.likelihood.sum()))
+        for one in screened[:PAIRS]:
+            pairs += self._try(one.ways, [one.number], sample, base)
         for key, parameter, prompts in self._truncations(sample):
             pairs += self._try((Way(cause(key, parameter), prompts=prompts),), [RAW], sample, base)
         self._judged(pairs, first, at)
@@ -521,8 +554,8 @@ class Auditor:
             for key, parameter, load in models.all():
                 if any(way.load is not None and way.cause == cause(key, parameter) for way in ways):
                     ways = tuple(replace(way, load=load) if way.load is not None else way for way in ways)
-            found = self._try(ways, [one.number], rows, self._left(rows))[0]
-            self._loaded = (None, self._oracle)
+            found = self._try(ways, [one.number], rows, self._base(rows), exact=True)[0]
+            self._loaded = (None, self._side)
         return found
 
     def _beats(self, one: Tried, other: Tried) -> bool:
@@ -614,6 +647,12 @@ class Auditor:
         return found
 
 
+def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
+    """Logits f64 [K, V] at all positions of texts."""
+    rows = [logits.double().cpu().clone() for text in texts for _, logits in side.whole_text(text, range(len(text.token_ids)))]
+    return torch.stack(rows)
+
+
 def percent(share: float) -> str:
     """A share of the difference."""
     return f"{100 * share:.1f} %"
@@ -629,7 +668,7 @@ def _contains(one: Tried, other: Tried) -> bool:
     return others < keys
 
 
-def _slope(base: Tensor, moved: Tensor) -> float:
+def _slope(base: Base, moved: Tensor) -> float:
     """How much of what a cause changes is in the data: 1 where all of it is."""
     there = base.isfinite() & moved.isfinite()
     size = moved[there].abs().median() * 8 + 1e-30

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 CAP = 20.0  # nats: a larger difference is no worse
-FITTED = 64  # positions on which parameters are fitted
-_MOST_K = 1024
+FITTED = 48  # positions on which parameters are fitted
+_FEW = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.5)  # with a filter
+_KEPT = (*range(1, 101), 120, 128, 150, 200, 250, 256, 300, 400, 500, 512, 1000, 1024)
 _DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
 
 
@@ -126,12 +127,17 @@ def remains(number: Number, logits: Tensor, places: Places) -> Tensor:
 
 def _count(kept: tuple[str, float], ordered: Tensor) -> Tensor:
     """How many tokens a filter keeps of log-probabilities in order [M, V] -> int64 [M]."""
-    name, value = kept
+    return _counts(kept[0], [kept[1]], ordered)[:, 0]
+
+
+def _counts(name: str, values: Sequence[float], ordered: Tensor) -> Tensor:
+    """The same for several values -> int64 [M, P]."""
+    given = torch.tensor(values, dtype=torch.float64).expand(len(ordered), -1).contiguous()
     if name == "top-k":
-        return torch.full((len(ordered),), int(min(value, ordered.shape[-1])))
+        return given.long().clamp(max=ordered.shape[-1])
     if name == "top-p":
-        return ((ordered.exp().cumsum(-1) < value - 1e-12).sum(-1) + 1).clamp(max=ordered.shape[-1])
-    return (ordered >= ordered[:, :1] + math.log(value)).sum(-1)
+        return (torch.searchsorted(ordered.exp().cumsum(-1), given - 1e-12) + 1).clamp(max=ordered.shape[-1])
+    return torch.searchsorted(ordered[:, :1] - ordered, -given.log(), right=True)
 
 
 def _penalised(number: Number, logits: Tensor, places: Places) -> Tensor:
@@ -164,7 +170,7 @@ def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Ten
     ratio = (math.sqrt(5) - 1) / 2
     left, right = high - ratio * (high - low), low + ratio * (high - low)
     sizes = [_typical(make(math.exp(value)), logits, places) for value in (left, right)]
-    for _ in range(22):
+    for _ in range(16):
         if sizes[0] < sizes[1]:
             high, right = right, left
             left = high - ratio * (high - low)
@@ -183,18 +189,17 @@ def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Ten
 def _best_filter(base: Number, name: str, logits: Tensor, places: Places) -> tuple[float, float]:
     """The best parameter of a filter, and what typically remains."""
     logprobs = (logits / base.temperature).log_softmax(-1)
-    ordered = logprobs.sort(-1, descending=True).values[:, : _MOST_K if name == "top-k" else None]
+    ordered = logprobs.sort(-1, descending=True).values
     masses = ordered.logcumsumexp(-1)
     if name == "top-k":
-        values: list[float] = [*range(1, min(ordered.shape[-1], _MOST_K, logits.shape[-1] - 1) + 1)]
-        counts = torch.tensor(values, dtype=torch.long)[:, None].expand(-1, len(logits))
+        values: list[float] = [count for count in _KEPT if count < logits.shape[-1]]
+    elif name == "top-p":
+        values = [place / 100 for place in range(10, 100)] + [0.995, 0.999]
     else:
-        values = [place / 100 for place in range(5, 100)] + [0.995, 0.999]
-        if name == "min-p":
-            values = [0.001, 0.002, 0.005, *(place / 100 for place in range(1, 51))]
-        counts = torch.stack([_count((name, value), ordered) for value in values])
+        values = [0.001, 0.002, 0.005, *(place / 100 for place in range(1, 31))]
+    counts = _counts(name, values, ordered)
     predicted = logprobs[places.position, places.entry]
-    least, mass = (part.gather(1, counts.T - 1).T[:, places.position] for part in (ordered, masses))  # [P, E]
+    least, mass = (part.gather(1, counts - 1).T[:, places.position] for part in (ordered, masses))  # [P, E]
     residual = torch.where(predicted < least - 1e-9, CAP, places.value - (predicted - mass)).clamp(-CAP, CAP)
     square = residual.nan_to_num(CAP).square()
     total = torch.zeros(len(values), len(logits), dtype=torch.float64).index_add_(1, places.position, square)
@@ -204,12 +209,16 @@ def _best_filter(base: Number, name: str, logits: Tensor, places: Places) -> tup
     return values[place], float(typical[place])
 
 
+def _fitted_on(logits: Tensor, places: Places) -> tuple[Places, Tensor]:
+    """Some positions with a number, and their logits."""
+    known = (places.counts > 0).nonzero()[:, 0]
+    some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
+    return places.few(some), logits[some]
+
+
 def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
     """What the numbers may be, with fitted parameters. `logits` f64 [M, V] of a reading."""
-    known = places.counts > 0
-    some = known.nonzero()[:, 0]
-    some = some[torch.linspace(0, len(some) - 1, min(FITTED, len(some))).long()]
-    few, rows = places.few(some), logits[some]
+    few, rows = _fitted_on(logits, places)
     for unit in ("base-2", "base-10", "probability", "percent", "negated"):
         yield Number(((unit, ""),), unit=unit)
     for shift in (-1, 1):
@@ -225,11 +234,11 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
         value, single[name] = _best_filter(RAW, name, rows, few)
         yield Number(((name, f"{value:g}"),), kept=(name, value), parameters=1)
     for name in ("top-k", "top-p", "min-p"):
-        found = [(_best_filter(Number(temperature=each), name, rows, few), each) for each in _DRAWN]
+        found = [(_best_filter(Number(temperature=each), name, rows, few), each) for each in _FEW]
         (value, size), each = min(found, key=lambda one: one[0][1])
         if size < single[name]:
-            place = _DRAWN.index(each)
-            grid = _DRAWN[max(place - 1, 0) : place + 2]
+            place = _FEW.index(each)
+            grid = _FEW[max(place - 1, 0) : place + 2]
 
             def both(drawn: float, name: str = name, value: float = value) -> Number:
                 causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
@@ -246,9 +255,7 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
 
 def several(one: Number, logits: Tensor, places: Places) -> Iterator[Number]:
     """`one` together with another cause, where both can be."""
-    known = (places.counts > 0).nonzero()[:, 0]
-    some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
-    few, rows = places.few(some), logits[some]
+    few, rows = _fitted_on(logits, places)
     if one.unit or one.shift or one.first or one.repetition != 1 or one.presence or one.frequency:
         if one.temperature == 1.0:
 

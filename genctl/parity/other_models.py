@@ -12,7 +12,6 @@ from typing import Any
 
 from genctl.engines.local.session import Session
 from genctl.models.hub import LoadedModel
-from genctl.parity.oracle import Oracle
 from genctl.parity.sides import LocalSide
 
 Config = dict[str, Any]
@@ -76,7 +75,7 @@ class OtherModels:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def all(self) -> Iterator[tuple[str, str, Callable[[], Oracle]]]:
+    def all(self) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
         """Key and parameter of a cause, and what loads its model. Loading raises ModelError."""
         loaded = self._side.session.loaded
         runtime = self._side.session.planner.runtime
@@ -89,7 +88,7 @@ class OtherModels:
         for name in self._others:
             yield "checkpoint-other", name, lambda name=name: self._load({"model": name, "revision": None})
 
-    def _load(self, change: Mapping[str, Any]) -> Oracle:
+    def _load(self, change: Mapping[str, Any]) -> LocalSide:
         planner = self._side.session.planner
         runtime = replace(planner.runtime, **change)
         flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
@@ -97,8 +96,7 @@ class OtherModels:
         if session.forward.vocab_size != self._side.vocabulary:
             session.close()
             raise ValueError
-        kind: Any = session.forward.kind
-        return Oracle(LocalSide(self._side.name, session, self._side.resolved, whole=True), kind)
+        return LocalSide(self._side.name, session, self._side.resolved, whole=True)
 
     def _folder(self, loaded: LoadedModel, change: Config) -> str:
         """The files of a checkpoint beside another config.json."""

@@ -17,6 +17,7 @@ from genctl.config.layers import Layer, resolve
 from genctl.config.sides import SERVER
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
+from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
 from genctl.parity.audit import DTYPES, Auditor
@@ -86,7 +87,7 @@ class AuditJob(Job[AuditOptions]):
         as_chat = self.early.runtime.is_chat
         if self.options.is_server:
             self._ask(stack, as_chat=as_chat)
-        early = replace(self.early, runtime=replace(self.early.runtime, quantize=None, dtype="auto"))
+        early = replace(self.early, runtime=replace(self.early.runtime, quantize=None, dtype="float32"))
         session: Any = self.load_engine(early, need_tokenizer=False)
         if session.about.is_encoder_decoder:
             raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
@@ -99,7 +100,9 @@ class AuditJob(Job[AuditOptions]):
         rows = [*self._rows(prompts, failed, session.planner.context)]
         if not rows:
             raise InputError(next(iter(failed.values()), "there is no row to audit"))
-        dtype, form = _declared(declared, str(session.forward.dtype).removeprefix("torch."))
+        checkpoint = session.loaded.checkpoint
+        own = (checkpoint and stored_dtype(checkpoint)) or "float32"
+        dtype, form = _declared(declared, own)
         auditor = Auditor(
             side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
             interrupted=self.interrupt, on_stage=self.view.stage,
@@ -108,7 +111,7 @@ class AuditJob(Job[AuditOptions]):
         notes = [*found.notes]
         if self.trace.total > len(self.trace.rows):
             notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows says how many")
-        if dtype != str(session.forward.dtype).removeprefix("torch.") or form:
+        if dtype != own or form:
             notes.append(f"the engine is said to compute in {form or dtype}")
         self.found = replace(found, notes=tuple(notes))
         self.failed = len(failed)
