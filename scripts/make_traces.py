@@ -3,8 +3,8 @@
 python scripts/make_traces.py FOLDER [--tokens 500] [--clean 60] [--repeat 2] [--engines transformers,llama,ctranslate2]
 python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1]
 
-The engines are transformers, llama-cpp-python and CTranslate2, as far as they are installed. Checkpoints are the built-in
-ones, also with a config.json that the engine does not obey. FOLDER/traces.jsonl lists each trace with its cause.
+The engines are transformers, llama-cpp-python and CTranslate2, as far as they are installed. Checkpoints are the
+built-in ones, also with a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
 """
 
 from __future__ import annotations
@@ -442,8 +442,11 @@ def _clean(
 def _installed(name: str) -> bool:
     module = {"llama": "llama_cpp"}.get(name, name)
     if find_spec(module) is None:
-        print(f"{name}: not installed, so it writes no traces (pip install {module.replace('_', '-')}-python)"
-              if name == "llama" else f"{name}: not installed, so it writes no traces (pip install {module})")
+        print(
+            f"{name}: not installed, so it writes no traces (pip install {module.replace('_', '-')}-python)"
+            if name == "llama"
+            else f"{name}: not installed, so it writes no traces (pip install {module})"
+        )
         return False
     return True
 
@@ -467,7 +470,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
             path.write_text("".join(json.dumps({**row, "top_logprobs": None}) + "\n" for row in found))
         out = folder / f"found-{number}.jsonl"
         words = [f"--{key}={value}" for key, value in one["asked"].items()]
-        run(["audit", str(path), *words, "--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"])
+        run(
+            ["audit", str(path), *words, "--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
+        )
         audit = [json.loads(line) for line in out.read_text().splitlines()]
         keys = {cause["key"] for cause in audit[0]["causes"]}
         out.unlink()
@@ -485,7 +490,9 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
         named[one["cause"]] += keys == set(one["cause"].split())
         if keys != set(one["cause"].split()):
             print(f"{one['file']}: {one['cause']}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
-    print(f"right cause first: {right.total()} of {total.total()}; named: {named.total()}; accused: {accused} of {clean}")
+    print(
+        f"right cause first: {right.total()} of {total.total()}; named: {named.total()}; accused: {accused} of {clean}"
+    )
     for cause in total:
         print(f"  {cause:26} {right[cause]}/{total[cause]} first, {named[cause]}/{total[cause]} named")
 

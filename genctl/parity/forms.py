@@ -22,7 +22,7 @@ Rounding = Callable[[Tensor], Tensor]
 def _blocks(rows: Tensor, size: int) -> Tensor | None:
     """Rows [..., N] in blocks [..., N / size, size]; size 0: a row is a block. None where they do not divide."""
     size = size or rows.shape[-1]
-    return None if rows.shape[-1] % size else rows.unflatten(-1, (-1, size))
+    return None if rows.shape[-1] % size else rows.reshape(*rows.shape[:-1], -1, size)
 
 
 def symmetric(rows: Tensor, *, bits: int, size: int, half: bool) -> Tensor:
@@ -32,7 +32,8 @@ def symmetric(rows: Tensor, *, bits: int, size: int, half: bool) -> Tensor:
     most = 2 ** (bits - 1) - 1
     scale = blocks.abs().amax(-1, keepdim=True) / most
     codes = (blocks / scale.clamp(min=1e-30)).round()
-    return (codes * (scale.half().to(rows.dtype) if half else scale)).flatten(-2)
+    found: Tensor = codes * (scale.half().to(rows.dtype) if half else scale)
+    return found.flatten(-2)
 
 
 def q4_0(rows: Tensor) -> Tensor:
@@ -42,7 +43,8 @@ def q4_0(rows: Tensor) -> Tensor:
     place = blocks.abs().argmax(-1, keepdim=True)
     scale = blocks.gather(-1, place) / -8
     codes = (blocks / torch.where(scale == 0, 1.0, scale) + 8.5).floor().clamp(0, 15) - 8
-    return (codes * scale.half().to(rows.dtype)).flatten(-2)
+    found: Tensor = codes * scale.half().to(rows.dtype)
+    return found.flatten(-2)
 
 
 def asymmetric(rows: Tensor, *, bits: int, size: int) -> Tensor:
@@ -52,7 +54,8 @@ def asymmetric(rows: Tensor, *, bits: int, size: int) -> Tensor:
     least, most = blocks.amin(-1, keepdim=True).clamp(max=0), blocks.amax(-1, keepdim=True).clamp(min=0)
     scale = ((most - least) / (2**bits - 1)).clamp(min=1e-30)
     zero = (-least / scale).round()
-    return (((blocks / scale).round() + zero).clamp(0, 2**bits - 1).sub(zero) * scale).flatten(-2)
+    found: Tensor = ((blocks / scale).round() + zero).clamp(0, 2**bits - 1).sub(zero) * scale
+    return found.flatten(-2)
 
 
 _NF4 = (
@@ -69,7 +72,8 @@ def nf4(rows: Tensor) -> Tensor:
     levels = torch.tensor(_NF4, dtype=rows.dtype)
     scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
     borders = (levels[1:] + levels[:-1]) / 2
-    return (levels[torch.bucketize((blocks / scale).contiguous(), borders)] * scale).flatten(-2)
+    found: Tensor = levels[torch.bucketize((blocks / scale).contiguous(), borders)] * scale
+    return found.flatten(-2)
 
 
 def cast(rows: Tensor, *, dtype: torch.dtype) -> Tensor:

@@ -149,7 +149,7 @@ def _penalised(number: Number, logits: Tensor, places: Places) -> Tensor:
             seen = torch.tensor(sorted({*prompt, *written}), dtype=torch.long)
             row[seen] = torch.where(row[seen] > 0, row[seen] / number.repetition, row[seen] * number.repetition)
         if written and (number.presence or number.frequency):
-            ids, counts = torch.tensor(written).unique(return_counts=True)
+            ids, counts = torch.unique(torch.tensor(written), return_counts=True)
             row[ids] -= number.presence + number.frequency * counts
     return logits
 
@@ -238,7 +238,13 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
         (value, size), each = min(found, key=lambda one: one[0][1])
         if size < single[name]:
             place = _FEW.index(each)
-            grid = _FEW[max(place - 1, 0) : place + 2]
+            low, high = _FEW[max(place - 1, 0)], _FEW[min(place + 1, len(_FEW) - 1)]
+            for _ in range(2):  # both parameters in turn
+                between = [low + (high - low) * step / 6 for step in range(7)]
+                found = [(_best_filter(Number(temperature=one), name, rows, few), one) for one in between]
+                (value, size), each = min(found, key=lambda one: one[0][1])
+                low, high = each - (high - low) / 6, each + (high - low) / 6
+            grid = (low, each, high)
 
             def both(drawn: float, name: str = name, value: float = value) -> Number:
                 causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
@@ -256,14 +262,13 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
 def several(one: Number, logits: Tensor, places: Places) -> Iterator[Number]:
     """`one` together with another cause, where both can be."""
     few, rows = _fitted_on(logits, places)
-    if one.unit or one.shift or one.first or one.repetition != 1 or one.presence or one.frequency:
-        if one.temperature == 1.0:
 
-            def warm(value: float) -> Number:
-                causes = (*one.causes, ("temperature", f"{value:.4g}"))
-                return replace(one, causes=causes, temperature=value, parameters=one.parameters + 1)
+    def warm(value: float) -> Number:
+        causes = (*one.causes, ("temperature", f"{value:.4g}"))
+        return replace(one, causes=causes, temperature=value, parameters=one.parameters + 1)
 
-            yield _refined(warm, _DRAWN, rows, few)
+    if one != RAW and one.kept is None and one.temperature == 1.0:
+        yield _refined(warm, _DRAWN, rows, few)
 
 
 # -- digits ------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,12 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
         yield "head-tied", "", {"tie_word_embeddings": True}
     for name in ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"):
         if isinstance(eps := config.get(name), float):
-            for value in (1e-5, 1e-6, 1e-12):
-                if value != eps:
-                    yield "epsilon", f"{value:g}", {name: value}
+            for other in (1e-5, 1e-6, 1e-12):
+                if other != eps:
+                    yield "epsilon", f"{other:g}", {name: other}
     for name in _FACTORS:
-        if isinstance(value := config.get(name), (int, float)) and value != 1:
+        value: Any = config.get(name)
+        if isinstance(value, (int, float)) and value != 1:
             plain_value = config.get("head_dim", 1) if name == "query_pre_attn_scalar" else 1.0
             if plain_value != value:
                 yield "scale-ignored", name, {name: plain_value}
@@ -84,9 +86,12 @@ class OtherModels:
             yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(runtime.adapter)))})
         if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
             for key, parameter, config in changes(loaded.checkpoint.config):
-                yield key, parameter, lambda config=config: self._load({"model": self._folder(loaded, config)})
+                yield key, parameter, partial(self._with_config, loaded, config)
         for name in self._others:
-            yield "checkpoint-other", name, lambda name=name: self._load({"model": name, "revision": None})
+            yield "checkpoint-other", name, partial(self._load, {"model": name, "revision": None})
+
+    def _with_config(self, loaded: LoadedModel, config: Config) -> LocalSide:
+        return self._load({"model": self._folder(loaded, config)})
 
     def _load(self, change: Mapping[str, Any]) -> LocalSide:
         planner = self._side.session.planner

@@ -133,9 +133,7 @@ class Prompts:
             whole: list[int] = []
             with suppress(GenctlError):
                 whole = continuation(self._tokenizer, row.text if row.text else "".join(texts))
-            fits = len(whole) == len(found) and all(
-                id in (None, other) for id, other in zip(found, whole, strict=True)
-            )
+            fits = len(whole) == len(found) and all(id in (None, other) for id, other in zip(found, whole, strict=True))
             if not fits:
                 place = found.index(None)
                 raise InputError(

@@ -105,7 +105,7 @@ def _listed(id: Any, text: Any, value: Any, path: str) -> Listed:
 def _entry(entry: Any, path: str) -> Piece:
     """An object of a token: OpenAI's chats, Ollama, llama-server (with `prob` for `logprob` where it drew)."""
     one = _dict(entry, path)
-    tops = next((one[key] for key in ("top_logprobs", "top_probs", "probs") if one.get(key)), [])
+    tops: Any = next((one[key] for key in ("top_logprobs", "top_probs", "probs") if one.get(key)), [])
 
     def listed(each: Any, place: str) -> Listed:
         each = _dict(each, place)
@@ -233,7 +233,8 @@ def _record(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for place, one in enumerate(_list(data.get(key), key, "tokens with log-probabilities (--top-logprobs)")):
         path = f"{key}[{place}]"
         one = _dict(one, path)
-        top = tuple(_listed(*(*_list(each, path), None, None, None)[:3], path) for each in one.get("top") or ())
+        entries = [(*_list(each, path), None, None, None)[:3] for each in one.get("top") or ()]
+        top = tuple(_listed(id, text, value, path) for id, text, value in entries)
         pieces.append(Piece(*_listed(one.get("id"), one.get("text"), one.get("logprob"), path), top))
     if key == "scores":
         ids = _ids(data.get("token_ids"), "token_ids")
@@ -292,7 +293,9 @@ def _trainer(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
         found = []
         for each in pairs:
             if isinstance(each, dict):
-                found.append(_listed(each.get("id", each.get("token_id")), each.get("token"), each.get("logprob"), path))
+                found.append(
+                    _listed(each.get("id", each.get("token_id")), each.get("token"), each.get("logprob"), path)
+                )
             else:
                 other, number = (*_list(list(each), path), None)[0], list(each)[-1]
                 if isinstance(number, dict):  # vLLM's Logprob

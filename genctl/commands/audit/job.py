@@ -14,7 +14,6 @@ from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job
 from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, resolve
-from genctl.config.sides import SERVER
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.runtime_choice import stored_dtype
@@ -143,11 +142,8 @@ class AuditJob(Job[AuditOptions]):
         from genctl.engines.server.session import RemoteSession
         from genctl.engines.server.told import answers
 
-        place = self.options.trace.removeprefix(SERVER)
-        layer = Layer("the trace", {"backend": place}, said="user", typed=True)
-        runtime = replace(resolve([layer], tentative=True).runtime, model=None)
-        setup = self.setup(replace(self.early, runtime=replace(self.early.runtime, backend=runtime.backend)), ())
-        engine: Any = SERVERS.load(replace(setup, runtime=runtime, named=False))
+        layer = Layer("the trace", {"backend": self.options.trace}, said="user", typed=True)
+        engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))
         stack.callback(engine.close)
         assert isinstance(engine, RemoteSession)
         self.view.stage("asking")
@@ -210,4 +206,3 @@ def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
     if quantize not in (None, "int8", "int4"):
         raise UsageError(f"quantize = {quantize}: an audit knows int8 and int4; give the GGUF file as --model")
     return dtype, quantize
-

@@ -58,7 +58,9 @@ def check_words(options: AuditOptions) -> None:
     """Raises UsageError for a trace that is none or several, and for unknown causes."""
     if len(options.arguments) != 1:
         have = ", ".join(options.arguments) or "none"
-        raise UsageError(f"genctl audit reads one trace, and there are: {have}", hint="such as rollouts.jsonl -m ./model")
+        raise UsageError(
+            f"genctl audit reads one trace, and there are: {have}", hint="such as rollouts.jsonl -m ./model"
+        )
     _ = options.declared
     known = (*CAUSES, UNEXPLAINED)
     for name in options.allow:
@@ -89,8 +91,8 @@ AUDIT = Command(
     AuditOptions,
     "genctl.commands.audit.job:AuditJob",
     """The trace has the tokens that an engine wrote, with their log-probabilities: rollouts of a trainer, answers of a
-    server, logs. The checkpoint of --model reads the same tokens exactly. Where rounding does not explain the difference,
-    causes are tried: which number was written, which prompt was read, in which arithmetic, by which model.
+    server, logs. The checkpoint of --model reads the same tokens exactly. Where rounding does not explain the
+    difference, causes are tried: which number was written, which prompt was read, in which arithmetic, by which model.
     TRACE@dtype=bfloat16 or @quantize=int8 declares what the engine computes in. Exit status 4 unless the verdict is
     same.""",
     (

@@ -15,7 +15,7 @@ from rich.text import Text
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.records import SCHEMA, finite
-from genctl.parity.audit import Audit, AuditPosition, Hypothesis, percent
+from genctl.parity.audit_values import Audit, AuditPosition, Hypothesis, percent
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
@@ -43,7 +43,9 @@ def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     if one.first is not None:
         found += hanging("from   ", widgets.visible(f"row {one.first[0]}, token {one.first[1] + 1} on"), width)
     rows = len(one.texts)
-    what = f"{count(len(one.positions), 'token')} of {count(rows, 'row')}, typically {_number(one.ratio)} times rounding"
+    what = (
+        f"{count(len(one.positions), 'token')} of {count(rows, 'row')}, typically {_number(one.ratio)} times rounding"
+    )
     found += hanging("size   ", f"{what} ({_number(one.noise)} nats); up to {_number(one.allowed)} is the same", width)
     for note in one.notes:
         found += hanging("note: ", widgets.visible(note), width)
@@ -79,6 +81,12 @@ def worst_row(one: Audit) -> list[AuditPosition]:
     return [each for each in one.positions if each.id == id]
 
 
+def strips(one: Audit) -> list[tuple[str, str]]:
+    """The views of the worst row, and the field of a position that each shows."""
+    before = [("before", "ratio")] if worst_row(one) else []
+    return before + ([("after", "ratio_after")] if one.verdict == "explained" else [])
+
+
 def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     """The worst row, each token with its difference as a digit: before, and after the explanation."""
     own = worst_row(one)
@@ -86,13 +94,14 @@ def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
         return []
     text = next(each for each in one.texts if each.id == own[0].id)
     found = [Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM)]
-    views = [("before", "ratio")] + ([("after", "ratio_after")] if one.verdict == "explained" else [])
-    for label, name in views:
+    for label, name in strips(one):
         page = MarkedText(width)
         if text.prompt:
             page.put([MarkedPiece(last_cells(text.prompt, width), theme.PROMPT, " ")])
         page.fill(
-            MarkedPiece(piece(each.token) or f"‹id {each.token}›", colour(getattr(each, name)), digit(getattr(each, name)))
+            MarkedPiece(
+                piece(each.token) or f"‹id {each.token}›", colour(getattr(each, name)), digit(getattr(each, name))
+            )
             for each in own
         )
         found += [Text(label, style=theme.DIM), *page.finish()]
