@@ -52,6 +52,7 @@ class Auditor(Rereader):
         super().__init__(side, rows, **how)
         self._prompts, self._others, self._stage = prompts, others, on_stage
         self._count = 0  # hypotheses
+        self._notes: list[str] = []
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
 
     # -- hypotheses ----------------------------------------------------------------------------------------------------
@@ -224,7 +225,7 @@ class Auditor(Rereader):
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
             if key != self._form:
-                yield Way(cause(key), form=form)
+                yield Way(cause(key.removesuffix("-llama")), form=form)
 
     def _singles(self, sample: Sequence[int], base: Base) -> list[Tried]:
         self._stage("hypotheses")
@@ -235,8 +236,9 @@ class Auditor(Rereader):
             for key, parameter, load in models.all():
                 try:
                     tried += self._try((Way(cause(key, parameter), load=load),), [RAW], sample, base)
-                except (GenctlError, ValueError, RuntimeError):
-                    continue  # a checkpoint that is none
+                except (GenctlError, ValueError, RuntimeError) as error:
+                    why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
+                    self._notes.append(f"{cause(key, parameter).sentence} is not tried: {why}")
             self._loaded = (None, self._side)
         return tried
 
@@ -391,7 +393,7 @@ class Auditor(Rereader):
             more = float(one.likelihood.sum()) - gain * len(one.likelihood) / max(len(nothing.likelihood), 1)
             return Hypothesis(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 
-        notes = []
+        notes = [*self._notes]
         if self._prompts.dropped:
             notes.append(f"{self._prompts.dropped} listed tokens are left out: several tokens have their text")
         if (

@@ -88,6 +88,7 @@ class Form:
     weights: Rounding | None = None
     activations: Rounding | None = None  # what the products of weights read
     cache: Rounding | None = None  # keys and values
+    scores: Rounding | None = None  # what keys and values are multiplied with: llama.cpp rounds both factors alike
 
 
 _ROWS8 = partial(symmetric, bits=8, size=0, half=False)
@@ -102,6 +103,7 @@ FORMS: dict[str, Form] = {
     "nf4": Form(nf4),
     "fp8": Form(partial(cast, dtype=torch.float8_e4m3fn)),
     "cache-float16": Form(cache=partial(cast, dtype=torch.float16)),
+    "cache-float16-llama": Form(cache=partial(cast, dtype=torch.float16), scores=partial(cast, dtype=torch.float16)),
     "cache-bfloat16": Form(cache=partial(cast, dtype=torch.bfloat16)),
     "cache-q8_0": Form(cache=_BLOCKS8),
     "cache-fp8": Form(cache=partial(cast, dtype=torch.float8_e4m3fn)),
@@ -126,4 +128,9 @@ class Coded(Exact):
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self._form.cache is not None:
             key, value = self._form.cache(key.double()), self._form.cache(value.double())
+        if self._form.scores is not None:
+            query = self._form.scores(query.double())
         return super()._attention(query, key, value, *args, **kwargs)
+
+    def result(self, name: str, value: Any) -> Any:
+        return self._form.scores(value) if name == "softmax" and self._form.scores is not None else value

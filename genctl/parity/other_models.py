@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -107,7 +108,9 @@ class OtherModels:
         """The files of a checkpoint beside another config.json."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
         for path in loaded.path.iterdir():
-            if path.name != "config.json":
+            if path.name == "model.safetensors" and change.get("tie_word_embeddings"):
+                _without_head(path, folder / path.name)
+            elif path.name != "config.json":
                 (folder / path.name).symlink_to(path.resolve())
         config = json.loads((loaded.path / "config.json").read_text(encoding="utf-8")) | change
         config = {key: value for key, value in config.items() if value is not None or key not in change}
@@ -124,3 +127,14 @@ class OtherModels:
         config["lora_alpha"] = 2 * config.get("lora_alpha", 8)
         (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
         return str(folder)
+
+
+def _without_head(source: Path, place: Path) -> None:
+    """The same weights, with a head under a name that is not read: where there is none, it is the embeddings."""
+    shutil.copyfile(source, place)
+    with place.open("r+b") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        at = header.find(b'"lm_head.weight"')
+        if at >= 0:
+            file.seek(8 + at)
+            file.write(b'"lm_hea.version"')

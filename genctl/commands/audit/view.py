@@ -38,8 +38,8 @@ def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     verdict = hanging(first, widgets.visible(one.reason), width)
     verdict[0].stylize(Style(dim=False) + _STYLES[one.verdict] + theme.CHOSEN, 0, len(first))
     found += verdict
-    for cause in one.causes:
-        found += hanging("change ", widgets.visible(cause.advice), width)
+    for advice in dict.fromkeys(cause.advice for cause in one.causes):
+        found += hanging("change ", widgets.visible(advice), width)
     if one.first is not None:
         found += hanging("from   ", widgets.visible(f"row {one.first[0]}, token {one.first[1] + 1} on"), width)
     rows = len(one.texts)
