@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from genctl.errors import GenctlError
-from genctl.parity.audit_values import Audit, AuditPosition, Hypothesis, percent
+from genctl.parity.audit_values import Audit, AuditPosition, TriedCause, percent
 from genctl.parity.causes import cause
 from genctl.parity.forms import FORMS
 from genctl.parity.numbers import RAW, Number, numbers, remains, several
 from genctl.parity.other_models import OtherModels
-from genctl.parity.prompts import AuditRow, Ids, Prompts
+from genctl.parity.prompts import AuditRow, Ids, AuditPrompts
 from genctl.parity.rereading import LOGITS, Rereader
 from genctl.parity.sides import LocalSide
 from genctl.parity.trial import PLAIN, Tried, Way, beats, contains, excess, likelihood, slope
@@ -42,7 +42,7 @@ class Auditor(Rereader):
         self,
         side: LocalSide,
         rows: Sequence[AuditRow],
-        prompts: Prompts,
+        prompts: AuditPrompts,
         *,
         others: Sequence[str] = (),
         on_stage: Callable[[str], object] = lambda stage: None,
@@ -389,9 +389,9 @@ class Auditor(Rereader):
         left = len(self.rows_left(best, every))
         gain = float(nothing.likelihood.sum()) if len(nothing.likelihood) else 0.0
 
-        def line(one: Tried) -> Hypothesis:
+        def line(one: Tried) -> TriedCause:
             more = float(one.likelihood.sum()) - gain * len(one.likelihood) / max(len(nothing.likelihood), 1)
-            return Hypothesis(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
+            return TriedCause(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 
         notes = [*self._notes]
         if self._prompts.dropped:

@@ -25,7 +25,7 @@ class AuditPosition:
 
 
 @dataclass(frozen=True)
-class Hypothesis:
+class TriedCause:
     """A line of the report."""
 
     causes: tuple[str, ...]
@@ -44,8 +44,8 @@ class Audit:
     verdict: str  # same, explained, unexplained
     reason: str
     causes: tuple[Cause, ...]
-    candidates: tuple[Hypothesis, ...]  # that cannot be told apart
-    tried: tuple[Hypothesis, ...]
+    candidates: tuple[TriedCause, ...]  # that cannot be told apart
+    tried: tuple[TriedCause, ...]
     positions: tuple[AuditPosition, ...]
     texts: tuple[Text, ...]
     explained: float

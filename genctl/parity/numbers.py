@@ -20,7 +20,7 @@ _DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 1.7, 
 
 
 @dataclass(frozen=True)
-class Places:
+class Entries:
     """Positions in order, and the entries at them."""
 
     token: Tensor  # int64 [M], the chosen one
@@ -32,7 +32,7 @@ class Places:
     before: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()  # [M]: the prompt, and what is written so far
     owner: Tensor | None = None  # int64 [E]: where one number is the sum of several entries, the position it counts at
 
-    def few(self, keep: Tensor) -> Places:
+    def few(self, keep: Tensor) -> Entries:
         """The places at some positions int64 [K], in order."""
         number = torch.full((len(self.token),), -1)
         number[keep] = torch.arange(len(keep))
@@ -40,7 +40,7 @@ class Places:
         follows = self.follows[keep].clone()
         follows[1:] &= keep[1:] == keep[:-1] + 1
         follows[:1] = False
-        return Places(
+        return Entries(
             self.token[keep], follows, number[self.position[entries]], self.entry[entries], self.chosen[entries],
             self.value[entries], tuple(self.before[place] for place in keep.tolist()),
             None if self.owner is None else torch.where(
@@ -98,7 +98,7 @@ _UNITS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def remains(number: Number, logits: Tensor, places: Places) -> Tensor:
+def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
     """Written less predicted, in nats f64 [E]; NaN where there is no prediction. `logits` f64 [M, V]."""
     logits = _penalised(number, logits, places)
     logprobs = (logits / number.temperature).log_softmax(-1)
@@ -140,7 +140,7 @@ def _counts(name: str, values: Sequence[float], ordered: Tensor) -> Tensor:
     return torch.searchsorted(ordered[:, :1] - ordered, -given.log(), right=True)
 
 
-def _penalised(number: Number, logits: Tensor, places: Places) -> Tensor:
+def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
     if number.repetition == 1.0 and not number.presence and not number.frequency:
         return logits
     logits = logits.clone()
@@ -157,12 +157,12 @@ def _penalised(number: Number, logits: Tensor, places: Places) -> Tensor:
 # -- fitting -----------------------------------------------------------------------------------------------------------
 
 
-def _typical(number: Number, logits: Tensor, places: Places) -> float:
+def _typical(number: Number, logits: Tensor, places: Entries) -> float:
     sizes = places.sizes(remains(number, logits, places))
     return float(sizes.median() + 1e-3 * sizes.mean())
 
 
-def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Tensor, places: Places) -> Number:
+def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Tensor, places: Entries) -> Number:
     """The best parameter near the best one of a grid, by golden sections (Kiefer 1953) of its logarithm."""
     found = [_typical(make(value), logits, places) for value in grid]
     best = found.index(min(found))
@@ -186,7 +186,7 @@ def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Ten
     return make(value)
 
 
-def _best_filter(base: Number, name: str, logits: Tensor, places: Places) -> tuple[float, float]:
+def _best_filter(base: Number, name: str, logits: Tensor, places: Entries) -> tuple[float, float]:
     """The best parameter of a filter, and what typically remains."""
     logprobs = (logits / base.temperature).log_softmax(-1)
     ordered = logprobs.sort(-1, descending=True).values
@@ -209,14 +209,14 @@ def _best_filter(base: Number, name: str, logits: Tensor, places: Places) -> tup
     return values[place], float(typical[place])
 
 
-def _fitted_on(logits: Tensor, places: Places) -> tuple[Places, Tensor]:
+def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     """Some positions with a number, and their logits."""
     known = (places.counts > 0).nonzero()[:, 0]
     some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
     return places.few(some), logits[some]
 
 
-def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
+def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     """What the numbers may be, with fitted parameters. `logits` f64 [M, V] of a reading."""
     few, rows = _fitted_on(logits, places)
     for unit in ("base-2", "base-10", "probability", "percent", "negated"):
@@ -244,13 +244,13 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
                 found = [(_best_filter(Number(temperature=one), name, rows, few), one) for one in between]
                 (value, size), each = min(found, key=lambda one: one[0][1])
                 low, high = each - (high - low) / 6, each + (high - low) / 6
-            grid = (low, each, high)
+            ends = (low, each, high)
 
             def both(drawn: float, name: str = name, value: float = value) -> Number:
                 causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
                 return Number(causes, temperature=drawn, kept=(name, value), parameters=2)
 
-            yield _refined(both, grid, rows, few)
+            yield _refined(both, ends, rows, few)
     penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
     yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
     if any(written for _, written in few.before):
@@ -259,7 +259,7 @@ def numbers(logits: Tensor, places: Places) -> Iterator[Number]:
         yield _refined(lambda v: Number((("frequency", f"{v:.4g}"),), frequency=v, parameters=1), penalties, rows, few)
 
 
-def several(one: Number, logits: Tensor, places: Places) -> Iterator[Number]:
+def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
     """`one` together with another cause, where both can be."""
     few, rows = _fitted_on(logits, places)
 
@@ -274,7 +274,7 @@ def several(one: Number, logits: Tensor, places: Places) -> Iterator[Number]:
 # -- digits ------------------------------------------------------------------------------------------------------------
 
 
-def resolution(places: Places) -> tuple[tuple[str, str] | None, Tensor]:
+def resolution(places: Entries) -> tuple[tuple[str, str] | None, Tensor]:
     """The cause that numbers are cut to a grid, if all lie on one, and by how much each may be off, f64 [E]."""
     value = places.value
     some = value[value != 0]

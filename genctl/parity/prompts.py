@@ -42,7 +42,7 @@ class AuditRow:
         return self.trace.total
 
 
-class Prompts:
+class AuditPrompts:
     """Reads rows with the tokenizer of the reference, and changes their prompts."""
 
     def __init__(self, loaded: LoadedModel, *, as_chat: bool, variables: Mapping[str, Any], bos: int | None) -> None:

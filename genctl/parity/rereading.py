@@ -16,7 +16,7 @@ from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.forms import FORMS
 from genctl.parity.noise import ALLOWANCE, SEEDS, left_out
-from genctl.parity.numbers import Places, resolution
+from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
 from genctl.parity.sides import LocalSide
@@ -182,7 +182,7 @@ def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
     return torch.stack(rows)
 
 
-def places_of(rows: Sequence[AuditRow]) -> Places:
+def places_of(rows: Sequence[AuditRow]) -> Entries:
     """The positions and entries of rows."""
     token: list[int] = []
     follows: list[bool] = []
@@ -204,7 +204,7 @@ def places_of(rows: Sequence[AuditRow]) -> Places:
     if not entries:
         raise ModelError("no row has a number that can be compared")
     owner = [place for *_, place in entries]
-    return Places(
+    return Entries(
         torch.tensor(token),
         torch.tensor(follows),
         torch.tensor([place for place, *_ in entries]),

@@ -22,7 +22,7 @@ _UNKNOWN = -1e4  # servers write this, or less, for the logarithm of 0
 
 
 @dataclass(frozen=True)
-class Piece:
+class TracePiece:
     """A token as it was written; its number is NaN where there is none."""
 
     id: int | None
@@ -36,7 +36,7 @@ class TraceRow:
     """A completion with its numbers. `total` is a number for all of it, where its tokens have none."""
 
     id: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TracePiece, ...]
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     messages: tuple[dict[str, Any], ...] | None = None
@@ -46,7 +46,7 @@ class TraceRow:
     own_id: bool = True
 
 
-class Misfit(Exception):
+class UnfitShape(Exception):
     """A document that does not fit a shape: where, and what was expected there."""
 
     def __init__(self, path: str, expected: str, value: Any = None) -> None:
@@ -58,20 +58,20 @@ class Misfit(Exception):
 
 def _list(value: Any, path: str, what: str = "a list") -> list[Any]:
     if not isinstance(value, list):
-        raise Misfit(path, what, value)
+        raise UnfitShape(path, what, value)
     return value
 
 
 def _dict(value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Misfit(path, "an object", value)
+        raise UnfitShape(path, "an object", value)
     return value
 
 
 def _ids(value: Any, path: str) -> tuple[int, ...]:
     for place, id in enumerate(_list(value, path, "a list of token ids")):
         if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < 2**31:
-            raise Misfit(f"{path}[{place}]", "a token id", id)
+            raise UnfitShape(f"{path}[{place}]", "a token id", id)
     return tuple(value)
 
 
@@ -79,13 +79,13 @@ def _number(value: Any, path: str) -> float:
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Misfit(path, "a number", value)
+        raise UnfitShape(path, "a number", value)
     return float(value) if math.isfinite(value) and value > _UNKNOWN else math.nan
 
 
 def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
-        raise Misfit(path, "a string", value)
+        raise UnfitShape(path, "a string", value)
     return value
 
 
@@ -98,11 +98,11 @@ def _listed(id: Any, text: Any, value: Any, path: str) -> Listed:
         id, text = int(match[1]), None
     known = isinstance(id, int) and not isinstance(id, bool) and id >= 0
     if not known and not isinstance(text, str):
-        raise Misfit(f"{path}.token", "the text or the id of a token", text)
+        raise UnfitShape(f"{path}.token", "the text or the id of a token", text)
     return (id if known else None), text, _number(value, f"{path}.logprob")
 
 
-def _entry(entry: Any, path: str) -> Piece:
+def _entry(entry: Any, path: str) -> TracePiece:
     """An object of a token: OpenAI's chats, Ollama, llama-server (with `prob` for `logprob` where it drew)."""
     one = _dict(entry, path)
     tops: Any = next((one[key] for key in ("top_logprobs", "top_probs", "probs") if one.get(key)), [])
@@ -119,19 +119,19 @@ def _entry(entry: Any, path: str) -> Piece:
         text = one.get("token", one.get("content"))
         one = {**one, "logprob": next((value for _, other, value in top if other == text), None)}
     id, text, number = listed(one, path)
-    return Piece(id, text, number, tuple(each for each in top if not math.isnan(each[2])))
+    return TracePiece(id, text, number, tuple(each for each in top if not math.isnan(each[2])))
 
 
-def _pieces(entries: Any, path: str) -> tuple[Piece, ...]:
+def _pieces(entries: Any, path: str) -> tuple[TracePiece, ...]:
     return tuple(_entry(each, f"{path}[{place}]") for place, each in enumerate(_list(entries, path)))
 
 
-def _with_ids(pieces: Sequence[Piece], ids: Any, path: str) -> tuple[Piece, ...]:
+def _with_ids(pieces: Sequence[TracePiece], ids: Any, path: str) -> tuple[TracePiece, ...]:
     if ids is None or not pieces:
         return tuple(pieces)
     known = _ids(ids, path)
     if len(known) < len(pieces):
-        raise Misfit(path, f"{len(pieces)} token ids, one for each number", ids)
+        raise UnfitShape(path, f"{len(pieces)} token ids, one for each number", ids)
     return tuple(replace(piece, id=id) for piece, id in zip(pieces, known, strict=False))
 
 
@@ -171,7 +171,7 @@ def _openai(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
             values = _list(logprobs.get("token_logprobs"), f"{path}.token_logprobs", "a list of numbers")
             tops = logprobs.get("top_logprobs") or [None] * len(texts)
             if not len(texts) == len(values) == len(tops):
-                raise Misfit(f"{path}.token_logprobs", f"{len(texts)} numbers, one for each token", values)
+                raise UnfitShape(f"{path}.token_logprobs", f"{len(texts)} numbers, one for each token", values)
             pieces = tuple(
                 _plain_piece(text, value, top, f"{path}.token_logprobs[{place}]")
                 for place, (text, value, top) in enumerate(zip(texts, values, tops, strict=True))
@@ -181,11 +181,11 @@ def _openai(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**_prompt(data), **_prompt(choice), **row, "text": text if isinstance(text, str) else None}
 
 
-def _plain_piece(text: Any, value: Any, top: Any, path: str) -> Piece:
+def _plain_piece(text: Any, value: Any, top: Any, path: str) -> TracePiece:
     id, shown, number = _listed(None, text, value, path)
     pairs = (top or {}).items() if isinstance(top or {}, dict) else ()
     found = [_listed(None, other, each, path) for other, each in pairs]
-    return Piece(id, shown, number, tuple(each for each in found if not math.isnan(each[2])))
+    return TracePiece(id, shown, number, tuple(each for each in found if not math.isnan(each[2])))
 
 
 def _llama(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -207,7 +207,7 @@ def _sglang(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     pieces = []
     for place, (one, top) in enumerate(zip(told, tops, strict=True)):
         found = tuple(listed(each, f"meta_info.output_top_logprobs[{place}]") for each in top or ())
-        pieces.append(Piece(*listed(one, f"{path}[{place}]"), found))
+        pieces.append(TracePiece(*listed(one, f"{path}[{place}]"), found))
     yield {**_prompt(data), "pieces": tuple(pieces), "text": data.get("text")}
 
 
@@ -235,7 +235,7 @@ def _record(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
         one = _dict(one, path)
         entries = [(*_list(each, path), None, None, None)[:3] for each in one.get("top") or ()]
         top = tuple(_listed(id, text, value, path) for id, text, value in entries)
-        pieces.append(Piece(*_listed(one.get("id"), one.get("text"), one.get("logprob"), path), top))
+        pieces.append(TracePiece(*_listed(one.get("id"), one.get("text"), one.get("logprob"), path), top))
     if key == "scores":
         ids = _ids(data.get("token_ids"), "token_ids")
         yield {"prompt_ids": ids[: len(ids) - len(pieces)], "pieces": tuple(pieces), "text": data.get("text")}
@@ -251,7 +251,7 @@ def _harness(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
         while isinstance(answer, list) and answer and isinstance(answer[0], list):
             answer = answer[0]
         if len(words) < 2 or not isinstance(words[1], str) or not isinstance(answer, list) or not answer:
-            raise Misfit(f"resps[{place}]", "a log-likelihood of a continuation", answer)
+            raise UnfitShape(f"resps[{place}]", "a log-likelihood of a continuation", answer)
         total = _number(float(answer[0]) if isinstance(answer[0], str) else answer[0], f"resps[{place}][0]")
         yield {"prompt": _text(words[0], "arguments"), "pieces": (), "text": words[1], "total": total}
 
@@ -272,18 +272,18 @@ def _trainer(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
     ids_key = next((key for key in COMPLETION_IDS if isinstance(data.get(key), list)), "")
     values_key = next((key for key in LOGPROBS if isinstance(data.get(key), list)), "")
     if not ids_key:
-        raise Misfit("completion_ids", "a list of token ids", data.get("completion_ids"))
+        raise UnfitShape("completion_ids", "a list of token ids", data.get("completion_ids"))
     if not values_key:
-        raise Misfit("logprobs", "a list of numbers", data.get("logprobs"))
+        raise UnfitShape("logprobs", "a list of numbers", data.get("logprobs"))
     ids, values = data[ids_key], data[values_key]
     if ids and isinstance(ids[0], list) and len(ids) == 1:  # a batch of one
         ids, values = ids[0], values[0]
     ids = _ids(ids, ids_key)
     if len(_list(values, values_key)) != len(ids):
-        raise Misfit(values_key, f"{len(ids)} numbers, one for each of {ids_key}", values)
+        raise UnfitShape(values_key, f"{len(ids)} numbers, one for each of {ids_key}", values)
     tops = data.get("top_logprobs") or [None] * len(ids)
     if len(_list(tops, "top_logprobs")) != len(ids):
-        raise Misfit("top_logprobs", f"{len(ids)} lists, one for each of {ids_key}", tops)
+        raise UnfitShape("top_logprobs", f"{len(ids)} lists, one for each of {ids_key}", tops)
     pieces = []
     for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True)):
         if isinstance(value, list) and len(value) == 1:
@@ -303,7 +303,7 @@ def _trainer(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 other = int(other) if isinstance(other, str) and other.isdecimal() else other
                 found.append(_listed(other, other, number, path))
         number = _number(value, f"{values_key}[{place}]")
-        pieces.append(Piece(id, None, number, tuple(each for each in found if not math.isnan(each[2]))))
+        pieces.append(TracePiece(id, None, number, tuple(each for each in found if not math.isnan(each[2]))))
     text = data.get("completion", data.get("response"))
     yield {**_prompt(data), "pieces": tuple(pieces), "text": text if isinstance(text, str) else None}
 
@@ -336,7 +336,7 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
                 id, own = str(data[key]), key != "index"
                 break
         if isinstance(data.get("error"), dict) and "choices" not in data:
-            raise Misfit("error", "an answer", data["error"])
+            raise UnfitShape("error", "an answer", data["error"])
         if isinstance(data.get("response"), dict) and "body" in data["response"]:
             data = _dict(data["response"]["body"], "response.body")
         elif isinstance(data.get("body"), dict):
@@ -346,7 +346,7 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
             for part in path.split("."):
                 value = value.get(part) if isinstance(value, dict) else None
             if value is None:
-                raise Misfit(path, f"{name}, as --field says", value)
+                raise UnfitShape(path, f"{name}, as --field says", value)
             data = {**data, name: value}
         shape = next((shape for fits, shape in _SHAPES if fits(data)), None)
         if shape is None or fields:
@@ -355,7 +355,7 @@ def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> l
             keys = ", ".join(printable(key[:40]) for key in [*data][:8]) or "nothing"
             raise InputError(f"{where}: no numbers of tokens: it has {keys}", hint=SHAPES)
         found = [*shape(data)]
-    except Misfit as error:
+    except UnfitShape as error:
         raise InputError(f"{where}: {error}", hint=SHAPES) from None
     names = [id if len(found) == 1 else f"{id}.{place}" for place in range(len(found))]
     return [TraceRow(id=name, own_id=own, **one) for name, one in zip(names, found, strict=True)]
@@ -446,7 +446,7 @@ def _is_whole(text: bytes) -> bool:
 
 
 @dataclass
-class Trace:
+class TraceFile:
     """Rows of a file, spread evenly over it, with the first mistake of each row that is none."""
 
     rows: list[TraceRow] = field(default_factory=list)
@@ -456,9 +456,9 @@ class Trace:
     places: list[int] = field(default_factory=list)  # of the rows among all
 
 
-def read(path: str, most: int, fields: Mapping[str, str] = {}) -> Trace:
+def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     """At most `most` rows of a file. Raises InputError if it has none."""
-    trace, step = Trace(), 1
+    trace, step = TraceFile(), 1
     kept: list[tuple[int, TraceRow]] = []
     for number, value in _values(path):
         where = f"{printable(path)}, row {number}"
@@ -485,7 +485,7 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> Trace:
     return trace
 
 
-def with_prompts(trace: Trace, path: str) -> None:
+def with_prompts(trace: TraceFile, path: str) -> None:
     """Give rows the prompts of a file: by their id, else in order. Raises InputError."""
     found: dict[str, dict[str, Any]] = {}
     ordered: list[dict[str, Any]] = []
@@ -500,7 +500,7 @@ def with_prompts(trace: Trace, path: str) -> None:
                 if id is not None:
                     found[id] = _prompt(value)
             ordered.append(_prompt(value))
-    except (Unreadable, BadJson, Misfit) as error:
+    except (Unreadable, BadJson, UnfitShape) as error:
         raise InputError(f"--prompts {printable(path)}: {error}") from None
     by_id = bool(found) and any(row.id in found for row in trace.rows)
     if not by_id and len(ordered) != trace.total:

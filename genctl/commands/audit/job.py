@@ -20,9 +20,9 @@ from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
 from genctl.parity.audit import DTYPES, Auditor
-from genctl.parity.prompts import AuditRow, Prompts
+from genctl.parity.prompts import AuditRow, AuditPrompts
 from genctl.parity.sides import LocalSide, greedy
-from genctl.parity.traces import Trace
+from genctl.parity.traces import TraceFile
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AuditJob(Job[AuditOptions]):
     def __init__(self, options: AuditOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
         super().__init__(options, interrupt, choice)
         self.report: AuditPage | None = None
-        self.trace = Trace()
+        self.trace = TraceFile()
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint."""
@@ -92,7 +92,7 @@ class AuditJob(Job[AuditOptions]):
             raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
         resolved = greedy(session.resolve(self.layers), ("max_length",))
         side = LocalSide(session.about.name, session, resolved, whole=True)
-        prompts = Prompts(
+        prompts = AuditPrompts(
             session.loaded, as_chat=as_chat, variables=variables_of(self.early.runtime), bos=session.planner.bos
         )
         failed = dict(self.trace.bad)
@@ -123,7 +123,7 @@ class AuditJob(Job[AuditOptions]):
             self.report.take(self.found, piece, [("digest", session.loaded.fingerprint()), *session.about.facts])
         self.results.finish()
 
-    def _rows(self, prompts: Prompts, failed: dict[str, str], context: int | None) -> Iterator[AuditRow]:
+    def _rows(self, prompts: AuditPrompts, failed: dict[str, str], context: int | None) -> Iterator[AuditRow]:
         for place, row in enumerate(self.trace.rows, 1):
             name = row.id if row.own_id else str(place)
             try:

@@ -15,7 +15,7 @@ from rich.text import Text
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.records import SCHEMA, finite
-from genctl.parity.audit_values import Audit, AuditPosition, Hypothesis, percent
+from genctl.parity.audit_values import Audit, AuditPosition, TriedCause, percent
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
@@ -65,9 +65,9 @@ def _tried(one: Audit, width: int | None) -> list[Text]:
     return found
 
 
-def best(one: Audit) -> list[Hypothesis]:
+def best(one: Audit) -> list[TriedCause]:
     """The hypotheses that are shown: those of the greatest likelihood, each cause once."""
-    found: dict[tuple[str, ...], Hypothesis] = {}
+    found: dict[tuple[str, ...], TriedCause] = {}
     for each in one.tried:
         found.setdefault(each.causes, each)
     return [*found.values()][:SHOWN]
