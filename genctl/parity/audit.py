@@ -21,7 +21,7 @@ from genctl.parity.causes import cause
 from genctl.parity.forms import FORMS
 from genctl.parity.numbers import RAW, Number, numbers, remains, several
 from genctl.parity.other_models import OtherModels
-from genctl.parity.prompts import AuditRow, Ids, AuditPrompts
+from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
 from genctl.parity.rereading import LOGITS, Rereader
 from genctl.parity.sides import LocalSide
 from genctl.parity.trial import PLAIN, Tried, Way, beats, contains, excess, likelihood, slope

@@ -254,9 +254,9 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
     yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
     if any(written for _, written in few.before):
-        penalties = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-        yield _refined(lambda v: Number((("presence", f"{v:.4g}"),), presence=v, parameters=1), penalties, rows, few)
-        yield _refined(lambda v: Number((("frequency", f"{v:.4g}"),), frequency=v, parameters=1), penalties, rows, few)
+        amounts = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+        yield _refined(lambda v: Number((("presence", f"{v:.4g}"),), presence=v, parameters=1), amounts, rows, few)
+        yield _refined(lambda v: Number((("frequency", f"{v:.4g}"),), frequency=v, parameters=1), amounts, rows, few)
 
 
 def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:

@@ -20,7 +20,7 @@ from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
 from genctl.parity.audit import DTYPES, Auditor
-from genctl.parity.prompts import AuditRow, AuditPrompts
+from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.traces import TraceFile
 from genctl.terminal.interrupt import Interrupt

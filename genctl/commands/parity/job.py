@@ -329,7 +329,9 @@ class ParityJob(Job[ParityCommandOptions]):
     def status(self) -> int:
         """The exit status. Raises CheckError for checks that failed."""
         if self.checks and not self.interrupt.status:
-            hint = "--allow-defect passes it" if any(": defect: " in line for line in self.checks) else ""
+            words = {": defect: ": "--allow-defect", ": other weights: ": "--allow-other-weights"}
+            flags = [flag for word, flag in words.items() if any(word in line for line in self.checks)]
+            hint = f"{' '.join(flags)} passes it" if flags else ""
             raise CheckError("; ".join(self.checks), hint=hint)
         return super().status()
 

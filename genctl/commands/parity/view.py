@@ -59,7 +59,12 @@ PARTINGS = 5  # shown of each pair
 CURVE = 40  # parts of the model shown one by one on a terminal
 AROUND = 5  # parts before and after the one at fault, whose layers are shown whole
 PLAIN_WIDTH = 80  # of headings where there is no terminal
-_VERDICTS: dict[Verdict, Style] = {"tie": theme.colour(1.0), "drift": theme.colour(0.5), "defect": theme.ERROR}
+_VERDICTS: dict[Verdict, Style] = {
+    "tie": theme.colour(1.0),
+    "drift": theme.colour(0.5),
+    "other weights": theme.ERROR,
+    "defect": theme.ERROR,
+}
 
 
 def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> list[Text]:
