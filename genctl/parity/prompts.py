@@ -71,7 +71,8 @@ class AuditPrompts:
         if not row.pieces or all(piece.number != piece.number for piece in row.pieces):
             raise InputError("it has no log-probabilities: ask the engine for them")
         ids, way = self._ids(row)
-        check_ids(ids, self._loaded.vocab_size)
+        if (wrong := next((id for id in ids if id >= self._loaded.vocab_size), None)) is not None:
+            raise InputError(f"a token has id {wrong}, but the model's ids are 0 to {self._loaded.vocab_size - 1}")
         tops: list[Mapping[int, float]] = []
         for id, piece in zip(ids, row.pieces, strict=True):
             found: dict[int, float] = {}

@@ -44,7 +44,7 @@ class AuditJob(Job[AuditOptions]):
         """Settings without those of the checkpoint."""
         check_words(self.options)
         status = super().prepare()
-        if not self.early.names_model and not self.options.layers():
+        if not self.early.names_model:
             raise UsageError("genctl audit needs the checkpoint that the engine should have run: -m ./model")
         return status
 
@@ -98,7 +98,7 @@ class AuditJob(Job[AuditOptions]):
         failed = dict(self.trace.bad)
         rows = [*self._rows(prompts, failed, session.planner.context)]
         if not rows:
-            raise InputError(next(iter(failed.values()), "there is no row to audit"))
+            raise InputError(f"{self.options.trace}: no row can be audited")
         checkpoint = session.loaded.checkpoint
         own = (checkpoint and stored_dtype(checkpoint)) or "float32"
         dtype, form = _declared(declared, own)

@@ -33,6 +33,12 @@ class AuditOptions(ModelOptions):
     allow: tuple[str, ...] = CHECKS.repeated("exit 0 where this is the cause; unexplained is one, too", "CAUSE")
     positions: bool = SHOWN.switch("add a record for each position")
 
+    def __post_init__(self) -> None:
+        """`-` is standard input."""
+        if self.arguments == ("-",):
+            object.__setattr__(self, "arguments", ("/dev/stdin",))
+        super().__post_init__()
+
     @property
     def trace(self) -> str:
         """The file or the server, without what is declared of it."""

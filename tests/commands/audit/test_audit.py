@@ -364,12 +364,25 @@ def test_an_unknown_shape_is_refused_with_the_first_path(row: Any, words: str, t
         (("a.jsonl", "--allow", "bos-double"), "did you mean bos-doubled?"),
         (("a.jsonl", "-i", "x.txt"), "--prompts gives those of a file"),
         (("a.jsonl", "--positions"), "--positions adds records"),
+        (("a.jsonl", "--rows", "0"), "--rows 0: must be at least 1"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_read(words: tuple[str, ...], message: str) -> None:
     done = genctl("audit", *words, "-m", STORIES)
     assert done.status == 2
     assert message in done.err
+
+
+def test_a_row_that_cannot_be_read_costs_no_other_one(tmp_path: Path) -> None:
+    good = rollouts(prompts=("Once upon a time",), most=4)[0]
+    bad = [{**good, "completion_ids": [99999] * 4}, {**good, "logprobs": [None] * 4}, {**good, "prompt_ids": []}]
+    done = audit(written(tmp_path, [good, *bad]))
+    assert (done.status, done.records[0]["verdict"], len(done.records[0]["failed_rows"])) == (1, "same", 3)
+    assert "row 2: a token has id 99999, but the model's ids are 0 to 1535" in done.err
+    done = audit(written(tmp_path, bad))
+    assert done.status == 2
+    assert done.err.splitlines()[-1].endswith("trace.jsonl: no row can be audited")
+    assert "needs the checkpoint that the engine should have run" in genctl("audit", written(tmp_path, [good])).err
 
 
 def test_rows_are_spread_over_a_long_file(tmp_path: Path) -> None:
