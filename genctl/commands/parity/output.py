@@ -128,9 +128,9 @@ def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
     if limit is not None and not share >= limit:
         failed.append(f"--min-agreement {limit:g}: {share:.4g} of the first choices of {one.other} agree")
     if one.verdict == "other weights" and not options.allow_other_weights:
-        failed.append(f"{one.other}: other weights: {one.reason}")
+        failed.append(f"{one.other}: other weights: {view.sized(one)}")
     if one.verdict == "defect" and not options.allow_defect:
-        failed.append(f"{one.other}: defect: {one.reason}")
+        failed.append(f"{one.other}: defect: {view.sized(one)}")
     return failed
 
 

@@ -118,7 +118,7 @@ def row_of(one: Parity) -> list[str]:
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
     found = [_heading(one.other, naming.reference(one.reference), width)]
-    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
+    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, sized(one), width)
     if one.fault is not None:
         found += hanging("fault  ", widgets.visible(one.fault.reason), width)
     for note in one.notes:
@@ -131,6 +131,15 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     found += _curve(one, width)
     found += worst_text(one, naming, width)
     return found
+
+
+def sized(one: Parity) -> str:
+    """The reason of a verdict, after the size of the difference where there is one."""
+    figures = one.summary
+    if not figures.positions or not figures.kl.max > 0:
+        return one.reason
+    least = "at least " if figures.kl_high is not None else ""
+    return f"KL {least}{nats(figures.kl.mean)}, regret up to {nats(figures.regret.max)}: {one.reason}"
 
 
 def _heading(other: str, reference: str, width: int | None) -> Text:

@@ -496,4 +496,7 @@ def test_other_weights_are_named_and_fail(
     assert done.status == (4 if words else 0), done.err
     if words:
         assert done.err.splitlines()[-1] == "hint: --allow-other-weights passes it"
+        assert re.search(r"other weights: KL [\d.e-]+, regret up to [\d.e-]+: ", done.err)
+    else:
+        assert "no limit was given for this drift; --max-kl X sets one" in done.err
         assert parity(*sides, "Once upon a time", "--allow-other-weights", n=4).status == 0
