@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.errors import GenctlError
-from genctl.parity.audit_values import Audit, AuditPosition, TriedCause, percent
+from genctl.errors import GenctlError, percent
+from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.parity.causes import cause
 from genctl.parity.forms import FORMS
 from genctl.parity.numbers import RAW, Number, numbers, remains, several

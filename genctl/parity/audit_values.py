@@ -56,8 +56,3 @@ class Audit:
     noise: float  # nats, median
     notes: tuple[str, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
-
-
-def percent(share: float) -> str:
-    """A share of the difference."""
-    return f"{100 * share:.1f} %"

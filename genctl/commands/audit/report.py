@@ -7,9 +7,9 @@ from typing import Any
 
 from genctl.commands.audit import view
 from genctl.commands.page_file import FileAtEnd, repeating, versions_used
-from genctl.errors import without_secrets
+from genctl.errors import percent, without_secrets
 from genctl.pages.page import digest, file_text, filled
-from genctl.parity.audit_values import Audit, percent
+from genctl.parity.audit_values import Audit
 from genctl.terminal.widgets import visible
 
 MOST = 60  # hypotheses

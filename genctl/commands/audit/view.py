@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from genctl.errors import count
+from genctl.errors import count, percent
 from genctl.io import writers
 from genctl.io.records import SCHEMA, finite
-from genctl.parity.audit_values import Audit, AuditPosition, TriedCause, percent
+from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
 from genctl.terminal.marked_text import MarkedPiece, MarkedText

@@ -407,7 +407,7 @@ def test_a_terminal_shows_bars_and_the_worst_row(width: int, tmp_path: Path, mon
     lines = done.out.splitlines()
     assert all(len(line) <= width for line in lines)
     assert "explained: double BOS (" in done.out
-    assert "██████████ 100.0 %  double BOS" in done.out
+    assert "██████████  100.0%  double BOS" in done.out
     assert {"before", "after"} <= {line.strip() for line in lines}
     page = (tmp_path / "page.html").read_text()
     assert "double BOS" in page
