@@ -185,16 +185,7 @@ PARITY = Command(
     {
         COMPARED: ("texts", "by_text", "show_layers", "max_new_tokens"),
         IN_OUT: ("input", "input_format", "output", "format"),
-        CHECKS: (
-            "max_kl",
-            "max_regret",
-            "min_agreement",
-            "allow_defect",
-            "allow_other_weights",
-            "save",
-            "expect",
-            "update",
-        ),
+        CHECKS: ("max_kl", "max_regret", "min_agreement", "allow_defect", "save", "expect", "update"),
         SHOWN: ("report", "positions"),
     },
     CONFLICTS,
