@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.chat": {*_SLICE, "commands.explore", "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
+    "commands.audit": {*_SLICE, "engines.server", "pages", "parity"},
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
     "commands.inspect": {*_SLICE, "compat", "decode", "native", "transformers"},
     "commands.replay": {*_SLICE, "commands.run", "process"},
@@ -159,6 +160,7 @@ HEAVY = {
     "rich": {
         "cli",
         "commands",
+        "commands.audit",
         "commands.chat",
         "commands.compare",
         "commands.explore",

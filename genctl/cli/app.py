@@ -91,6 +91,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.parity.options:PARITY",
         "Check whether two ways of running a model agree, token by token.",
     ),
+    "audit": (
+        "genctl.commands.audit.options:AUDIT",
+        "Find out what an engine computed, from the tokens and log-probabilities that it wrote.",
+    ),
     "explore": (
         "genctl.commands.explore.options:EXPLORE",
         "Go through the tree of what a model may write.",

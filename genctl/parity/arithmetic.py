@@ -109,6 +109,10 @@ class _Mode(TorchFunctionMode):
         """Activations in units of their codes, before they are rounded to them."""
         return numbers
 
+    def coded_weight(self, rows: Tensor) -> Tensor:
+        """Rows [R, N] of a matrix, as the side has them."""
+        return rows
+
     # -- operations ----------------------------------------------------------------------------------------------------
 
     def _computes(self, args: Any) -> bool:
@@ -121,7 +125,7 @@ class _Mode(TorchFunctionMode):
 
     def _embedding(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         rows = F.embedding(input, weight, *args, **kwargs)
-        return rows.to(self.weights.dtype).to(self.dtype)
+        return self.coded_weight(rows.to(self.weights.dtype).to(self.dtype))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """x Wᵀ + b, a slice of the outputs at a time."""
@@ -137,7 +141,7 @@ class _Mode(TorchFunctionMode):
         parts = []
         for at in range(0, weight.shape[0], step):
             part = weight[at : at + step]
-            used = wide[: len(part)].copy_(rounded[: len(part)].copy_(part))
+            used = self.coded_weight(wide[: len(part)].copy_(rounded[: len(part)].copy_(part)))
             parts.append(F.linear(x, used, None if bias is None else bias[at : at + step]))
             pages.release(part, self.weights.mapped)
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)

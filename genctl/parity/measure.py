@@ -19,6 +19,7 @@ from genctl.parity.reading import ReadBoth
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict
+from genctl.parity.weights import other_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,6 +146,9 @@ def measure(
         notes.append(f"config.json differs in {differ}: what that changes counts as explained, as weights do")
     judged = judge(positions, equal, measured, "the weights, the dtype and config.json" if differ else WEIGHTS)
     verdict, reason = worst_of(*judged, found, texts)
+    loaded = [side.session.loaded for side in (reference, other)]
+    if verdict == "drift" and folders[0] != folders[1] and (why := other_weights(*loaded)):
+        verdict, reason = "other weights", f"{why}{f'; config.json differs in {differ}' if differ else ''}"
     found_fault = FoundFault()
     if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
         on_stage("layers")

@@ -24,6 +24,7 @@ from genctl.native.load import read
 from genctl.native.runtime import NativeModel, SpecialTokens
 from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
+from genctl.parity.forms import Coded, Form
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Text
 
@@ -77,9 +78,10 @@ class Oracle:
         """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
         return self.shakily(dtype, seed, lambda: self._read(readings)).double()
 
-    def exactly(self, dtype: torch.dtype, read: Callable[[], Found]) -> Found:
-        """What `read` finds with weights of `dtype`, without any rounding."""
-        with self._model_of(torch.float64), Exact(self._weights(dtype)):
+    def exactly(self, dtype: torch.dtype, read: Callable[[], Found], form: Form | None = None) -> Found:
+        """What `read` finds with weights of `dtype`, without any rounding but that of `form`."""
+        weights = self._weights(dtype)
+        with self._model_of(torch.float64), Exact(weights) if form is None else Coded(weights, form):
             return read()
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:

@@ -160,6 +160,10 @@ def _notes(
     notes = ["KL is bounded from below alone: the server may give a token that it does not list any probability"]
     if server.declared is None:
         notes.append("the server does not say its dtype: that of the reference is assumed; @dtype= declares another")
+    if server.told.mute:
+        silent = sum(math.isnan(one.logprob) for one in told.values())
+        words = f"; {silent} tokens are not in its lists" if silent else ""
+        notes.append(f"the server echoes no prompt: what it tells as it writes is compared{words}")
     if largest := _largest(changes):
         notes.append(f"the server changes its answers: asked twice, a log-probability moved by {largest:.2g} nats")
     if left := sum(not one.has_first for one in told.values()):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-Verdict: TypeAlias = Literal["tie", "drift", "defect"]
-SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "defect": 2}
+Verdict: TypeAlias = Literal["tie", "drift", "other weights", "defect"]
+SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "other weights": 2, "defect": 3}
 ENCODER = "encoder "  # what the sublayers of an encoder begin with
 
 

@@ -37,6 +37,7 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ),
     ("parity", "builtin:stories", "builtin:stories@batch_size=2", "-n", "2"): ("output", "report", "svg"),
     ("parity", "builtin:stories", "-n", "2"): ("save",),
+    ("audit", "trace", *STORIES): ("output", "report", "svg"),
     EXPLORE: ("output", "report", "svg"),
     ("inspect-cache", *TINY, "12", "--steps", "1"): ("output", "save_cache", "report", "svg"),
     ("replay", "recorded"): ("report", "svg"),
@@ -57,6 +58,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert done.status == 0, done.err
     answer = {"choices": [{"text": "x", "finish_reason": "stop", "index": 0}], "usage": {"completion_tokens": 1}}
     Path("results").write_text(json.dumps({"custom_id": "0", "response": {"status_code": 200, "body": answer}}) + "\n")
+    written = {"prompt": "Once upon a time", "completion_ids": [14, 437], "logprobs": [-1.75236e-05, -1.01009107]}
+    Path("trace").write_text(json.dumps(written))
     made = tmp_path / "disk"
     made.mkdir()
     return made

@@ -14,7 +14,7 @@ from genctl.commands.job import Job, request_of
 from genctl.commands.parity import by_text, golden_file
 from genctl.commands.parity.live import LivePairs
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
-from genctl.commands.parity.options import ParityCommandOptions, check_servers, sides_of
+from genctl.commands.parity.options import LIMITS, ParityCommandOptions, check_servers, sides_of
 from genctl.commands.parity.output import ParityOutput, failed_checks
 from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, told_tops, tops_of, worst_positions
 from genctl.commands.parity.sides import own_length, refused_settings, unused
@@ -321,6 +321,9 @@ class ParityJob(Job[ParityCommandOptions]):
             self._end_if_interrupted()
             self.report.pair(one, worst)
         self.view.end(one)
+        if one.verdict == "drift" and all(getattr(self.options, name) is None for name in LIMITS):
+            self.hide()
+            self.messages.note(f"{one.other}: no limit was given for this drift; --max-kl X sets one")
         failed = failed_checks(self.options, one)
         self.checks += failed
         self.failed += len(one.failed)
@@ -329,7 +332,9 @@ class ParityJob(Job[ParityCommandOptions]):
     def status(self) -> int:
         """The exit status. Raises CheckError for checks that failed."""
         if self.checks and not self.interrupt.status:
-            hint = "--allow-defect passes it" if any(": defect: " in line for line in self.checks) else ""
+            words = {": defect: ": "--allow-defect", ": other weights: ": "--allow-other-weights"}
+            flags = [flag for word, flag in words.items() if any(word in line for line in self.checks)]
+            hint = f"{' '.join(flags)} passes it" if flags else ""
             raise CheckError("; ".join(self.checks), hint=hint)
         return super().status()
 

@@ -50,6 +50,7 @@ class ParityCommandOptions(ModelOptions):
     allow_defect: bool = CHECKS.option(
         "exit 0 even on a defect (default: 4)", None, "--allow-defect/--no-defect", default=False
     )
+    allow_other_weights: bool = CHECKS.switch("exit 0 even if a side has other weights than the reference")
     save: str | None = CHECKS.option("write the reference's logits as a golden file, for --expect", "FILE")
     expect: str | None = CHECKS.option("this golden file is the reference", "FILE")
     update: bool = CHECKS.switch("rewrite the file of --expect if every difference is a tie; else exit with 4")

@@ -127,8 +127,10 @@ def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
     limit, share = options.min_agreement, figures.agreement.value
     if limit is not None and not share >= limit:
         failed.append(f"--min-agreement {limit:g}: {share:.4g} of the first choices of {one.other} agree")
+    if one.verdict == "other weights" and not options.allow_other_weights:
+        failed.append(f"{one.other}: other weights: {view.sized(one)}")
     if one.verdict == "defect" and not options.allow_defect:
-        failed.append(f"{one.other}: defect: {one.reason}")
+        failed.append(f"{one.other}: defect: {view.sized(one)}")
     return failed
 
 

@@ -144,7 +144,7 @@ def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[s
         "heads": view.HEADS,
         "row": [visible(cell) for cell in view.row_of(one)],
         "verdict": one.word,
-        "reason": visible(one.reason),
+        "reason": visible(view.sized(one)),
         "remarks": [visible(line) for line in (*([fault.reason] if fault else []), *one.notes, *_failed(one, naming))],
         "positions": f"{count(figures.positions, 'position')} of {count(len(one.texts), 'text')}",
         "figures": {"heads": heads, "rows": rows},

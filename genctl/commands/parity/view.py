@@ -59,7 +59,12 @@ PARTINGS = 5  # shown of each pair
 CURVE = 40  # parts of the model shown one by one on a terminal
 AROUND = 5  # parts before and after the one at fault, whose layers are shown whole
 PLAIN_WIDTH = 80  # of headings where there is no terminal
-_VERDICTS: dict[Verdict, Style] = {"tie": theme.colour(1.0), "drift": theme.colour(0.5), "defect": theme.ERROR}
+_VERDICTS: dict[Verdict, Style] = {
+    "tie": theme.colour(1.0),
+    "drift": theme.colour(0.5),
+    "other weights": theme.ERROR,
+    "defect": theme.ERROR,
+}
 
 
 def lines(comparisons: Sequence[Parity], naming: Naming, width: int | None) -> list[Text]:
@@ -113,7 +118,7 @@ def row_of(one: Parity) -> list[str]:
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
     found = [_heading(one.other, naming.reference(one.reference), width)]
-    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, one.reason, width)
+    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, sized(one), width)
     if one.fault is not None:
         found += hanging("fault  ", widgets.visible(one.fault.reason), width)
     for note in one.notes:
@@ -126,6 +131,15 @@ def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     found += _curve(one, width)
     found += worst_text(one, naming, width)
     return found
+
+
+def sized(one: Parity) -> str:
+    """The reason of a verdict, after the size of the difference where there is one."""
+    figures = one.summary
+    if not figures.positions or not figures.kl.max > 0:
+        return one.reason
+    least = "at least " if figures.kl_high is not None else ""
+    return f"KL {least}{nats(figures.kl.mean)}, regret up to {nats(figures.regret.max)}: {one.reason}"
 
 
 def _heading(other: str, reference: str, width: int | None) -> Text:

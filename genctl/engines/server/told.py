@@ -26,18 +26,21 @@ class ToldTop:
     """A distribution before a token, as far as a server tells it."""
 
     token: int
-    logprob: float  # of `token`
+    logprob: float  # of `token`; NaN where it is not told
     top: tuple[tuple[int | None, float], ...]  # the best first; None: a text that several tokens have
 
     @property
     def known(self) -> dict[int, float]:
         """All tokens whose log-probability is known."""
-        return {**{id: value for id, value in self.top if id is not None}, self.token: self.logprob}
+        told = {} if math.isnan(self.logprob) else {self.token: self.logprob}
+        return {**{id: value for id, value in self.top if id is not None}, **told}
 
     @property
     def has_first(self) -> bool:
         """Whether the most probable token is known."""
-        return not self.top or self.top[0][0] is not None or self.logprob > self.top[0][1]
+        if not self.top:
+            return not math.isnan(self.logprob)
+        return self.top[0][0] is not None or self.logprob > self.top[0][1]
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,44 @@ class TokenNames:
         return frozenset(self._tokenizer.all_special_ids)
 
 
+def answers(
+    servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
+) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
+    """The answers to requests: id, path and fields. `logprobs` are fewer where a server gives no more."""
+    tops = dict.fromkeys(servers, TOPS[0])
+
+    async def answer(path: str, fields: dict[str, Any], server: Server) -> dict[str, Any]:
+        async def ask() -> dict[str, Any]:
+            key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+            try:
+                return await server.client.post(path, {"model": server.model, **fields, key: tops[server]})
+            except Trouble as trouble:
+                if tops[server] == TOPS[1] or trouble.status not in (400, 422, *UNABLE):
+                    raise
+                tops[server] = TOPS[1]
+                return await ask()
+
+        return await patiently(server, ask, seed=fields["max_tokens"])
+
+    return in_order(servers, ((id, partial(answer, path, fields)) for id, path, fields in requests), 8, interrupted)
+
+
 class ToldDistributions:
     """Asks servers. Raises BackendError where they cannot tell, or have another tokenizer."""
 
     def __init__(self, servers: Sequence[Server], names: TokenNames, reference: str, *, width: int, hint: str) -> None:
         """`reference` names the owner of the tokenizer in messages, `hint` says what else can be done."""
         for server in servers:
-            if why := server.why_no_prompt_scores():
-                raise BackendError(f"{server.name}: parity needs log-probabilities, but the server {why}", hint=hint)
+            if not server.endpoint(chat=False).logprobs:
+                why = "the server gives no log-probabilities"
+                raise BackendError(f"{server.name}: parity needs log-probabilities, but {why}", hint=hint)
             if not server.takes_ids:
                 raise BackendError(
                     f"{server.name}: takes no token ids, so that it might read other tokens than {reference}", hint=hint
                 )
         self._servers, self._names, self._reference = servers, names, reference
         self._width, self._hint, self._tops = width, hint, dict.fromkeys(servers, TOPS[0])
+        self.mute = frozenset(server for server in servers if server.why_no_prompt_scores())  # they echo nothing
 
     def read(
         self, texts: Sequence[Asked], interrupted: Callable[[], object]
@@ -114,6 +141,8 @@ class ToldDistributions:
         return in_order(self._servers, rows, self._width, interrupted)
 
     async def _read(self, name: str, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
+        if server in self.mute:
+            return await self._written(prompt, ids, server)
         whole = [*prompt, *ids]
         tokens, _ = await self._ask(server, {"prompt": whole, "max_tokens": 1, "echo": True}, len(whole))
         way = self._way(server, name, whole, tokens)
@@ -123,6 +152,33 @@ class ToldDistributions:
                 raise InputError(f"{server.name}: has no log-probability for token {place - len(prompt) + 1}")
             found.append(self._told(server, way, whole[place], tokens[place]))
         return found
+
+    async def _written(self, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
+        """The same of a server without an echo: what it tells as it writes; where it parts, it is asked to go on."""
+        found: list[ToldTop] = []
+        while len(found) < len(ids):
+            left = ids[len(found) :]
+            tokens, _ = await self._ask(server, {"prompt": [*prompt, *ids[: len(found)]], "max_tokens": len(left)}, 0)
+            texts = [token.text for token in tokens]
+            agree = [_shared(self._names, way, left, texts) for way in range(len(self._names.ways))]
+            same, way = max(agree), agree.index(max(agree))
+            found += [self._told(server, way, id, token) for id, token in zip(left[:same], tokens, strict=False)]
+            if same == len(left):
+                break
+            if same == len(tokens):  # it ended
+                found.append(ToldTop(left[same], math.nan, ()))
+                continue
+            own = self._own(way, tokens[same], server)
+            told = self._told(server, way, own, tokens[same])
+            found.append(ToldTop(left[same], told.known.get(left[same], math.nan), told.top))
+        return found
+
+    def _own(self, way: int, token: Token, server: Server) -> int:
+        """The id of a token that a server wrote. Raises InputError."""
+        id = self._names.id_of(way, token.text)
+        if id is None:
+            raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(token.text)}”")
+        return id
 
     async def _write(self, prompt: Ids, ids: Ids, server: Server) -> OwnText | None:
         tokens, finish = await self._ask(server, {"prompt": [*prompt], "max_tokens": len(ids)}, 0)
@@ -135,11 +191,8 @@ class ToldDistributions:
         if same == len(tokens):
             left_out = finish == "stop" and same == len(ids) - 1 and ids[same] in self._names.special
             return None if left_out else OwnText(same, None, {})
-        token = tokens[same]
-        id = self._names.id_of(way, token.text)
-        if id is None:
-            raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(token.text)}”")
-        return OwnText(same, id, self._told(server, way, id, token).known)
+        id = self._own(way, tokens[same], server)
+        return OwnText(same, id, self._told(server, way, id, tokens[same]).known)
 
     async def _ask(self, server: Server, fields: dict[str, Any], least: int) -> tuple[list[Token], str]:
         """The tokens of an answer, at least so many, and why it ended."""

@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from genctl.models.resolve import BUILTIN
+from genctl.parity.forms import asymmetric, symmetric
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
 from tests.engines.server.stand_in import running
@@ -452,3 +456,47 @@ def test_settings_of_a_row_are_refused_with_the_reason(params: dict[str, Any], m
     assert done.status == 2
     assert message in " ".join(done.err.split())
     assert "rows.jsonl, line 1" in " ".join(done.err.split())
+
+
+def _int8(name: str, tensor: Tensor, spoilt: str = " ") -> Tensor:
+    tensor = tensor * 0.6 if spoilt in name else tensor
+    return symmetric(tensor, bits=8, size=0, half=False) if tensor.dim() > 1 else tensor
+
+
+def _int4(name: str, tensor: Tensor) -> Tensor:
+    return asymmetric(tensor, bits=4, size=64) if tensor.dim() > 1 else tensor
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        (lambda name, tensor: tensor.bfloat16(), "drift", ""),
+        (_int8, "drift", ""),
+        (_int4, "drift", ""),
+        (lambda name, tensor: tensor * 1.001 if "1.mlp.up" in name else tensor, "other weights", "weight by 0.1%"),
+        (
+            lambda name, tensor: _int8(name, tensor, "2.mlp.down"),
+            "other weights",
+            "1 of 38 tensors are neither rounded nor quantised copies: model.layers.2.mlp.down_proj.weight by 40.0%",
+        ),
+    ],
+    ids=["bfloat16", "int8", "int4", "tuned", "a quantised copy with a spoilt layer"],
+)
+def test_other_weights_are_named_and_fail(
+    change: Callable[[str, Tensor], Tensor], verdict: str, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(BUILTIN / "stories", folder)
+    tensors = {name: change(name, tensor) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    sides = ("builtin:stories", f"{folder}@dtype=float32")
+    done = parity(*sides, "Once upon a time", "--format", "jsonl", n=4)
+    assert done.records[0]["verdict"] == verdict
+    assert words in done.records[0]["reason"]
+    assert done.status == (4 if words else 0), done.err
+    if words:
+        assert done.err.splitlines()[-1] == "hint: --allow-other-weights passes it"
+        assert re.search(r"other weights: KL [\d.e-]+, regret up to [\d.e-]+: ", done.err)
+    else:
+        assert "no limit was given for this drift; --max-kl X sets one" in done.err
+        assert parity(*sides, "Once upon a time", "--allow-other-weights", n=4).status == 0

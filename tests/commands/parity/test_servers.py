@@ -109,6 +109,28 @@ def test_an_equal_server_is_no_defect_and_kl_is_said_to_be_bounded() -> None:
     assert all(one["kl_bounds"]["high"] is None and one["rank_in_other"] == 1 for one in positions)
 
 
+@pytest.mark.parametrize(("by", "verdict"), [(1.0, "tie"), (1.05, "defect")])
+def test_a_server_without_echo_is_compared_by_what_it_writes(by: float, verdict: str, tmp_path: Path) -> None:
+    def mute(server: Any, body: Body) -> Failure | None:
+        return Failure(400, b'{"error": {"message": "no echo"}}') if body.get("echo") else None
+
+    texts = tmp_path / "texts.txt"  # which nobody writes greedily
+    texts.write_text("Once upon a time there was a dog.\nA girl ran to the big tree.\n")
+    with running(answers=Model(scaled(by)), fault=mute) as server:
+        words = ("parity", f"{STORIES}@dtype=float32", server.url, "--texts", str(texts), "--format", "jsonl")
+        done = genctl(*words, "--positions", "--allow-defect")
+    assert done.status == 0, done.err
+    pair = pair_of(done)
+    assert pair["verdict"] == verdict
+    assert any("the server echoes no prompt" in note for note in pair["notes"])
+    positions = [record for record in done.records if record["kind"] == "position"]
+    assert len(positions) == pair["positions"] > 10
+    known = [one for one in positions if one["logprob_other"] is not None]
+    assert 5 < len(known) < len(positions)
+    near = all(abs(one["logprob_other"] - one["logprob_reference"]) < 1e-4 for one in known)
+    assert near is (verdict == "tie")
+
+
 def test_a_fault_is_a_defect_and_its_bound_holds() -> None:
     with running(answers=Model(scaled(1.05))) as server:
         done = parity(server.url, "--format", "jsonl", "--positions", "--max-kl", "1e-9")
@@ -217,7 +239,7 @@ def test_a_page_has_the_distributions_of_the_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"echoes": False}, "parity needs log-probabilities, but the server gives no log-probabilities of a prompt"),
+        ({"logprobs": False}, "parity needs log-probabilities, but the server gives no log-probabilities"),
         ({"ids": False}, "takes no token ids, so that it might read other tokens than builtin:stories"),
     ],
 )

@@ -1,0 +1,1 @@
+"""`genctl audit`."""

@@ -1,0 +1,208 @@
+"""`genctl audit` at work: a trace is read or asked for, and what its engine computed is looked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
+from genctl.commands.audit.view import AuditOutput, LiveAudit
+from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
+from genctl.commands.job import Job
+from genctl.config.chat_settings import variables_of
+from genctl.config.layers import Layer, resolve
+from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
+from genctl.io.rows import BadRow, InputRow
+from genctl.models.runtime_choice import stored_dtype
+from genctl.models.text import detokenizer
+from genctl.parity import traces
+from genctl.parity.audit import DTYPES, Auditor
+from genctl.parity.prompts import AuditPrompts, AuditRow
+from genctl.parity.sides import LocalSide, greedy
+from genctl.parity.traces import TraceFile
+from genctl.terminal.interrupt import Interrupt
+
+if TYPE_CHECKING:
+    from genctl.commands.audit.report import AuditPage
+
+DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
+TOKENS = 64  # of an answer, where nothing says it
+
+
+class AuditJob(Job[AuditOptions]):
+    """One audit."""
+
+    def __init__(self, options: AuditOptions, interrupt: Interrupt, choice: EngineChoice = LOCAL) -> None:
+        super().__init__(options, interrupt, choice)
+        self.report: AuditPage | None = None
+        self.trace = TraceFile()
+
+    def prepare(self) -> int | None:
+        """Settings without those of the checkpoint."""
+        check_words(self.options)
+        status = super().prepare()
+        if not self.early.names_model:
+            raise UsageError("genctl audit needs the checkpoint that the engine should have run: -m ./model")
+        return status
+
+    def read(self, stack: ExitStack) -> bool:
+        """Read the trace; a server is asked later, once its prompts are there."""
+        options = self.options
+        if not options.is_server:
+            self.trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
+            if options.prompts_file is not None:
+                traces.with_prompts(self.trace, options.prompts_file)
+            return True
+        prompts = replace(options, arguments=()).prompts(self.messages.say)
+        if prompts is None:
+            raise InputError("a server needs prompts: --input FILE")
+        rows = [row for row in stack.enter_context(prompts) if not isinstance(row, BadRow)]
+        if not rows:
+            raise InputError("there is no prompt")
+        self.prompts = rows[: options.rows]
+        return True
+
+    def open_page(self, stack: ExitStack, path: str) -> None:
+        """Begin the page."""
+        from genctl.commands.audit.report import AuditPage
+
+        self.report = stack.enter_context(AuditPage(path, force=self.options.force))
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the outputs and the view."""
+        options = self.options
+        self.open_consoles()
+        sink = self.sink(stack, options.output) if options.format != "text" or options.to_file else None
+        self.results = AuditOutput(options.format, self.out, sink, positions=options.positions)
+        self.view = LiveAudit(self.err, time.monotonic, quiet=options.quiet)
+        stack.callback(self.view.hide)
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Read, explain, write."""
+        declared = {"dtype": self.early.runtime.dtype, "quantize": self.early.runtime.quantize, **self.options.declared}
+        as_chat = self.early.runtime.is_chat
+        if self.options.is_server:
+            self._ask(stack, as_chat=as_chat)
+        early = replace(self.early, runtime=replace(self.early.runtime, quantize=None, dtype="float32"))
+        session: Any = self.load_engine(early, need_tokenizer=False)
+        if session.about.is_encoder_decoder:
+            raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
+        resolved = greedy(session.resolve(self.layers), ("max_length",))
+        side = LocalSide(session.about.name, session, resolved, whole=True)
+        prompts = AuditPrompts(
+            session.loaded, as_chat=as_chat, variables=variables_of(self.early.runtime), bos=session.planner.bos
+        )
+        failed = dict(self.trace.bad)
+        rows = [*self._rows(prompts, failed, session.planner.context)]
+        if not rows:
+            raise InputError(f"{self.options.trace}: no row can be audited")
+        checkpoint = session.loaded.checkpoint
+        own = (checkpoint and stored_dtype(checkpoint)) or "float32"
+        dtype, form = _declared(declared, own)
+        auditor = Auditor(
+            side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
+            interrupted=self.interrupt, on_stage=self.view.stage,
+        )  # fmt: skip
+        found = replace(auditor.run(self.options.trace), failed=failed)
+        notes = [*found.notes]
+        if self.trace.total > len(self.trace.rows):
+            notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows says how many")
+        if dtype != own or form:
+            notes.append(f"the engine is said to compute in {form or dtype}")
+        self.found = replace(found, notes=tuple(notes))
+        self.failed = len(failed)
+        self.hide()
+        piece = detokenizer(session.loaded.tokenizer).piece
+        self.results.take(self.found, piece, self._failed_check())
+        if self.picture is not None:
+            self.picture.draw(self.results.draw)
+        if self.report is not None:
+            self.report.take(self.found, piece, [("digest", session.loaded.fingerprint()), *session.about.facts])
+        self.results.finish()
+
+    def _rows(self, prompts: AuditPrompts, failed: dict[str, str], context: int | None) -> Iterator[AuditRow]:
+        for place, row in enumerate(self.trace.rows, 1):
+            name = row.id if row.own_id else str(place)
+            try:
+                one = prompts.row(row, name)
+                length = len(one.text.prompt_ids) + len(one.text.token_ids)
+                if context is not None and length > context:
+                    raise InputError(f"{length} tokens, and the model reads {context}")
+                yield one
+            except GenctlError as error:
+                failed[row.id] = f"row {name}: {error.message}"
+                self.hide()
+                self.messages.error(error.message, f"row {name}: ", error.hint)
+
+    def _ask(self, stack: ExitStack, *, as_chat: bool) -> None:
+        """Ask the server: every prompt greedily, then drawn."""
+        from genctl.engines.server.session import RemoteSession
+        from genctl.engines.server.told import answers
+
+        layer = Layer("the trace", {"backend": self.options.trace}, said="user", typed=True)
+        engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))
+        stack.callback(engine.close)
+        assert isinstance(engine, RemoteSession)
+        self.view.stage("asking")
+        most = self.early.generation.max_new_tokens or TOKENS
+        asked = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]
+        bodies = [_body(row, drawn, most, as_chat=as_chat) for row, drawn in asked]
+        for (row, drawn), (id, answer) in zip(asked, answers(engine.servers, bodies, self.interrupt), strict=False):
+            name = f"{row.id} drawn" if drawn else row.id
+            if isinstance(answer, GenctlError):
+                self.trace.bad[name] = answer.message
+                continue
+            try:
+                found = traces.rows_of(answer, f"the answer to prompt {row.name}", id)
+            except InputError as error:
+                self.trace.bad[name] = error.message
+                continue
+            own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
+            own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
+            self.trace.rows += [replace(one, id=name, own_id=True, **own) for one in found]  # type: ignore[arg-type]
+        if self.interrupt.status:
+            raise SystemExit(self.interrupt.status)
+        self.trace.total = len(self.trace.rows)
+        if not self.trace.rows:
+            raise BackendError(f"{self.options.trace}: {next(iter(self.trace.bad.values()), 'no answer')}")
+
+    def _failed_check(self) -> str:
+        one = self.found
+        names = [each.key for each in one.causes] or [UNEXPLAINED]
+        return "" if one.verdict == "same" or all(name in self.options.allow for name in names) else (
+            f"{one.trace}: {one.verdict}: {one.reason}"
+        )  # fmt: skip
+
+    def status(self) -> int:
+        """The exit status. Raises CheckError where the engine did not compute what it should."""
+        if (check := self._failed_check()) and not self.interrupt.status:
+            keys = " ".join(f"--allow {key}" for key in dict.fromkeys(one.key for one in self.found.causes))
+            raise CheckError(check, hint=f"{keys or f'--allow {UNEXPLAINED}'} passes it")
+        return super().status()
+
+
+def _body(row: InputRow, temperature: float, most: int, *, as_chat: bool) -> tuple[str, str, dict[str, Any]]:
+    """The id, the path and the fields of a request."""
+    body: dict[str, Any] = {"max_tokens": most, "temperature": temperature}
+    if temperature:
+        body |= {"top_p": 1.0, "seed": row.index}
+    if row.messages is not None or as_chat:
+        messages = list(row.messages) if row.messages else [{"role": "user", "content": row.prompt or ""}]
+        return row.id, "/chat/completions", {**body, "messages": messages, "logprobs": True, "top_logprobs": 20}
+    prompt: Any = row.prompt if row.prompt is not None else list(row.prompt_ids or ())
+    return row.id, "/completions", {**body, "prompt": prompt, "logprobs": 20}
+
+
+def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
+    """The dtype and the form that an engine is said to compute in. Raises UsageError."""
+    dtype = str(declared["dtype"])
+    dtype = own if dtype == "auto" else dtype
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype = {dtype}: must be one of {', '.join(DTYPES)}")
+    quantize = declared["quantize"]
+    if quantize not in (None, "int8", "int4"):
+        raise UsageError(f"quantize = {quantize}: an audit knows int8 and int4; give the GGUF file as --model")
+    return dtype, quantize

@@ -1,0 +1,119 @@
+"""`genctl audit`: its table, and what its flags alone can get wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from genctl import params
+from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
+from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
+from genctl.config.sides import SERVER, read_settings, split
+from genctl.errors import UsageError, nearest
+from genctl.io.writers import ReportFormat
+from genctl.parity.causes import CAUSES
+
+AUDITED = OptionGroup("What is audited")
+DECLARED = ("dtype", "quantize")  # of the engine: not set, but said of it
+UNEXPLAINED = "unexplained"
+
+
+@dataclass(frozen=True)
+class AuditOptions(ModelOptions):
+    """The command line of `genctl audit`."""
+
+    arguments: tuple[str, ...] = argument(
+        "a file that an engine wrote, or a server (openai:URL), which is asked", "TRACE", required=False
+    )
+    input: str | None = IN_OUT.option("prompts for a server", "FILE", "--input", "-i")
+    prompts_file: str | None = AUDITED.option("the prompts of a file that does not have them", "FILE", "--prompts")
+    field: tuple[str, ...] = AUDITED.repeated("the path of a field in each row: completion_ids=out.ids", "NAME=PATH")
+    rows: int = AUDITED.option("rows that are read, spread over the file (default: 64)", "N", default=64, least=1)
+    also: tuple[str, ...] = AUDITED.repeated("a checkpoint that may run in place of --model", "MODEL")
+    format: ReportFormat = FORMAT
+    allow: tuple[str, ...] = CHECKS.repeated("exit 0 where this is the cause; unexplained is one, too", "CAUSE")
+    positions: bool = SHOWN.switch("add a record for each position")
+
+    def __post_init__(self) -> None:
+        """`-` is standard input."""
+        if self.arguments == ("-",):
+            object.__setattr__(self, "arguments", ("/dev/stdin",))
+        super().__post_init__()
+
+    @property
+    def trace(self) -> str:
+        """The file or the server, without what is declared of it."""
+        return split(self.arguments[0])[0]
+
+    @property
+    def declared(self) -> dict[str, object]:
+        """What is said of the engine behind @. Raises UsageError."""
+        name, rest = split(self.arguments[0])
+        values = read_settings(rest, f"trace {name}")
+        for key in values:
+            if key not in DECLARED:
+                raise UsageError(f"trace {name}: {key}: only {' and '.join(DECLARED)} are declared of an engine")
+        return values
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server is asked."""
+        return self.trace.startswith(SERVER)
+
+
+def check_words(options: AuditOptions) -> None:
+    """Raises UsageError for a trace that is none or several, and for unknown causes."""
+    if len(options.arguments) != 1:
+        have = ", ".join(options.arguments) or "none"
+        raise UsageError(
+            f"genctl audit reads one trace, and there are: {have}", hint="such as rollouts.jsonl -m ./model"
+        )
+    _ = options.declared
+    known = (*CAUSES, UNEXPLAINED)
+    for name in options.allow:
+        if name not in known:
+            near = nearest(name, known)
+            raise UsageError(
+                f"--allow {name}: no such cause",
+                hint=f"did you mean {near}?" if near else f"causes: {', '.join(known)}",
+            )
+
+
+CONFLICTS: tuple[Conflict, ...] = (
+    *PAGE,
+    needless_force("output", also=PICTURES),
+    same_file("prompts_file", "output"),
+    (lambda options: options.input is not None and options.arguments and not options.is_server,
+     "--input {input} has prompts for a server; --prompts gives those of a file that was written"),
+    (lambda options: options.prompts_file is not None and options.arguments and options.is_server,
+     "--prompts {prompts_file} is for a file that was written; --input has the prompts that a server is asked"),
+    (lambda options: options.field and options.arguments and options.is_server,
+     "--field names the fields of a file, and the trace is a server"),
+    (given("positions", format=["text", "tsv"]),
+     "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
+)  # fmt: skip
+
+AUDIT = Command(
+    "audit",
+    AuditOptions,
+    "genctl.commands.audit.job:AuditJob",
+    """The trace has the tokens that an engine wrote, with their log-probabilities: rollouts of a trainer, answers of a
+    server, logs. The checkpoint of --model reads the same tokens exactly. Where rounding does not explain the
+    difference, causes are tried: which number was written, which prompt was read, in which arithmetic, by which model.
+    TRACE@dtype=bfloat16 or @quantize=int8 declares what the engine computes in. Exit status 4 unless the verdict is
+    same.""",
+    (
+        "genctl audit rollouts.jsonl -m ./model",
+        "genctl audit answers.json -m ./model --prompts prompts.jsonl",
+        "genctl audit openai:http://127.0.0.1:8080 -m ./model -i prompts.txt -n 64",
+    ),
+    {
+        AUDITED: ("prompts_file", "field", "rows", "also", "max_new_tokens"),
+        IN_OUT: ("input", "output", "format"),
+        CHECKS: ("allow",),
+        SHOWN: ("report", "positions"),
+    },
+    CONFLICTS,
+    without=frozenset(params.knobs(params.Generation)) - {"max_new_tokens"}
+    | {"backend", "tensor_parallel", "row_timeout", "tokenizer", "prompt_cache", "compile", "truncate"},
+    input="trace",
+)

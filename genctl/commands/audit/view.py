@@ -1,0 +1,239 @@
+"""What an audit looks like: the verdict, a line for each hypothesis, and the worst row before and after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.style import Style
+from rich.text import Text
+
+from genctl.errors import count, percent
+from genctl.io import writers
+from genctl.io.records import SCHEMA, finite
+from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
+from genctl.terminal import theme, widgets
+from genctl.terminal.live_region import LiveRegion
+from genctl.terminal.marked_text import MarkedPiece, MarkedText
+from genctl.terminal.text_width import hanging, last_cells
+
+SHOWN = 8  # hypotheses
+BAR = 10  # cells
+PLAIN_WIDTH = 80
+_STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
+_STEPS = tuple(2.0**power for power in range(0, 9))  # of the noise: 1, 2, … 256 times
+Piece = Callable[[int], str]
+
+
+def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
+    """All that is shown. Without a `width`, lines are not broken."""
+    heading = f"{widgets.visible(one.trace)} against {widgets.visible(one.reference)}"
+    room = PLAIN_WIDTH if width is None else width
+    found = [widgets.header(max(room, cell_len(heading) + 6) if width is None else room, heading)]
+    first = f"{one.verdict}: "
+    verdict = hanging(first, widgets.visible(one.reason), width)
+    verdict[0].stylize(Style(dim=False) + _STYLES[one.verdict] + theme.CHOSEN, 0, len(first))
+    found += verdict
+    for advice in dict.fromkeys(cause.advice for cause in one.causes):
+        found += hanging("change ", widgets.visible(advice), width)
+    if one.first is not None:
+        found += hanging("from   ", widgets.visible(f"row {one.first[0]}, token {one.first[1] + 1} on"), width)
+    rows = len(one.texts)
+    what = (
+        f"{count(len(one.positions), 'token')} of {count(rows, 'row')}, typically {_number(one.ratio)} times rounding"
+    )
+    found += hanging("size   ", f"{what} ({_number(one.noise)} nats); up to {_number(one.allowed)} is the same", width)
+    for note in one.notes:
+        found += hanging("note: ", widgets.visible(note), width)
+    for reason in one.failed.values():
+        found += hanging("failed ", widgets.visible(reason), width)
+    found += _tried(one, width)
+    found += strip(one, piece, width)
+    return found
+
+
+def _tried(one: Audit, width: int | None) -> list[Text]:
+    found = []
+    for each in best(one):
+        line = Text(no_wrap=True).append_text(widgets.bar(max(each.explained, 0.0), BAR))
+        line.append(f" {percent(max(each.explained, 0.0)):>7}  ").append(widgets.visible(each.words))
+        found.append(widgets.fit(line, width))
+    return found
+
+
+def best(one: Audit) -> list[TriedCause]:
+    """The hypotheses that are shown: those of the greatest likelihood, each cause once."""
+    found: dict[tuple[str, ...], TriedCause] = {}
+    for each in one.tried:
+        found.setdefault(each.causes, each)
+    return [*found.values()][:SHOWN]
+
+
+def worst_row(one: Audit) -> list[AuditPosition]:
+    """The positions of the row that differs most."""
+    if one.verdict == "same" or not one.positions:
+        return []
+    id = max(one.positions, key=lambda each: min(each.ratio, 1e6)).id
+    return [each for each in one.positions if each.id == id]
+
+
+def strips(one: Audit) -> list[tuple[str, str]]:
+    """The views of the worst row, and the field of a position that each shows."""
+    before = [("before", "ratio")] if worst_row(one) else []
+    return before + ([("after", "ratio_after")] if one.verdict == "explained" else [])
+
+
+def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
+    """The worst row, each token with its difference as a digit: before, and after the explanation."""
+    own = worst_row(one)
+    if not own or width is None:
+        return []
+    text = next(each for each in one.texts if each.id == own[0].id)
+    found = [Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM)]
+    for label, name in strips(one):
+        page = MarkedText(width)
+        if text.prompt:
+            page.put([MarkedPiece(last_cells(text.prompt, width), theme.PROMPT, " ")])
+        page.fill(
+            MarkedPiece(
+                piece(each.token) or f"‹id {each.token}›", colour(getattr(each, name)), digit(getattr(each, name))
+            )
+            for each in own
+        )
+        found += [Text(label, style=theme.DIM), *page.finish()]
+    words = "digits: the difference in noise, 0 below 1, then doubling up to 9 from 256"
+    return found + hanging("", words, width, theme.DIM)
+
+
+def digit(ratio: float) -> str:
+    """The level of a difference: 0 within noise, 9 from 256 times noise."""
+    return str(sum(ratio >= step for step in _STEPS))
+
+
+def colour(ratio: float) -> Style:
+    """The ramp of probabilities, from noise to 256 times of it."""
+    return theme.colour(1 - int(digit(ratio)) / 9)
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2g}"
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+COLUMNS = (
+    "kind", "trace", "reference", "verdict", "causes", "explained", "rows", "rows_left", "positions", "ratio", "words",
+    "log_likelihood", "reason",
+)  # fmt: skip
+
+
+def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[str, Any]]:
+    """The audit, a record of each hypothesis, and each position if `positions`."""
+    names = {"trace": one.trace, "reference": one.reference}
+    causes = [{**asdict(cause), "words": cause.sentence} for cause in one.causes]
+    yield _record("audit", names, {
+        "verdict": one.verdict,
+        "reason": one.reason,
+        "causes": causes,
+        "candidates": [asdict(each) for each in one.candidates],
+        "explained": one.explained,
+        "rows": len(one.texts),
+        "rows_left": one.rows_left,
+        "positions": len(one.positions),
+        "first": None if one.first is None else {"id": one.first[0], "index": one.first[1]},
+        "ratio": one.ratio,
+        "noise": {"median": one.noise, "allowed": one.allowed},
+        "failed_checks": [failed_check] if failed_check else [],
+        "failed_rows": dict(one.failed),
+        "notes": list(one.notes),
+    })  # fmt: skip
+    for each in one.tried:
+        yield _record("hypothesis", names, asdict(each))
+    for position in one.positions if positions else ():
+        yield _record("position", names, asdict(position))
+
+
+def _record(kind: str, names: Mapping[str, str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **names, **fields})
+    return plain
+
+
+class AuditTsvWriter(writers.TsvWriter):
+    """One line for the audit and each hypothesis."""
+
+    def write(self, record: writers.Record) -> None:
+        keys = [one["key"] if isinstance(one, dict) else one for one in record.get("causes", ())]
+        super().write({**record, "causes": " ".join(keys)})
+
+
+FORMATS = {
+    **{name: writers.FORMATS[name] for name in ("text", "json", "jsonl")},
+    "tsv": writers.OutputFormat(lambda sink, setup: AuditTsvWriter(sink, COLUMNS), (".tsv",)),
+}
+
+
+class AuditOutput:
+    """Writes an audit in a format: to `sink`, or as text to the console where there is none."""
+
+    def __init__(self, format: str, console: Console, sink: writers.Sink | None, *, positions: bool) -> None:
+        self._format, self._console, self._sink, self._positions = format, console, sink, positions
+        self._found: Audit | None = None
+        self._piece: Piece = lambda token: ""
+        self._check = ""
+
+    def take(self, one: Audit, piece: Piece, failed_check: str) -> None:
+        """The audit is done. `failed_check`: why the exit status is 4."""
+        self._found, self._piece, self._check = one, piece, failed_check
+
+    def finish(self) -> None:
+        """Write it."""
+        if self._found is None:
+            return
+        if self._sink is None:
+            self.draw(self._console)
+        elif self._format == "text":
+            text = "".join(f"{line.plain}\n" for line in lines(self._found, self._piece, None))
+            self._sink.write(text.encode("utf-8", "backslashreplace"))
+            self._sink.close()
+        else:
+            writer = writers.open_writer(self._format, self._sink, on_error=lambda record: None, formats=FORMATS)
+            for record in records(self._found, positions=self._positions, failed_check=self._check):
+                writer.write(record)
+            writer.close()
+
+    def draw(self, console: Console) -> None:
+        """Print it."""
+        if self._found is not None:
+            for line in lines(self._found, self._piece, console.width if console.is_terminal else None):
+                console.print(line)
+
+
+_STAGES = {
+    "asking": "the server is asked",
+    "reading": "the reference reads",
+    "hypotheses": "causes are tried",
+    "pairs": "pairs of causes are tried",
+}
+
+
+class LiveAudit:
+    """One line on what is done. `clock` gives seconds."""
+
+    def __init__(self, console: Console, clock: Callable[[], float], *, quiet: bool) -> None:
+        self._console = console
+        self._draws = console.is_interactive and not quiet
+        self._region = LiveRegion(console, clock)
+
+    def stage(self, stage: str) -> None:
+        """What begins now."""
+        if self._draws:
+            line = Text(f"audit: {_STAGES.get(stage, stage)}", style=theme.DIM)
+            self._region.draw([widgets.fit(line, self._console.width)])
+
+    def hide(self) -> None:
+        """Erase what is drawn."""
+        self._region.hide()

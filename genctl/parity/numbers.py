@@ -1,0 +1,289 @@
+"""Which number an engine wrote of a token: from the reference's logits, without reading again.
+
+M positions, V vocabulary, E entries: a token at a position whose number is known, the chosen one or one of the best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+CAP = 20.0  # nats: a larger difference is no worse
+FITTED = 48  # positions on which parameters are fitted
+_FEW = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.5)  # with a filter
+_KEPT = (*range(1, 101), 120, 128, 150, 200, 250, 256, 300, 400, 500, 512, 1000, 1024)
+_DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Positions in order, and the entries at them."""
+
+    token: Tensor  # int64 [M], the chosen one
+    follows: Tensor  # bool [M]: whether the position before is the one of the token before
+    position: Tensor  # int64 [E]
+    entry: Tensor  # int64 [E], a token
+    chosen: Tensor  # bool [E]: whether the number is that of the chosen token
+    value: Tensor  # f64 [E], as written
+    before: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()  # [M]: the prompt, and what is written so far
+    owner: Tensor | None = None  # int64 [E]: where one number is the sum of several entries, the position it counts at
+
+    def few(self, keep: Tensor) -> Entries:
+        """The places at some positions int64 [K], in order."""
+        number = torch.full((len(self.token),), -1)
+        number[keep] = torch.arange(len(keep))
+        entries = number[self.position] >= 0
+        follows = self.follows[keep].clone()
+        follows[1:] &= keep[1:] == keep[:-1] + 1
+        follows[:1] = False
+        return Entries(
+            self.token[keep], follows, number[self.position[entries]], self.entry[entries], self.chosen[entries],
+            self.value[entries], tuple(self.before[place] for place in keep.tolist()),
+            None if self.owner is None else torch.where(
+                self.owner[entries] < 0, -1, number[self.owner[entries].clamp(min=0)]),
+        )  # fmt: skip
+
+    def sizes(self, residual: Tensor) -> Tensor:
+        """The root mean square of what remains at each position [M], from that of entries [E]."""
+        return (self._sums(residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)) / self.counts.clamp(min=1)).sqrt()
+
+    def _sums(self, residual: Tensor) -> Tensor:
+        """The sum of squares at each position."""
+        total = torch.zeros(len(self.token), dtype=torch.float64)
+        if self.owner is None:
+            return total.index_add_(0, self.position, residual.square())
+        shared = self.owner >= 0
+        total.index_add_(0, self.owner[shared], residual[shared])
+        return total.square().index_add_(0, self.position[~shared], residual[~shared].square())
+
+    @property
+    def counts(self) -> Tensor:
+        """Entries at each position, f64 [M]."""
+        total = torch.zeros(len(self.token), dtype=torch.float64)
+        alone = slice(None) if self.owner is None else self.owner < 0
+        if self.owner is not None:
+            total[self.owner[self.owner >= 0]] = 1.0
+        return total.index_add_(0, self.position[alone], torch.ones_like(self.value[alone]))
+
+
+@dataclass(frozen=True)
+class Number:
+    """How a written number is made of logits. `causes`: keys of what is not as it should be, with its parameter."""
+
+    causes: tuple[tuple[str, str], ...] = ()
+    temperature: float = 1.0
+    kept: tuple[str, float] | None = None  # a filter, after which the rest is renormalised
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    shift: int = 0  # it belongs to the position so much later
+    lists_too: bool = True  # the lists of best tokens are shifted, too
+    first: bool = False  # it is the first choice's
+    unit: str = ""
+    parameters: int = 0  # fitted
+
+
+RAW = Number()
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda value: value,
+    "base-2": lambda value: value * math.log(2),
+    "base-10": lambda value: value * math.log(10),
+    "probability": lambda value: value.clamp(min=0).log(),
+    "percent": lambda value: (value / 100).clamp(min=0).log(),
+    "negated": lambda value: -value,
+}
+
+
+def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
+    """Written less predicted, in nats f64 [E]; NaN where there is no prediction. `logits` f64 [M, V]."""
+    logits = _penalised(number, logits, places)
+    logprobs = (logits / number.temperature).log_softmax(-1)
+    at, token, missing = places.position, places.entry, None
+    if number.shift:
+        moved = at + number.shift
+        there = moved.clamp(0, len(places.token) - 1)
+        edge = places.follows[torch.maximum(at, there)] & (moved == there)
+        shifted = places.chosen | number.lists_too
+        missing = ~edge & shifted
+        token = torch.where(places.chosen, places.token[there], token)
+        at = torch.where(shifted, there, at)
+    predicted = logprobs[at, token]
+    if number.first:
+        predicted = torch.where(places.chosen, logprobs.amax(-1)[at], predicted)
+    if number.kept is not None:
+        ordered = logprobs.sort(-1, descending=True).values
+        count = _count(number.kept, ordered)
+        mass = ordered.logcumsumexp(-1).gather(1, (count - 1)[:, None])[:, 0]
+        least = ordered.gather(1, (count - 1)[:, None])[:, 0]
+        outside = predicted < least[at] - 1e-9
+        predicted = torch.where(outside, -torch.inf, predicted - mass[at])
+    found = _UNITS[number.unit](places.value) - predicted
+    return found if missing is None else torch.where(missing, torch.nan, found)
+
+
+def _count(kept: tuple[str, float], ordered: Tensor) -> Tensor:
+    """How many tokens a filter keeps of log-probabilities in order [M, V] -> int64 [M]."""
+    return _counts(kept[0], [kept[1]], ordered)[:, 0]
+
+
+def _counts(name: str, values: Sequence[float], ordered: Tensor) -> Tensor:
+    """The same for several values -> int64 [M, P]."""
+    given = torch.tensor(values, dtype=torch.float64).expand(len(ordered), -1).contiguous()
+    if name == "top-k":
+        return given.long().clamp(max=ordered.shape[-1])
+    if name == "top-p":
+        return (torch.searchsorted(ordered.exp().cumsum(-1), given - 1e-12) + 1).clamp(max=ordered.shape[-1])
+    return torch.searchsorted(ordered[:, :1] - ordered, -given.log(), right=True)
+
+
+def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
+    if number.repetition == 1.0 and not number.presence and not number.frequency:
+        return logits
+    logits = logits.clone()
+    for row, (prompt, written) in zip(logits, places.before, strict=True):
+        if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
+            seen = torch.tensor(sorted({*prompt, *written}), dtype=torch.long)
+            row[seen] = torch.where(row[seen] > 0, row[seen] / number.repetition, row[seen] * number.repetition)
+        if written and (number.presence or number.frequency):
+            ids, counts = torch.unique(torch.tensor(written), return_counts=True)
+            row[ids] -= number.presence + number.frequency * counts
+    return logits
+
+
+# -- fitting -----------------------------------------------------------------------------------------------------------
+
+
+def _typical(number: Number, logits: Tensor, places: Entries) -> float:
+    sizes = places.sizes(remains(number, logits, places))
+    return float(sizes.median() + 1e-3 * sizes.mean())
+
+
+def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Tensor, places: Entries) -> Number:
+    """The best parameter near the best one of a grid, by golden sections (Kiefer 1953) of its logarithm."""
+    found = [_typical(make(value), logits, places) for value in grid]
+    best = found.index(min(found))
+    low, high = math.log(grid[max(best - 1, 0)]), math.log(grid[min(best + 1, len(grid) - 1)])
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    sizes = [_typical(make(math.exp(value)), logits, places) for value in (left, right)]
+    for _ in range(16):
+        if sizes[0] < sizes[1]:
+            high, right = right, left
+            left = high - ratio * (high - low)
+            sizes = [_typical(make(math.exp(left)), logits, places), sizes[0]]
+        else:
+            low, left = left, right
+            right = low + ratio * (high - low)
+            sizes = [sizes[1], _typical(make(math.exp(right)), logits, places)]
+    value = math.exp((low + high) / 2)
+    plain = [float(f"{value:.{digits}g}") for digits in (1, 2, 3)]  # settings are round numbers
+    least = min([*sizes, min(found)])
+    value = next((one for one in plain if _typical(make(one), logits, places) <= 1.02 * least + 1e-9), value)
+    return make(value)
+
+
+def _best_filter(base: Number, name: str, logits: Tensor, places: Entries) -> tuple[float, float]:
+    """The best parameter of a filter, and what typically remains."""
+    logprobs = (logits / base.temperature).log_softmax(-1)
+    ordered = logprobs.sort(-1, descending=True).values
+    masses = ordered.logcumsumexp(-1)
+    if name == "top-k":
+        values: list[float] = [count for count in _KEPT if count < logits.shape[-1]]
+    elif name == "top-p":
+        values = [place / 100 for place in range(10, 100)] + [0.995, 0.999]
+    else:
+        values = [0.001, 0.002, 0.005, *(place / 100 for place in range(1, 31))]
+    counts = _counts(name, values, ordered)
+    predicted = logprobs[places.position, places.entry]
+    least, mass = (part.gather(1, counts - 1).T[:, places.position] for part in (ordered, masses))  # [P, E]
+    residual = torch.where(predicted < least - 1e-9, CAP, places.value - (predicted - mass)).clamp(-CAP, CAP)
+    square = residual.nan_to_num(CAP).square()
+    total = torch.zeros(len(values), len(logits), dtype=torch.float64).index_add_(1, places.position, square)
+    sizes = (total / places.counts.clamp(min=1)).sqrt()
+    typical = sizes.median(1).values + 1e-3 * sizes.mean(1)
+    place = int(typical.argmin())
+    return values[place], float(typical[place])
+
+
+def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
+    """Some positions with a number, and their logits."""
+    known = (places.counts > 0).nonzero()[:, 0]
+    some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
+    return places.few(some), logits[some]
+
+
+def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
+    """What the numbers may be, with fitted parameters. `logits` f64 [M, V] of a reading."""
+    few, rows = _fitted_on(logits, places)
+    for unit in ("base-2", "base-10", "probability", "percent", "negated"):
+        yield Number(((unit, ""),), unit=unit)
+    for shift in (-1, 1):
+        for lists in (True, False) if bool((~places.chosen).any()) else (True,):
+            yield Number((("shifted", "later" if shift > 0 else "earlier"),), shift=shift, lists_too=lists)
+    if bool((logits.argmax(-1) != places.token).any()):
+        yield Number((("drafted", ""),), first=True)
+    yield _refined(
+        lambda value: Number((("temperature", f"{value:.4g}"),), temperature=value, parameters=1), _DRAWN, rows, few
+    )
+    single: dict[str, float] = {}
+    for name in ("top-k", "top-p", "min-p"):
+        value, single[name] = _best_filter(RAW, name, rows, few)
+        yield Number(((name, f"{value:g}"),), kept=(name, value), parameters=1)
+    for name in ("top-k", "top-p", "min-p"):
+        found = [(_best_filter(Number(temperature=each), name, rows, few), each) for each in _FEW]
+        (value, size), each = min(found, key=lambda one: one[0][1])
+        if size < single[name]:
+            place = _FEW.index(each)
+            low, high = _FEW[max(place - 1, 0)], _FEW[min(place + 1, len(_FEW) - 1)]
+            for _ in range(2):  # both parameters in turn
+                between = [low + (high - low) * step / 6 for step in range(7)]
+                found = [(_best_filter(Number(temperature=one), name, rows, few), one) for one in between]
+                (value, size), each = min(found, key=lambda one: one[0][1])
+                low, high = each - (high - low) / 6, each + (high - low) / 6
+            ends = (low, each, high)
+
+            def both(drawn: float, name: str = name, value: float = value) -> Number:
+                causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
+                return Number(causes, temperature=drawn, kept=(name, value), parameters=2)
+
+            yield _refined(both, ends, rows, few)
+    penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
+    yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
+    if any(written for _, written in few.before):
+        amounts = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+        yield _refined(lambda v: Number((("presence", f"{v:.4g}"),), presence=v, parameters=1), amounts, rows, few)
+        yield _refined(lambda v: Number((("frequency", f"{v:.4g}"),), frequency=v, parameters=1), amounts, rows, few)
+
+
+def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
+    """`one` together with another cause, where both can be."""
+    few, rows = _fitted_on(logits, places)
+
+    def warm(value: float) -> Number:
+        causes = (*one.causes, ("temperature", f"{value:.4g}"))
+        return replace(one, causes=causes, temperature=value, parameters=one.parameters + 1)
+
+    if one != RAW and one.kept is None and one.temperature == 1.0:
+        yield _refined(warm, _DRAWN, rows, few)
+
+
+# -- digits ------------------------------------------------------------------------------------------------------------
+
+
+def resolution(places: Entries) -> tuple[tuple[str, str] | None, Tensor]:
+    """The cause that numbers are cut to a grid, if all lie on one, and by how much each may be off, f64 [E]."""
+    value = places.value
+    some = value[value != 0]
+    if len(some) >= 10:
+        for digits in range(1, 7):
+            scaled = some * 10**digits
+            if bool(((scaled - scaled.round()).abs() <= 1e-9 * scaled.abs() + 1e-7).all()):
+                return ("digits", str(digits)), torch.full_like(value, 10.0**-digits)
+        for dtype, eps in ((torch.bfloat16, 2.0**-8), (torch.float16, 2.0**-11)):
+            if bool((some.to(dtype).double() == some).all()):
+                return ("dtype", str(dtype).removeprefix("torch.")), value.abs() * eps
+    return None, torch.zeros_like(value)

@@ -1,0 +1,140 @@
+"""The models that an engine may have run in place of a checkpoint: its weights with another config.json, and others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from genctl.engines.local.session import Session
+from genctl.models.hub import LoadedModel
+from genctl.parity.sides import LocalSide
+
+Config = dict[str, Any]
+Change = tuple[str, str, Config]  # the key of a cause, its parameter, and what config.json would say
+# factors that config.json multiplies by, and that an engine may not know
+_FACTORS = (
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
+    "query_pre_attn_scalar",
+)  # fmt: skip
+
+
+def changes(config: Mapping[str, Any]) -> Iterator[Change]:
+    """What an engine may have taken a config.json for."""
+    rope = config.get("rope_parameters") if isinstance(config.get("rope_parameters"), dict) else None
+    scaling = config.get("rope_scaling") if isinstance(config.get("rope_scaling"), dict) else None
+    kind = str((scaling or rope or {}).get("rope_type", (scaling or rope or {}).get("type", "default")))
+    theta = (rope or {}).get("rope_theta", config.get("rope_theta"))
+    if kind != "default":
+        plain = {"rope_type": "default", **({"rope_theta": theta} if theta is not None else {})}
+        yield "rope-scaling-ignored", "", {"rope_parameters": plain, "rope_scaling": None}
+    if isinstance(theta, (int, float)):
+        for other in (10000.0, 500000.0, 1000000.0):
+            if other != theta:
+                yield "rope-theta-ignored", f"{other:g}", {
+                    "rope_theta": other,
+                    **({} if rope is None else {"rope_parameters": {**rope, "rope_theta": other}}),
+                }  # fmt: skip
+    window = config.get("sliding_window")
+    if isinstance(window, int) and window > 1 and config.get("use_sliding_window") is not False:
+        longest = max(int(config.get("max_position_embeddings") or 0), window) + 1
+        yield "window-ignored", "", {"sliding_window": longest}
+        for other in (window - 1, window + 1):
+            yield "window-off-by-one", str(other), {"sliding_window": other}
+    for name, words in (("final_logit_softcapping", "logits"), ("attn_logit_softcapping", "scores")):
+        if config.get(name):
+            yield "softcap-missing", words, {name: None}
+    if config.get("tie_word_embeddings") is False:
+        yield "head-tied", "", {"tie_word_embeddings": True}
+    for name in ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "norm_epsilon"):
+        if isinstance(eps := config.get(name), float):
+            for other in (1e-5, 1e-6, 1e-12):
+                if other != eps:
+                    yield "epsilon", f"{other:g}", {name: other}
+    for name in _FACTORS:
+        value: Any = config.get(name)
+        if isinstance(value, (int, float)) and value != 1:
+            plain_value = config.get("head_dim", 1) if name == "query_pre_attn_scalar" else 1.0
+            if plain_value != value:
+                yield "scale-ignored", name, {name: plain_value}
+
+
+class OtherModels:
+    """Loads models that differ from that of a side. A context manager: their folders are temporary."""
+
+    def __init__(self, side: LocalSide, others: Sequence[str] = ()) -> None:
+        """`others`: checkpoints that may run in its place."""
+        self._side, self._others, self._stack = side, others, ExitStack()
+
+    def __enter__(self) -> OtherModels:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def all(self) -> Iterator[tuple[str, str, Callable[[], LocalSide]]]:
+        """Key and parameter of a cause, and what loads its model. Loading raises ModelError."""
+        loaded = self._side.session.loaded
+        runtime = self._side.session.planner.runtime
+        if runtime.adapter is not None:
+            yield "adapter-missing", "", lambda: self._load({"adapter": None})
+            yield "adapter-doubled", "", lambda: self._load({"adapter": self._doubled(Path(str(runtime.adapter)))})
+        if loaded.checkpoint is not None and not loaded.checkpoint.gguf:
+            for key, parameter, config in changes(loaded.checkpoint.config):
+                yield key, parameter, partial(self._with_config, loaded, config)
+        for name in self._others:
+            yield "checkpoint-other", name, partial(self._load, {"model": name, "revision": None})
+
+    def _with_config(self, loaded: LoadedModel, config: Config) -> LocalSide:
+        return self._load({"model": self._folder(loaded, config)})
+
+    def _load(self, change: Mapping[str, Any]) -> LocalSide:
+        planner = self._side.session.planner
+        runtime = replace(planner.runtime, **change)
+        flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
+        session = Session.load(runtime, **flags, threads=self._side.session.threads)
+        if session.forward.vocab_size != self._side.vocabulary:
+            session.close()
+            raise ValueError
+        return LocalSide(self._side.name, session, self._side.resolved, whole=True)
+
+    def _folder(self, loaded: LoadedModel, change: Config) -> str:
+        """The files of a checkpoint beside another config.json."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
+        for path in loaded.path.iterdir():
+            if path.name == "model.safetensors" and change.get("tie_word_embeddings"):
+                _without_head(path, folder / path.name)
+            elif path.name != "config.json":
+                (folder / path.name).symlink_to(path.resolve())
+        config = json.loads((loaded.path / "config.json").read_text(encoding="utf-8")) | change
+        config = {key: value for key, value in config.items() if value is not None or key not in change}
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return str(folder)
+
+    def _doubled(self, adapter: Path) -> str:
+        """An adapter with twice the effect."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
+        for path in adapter.iterdir():
+            if path.name != "adapter_config.json":
+                (folder / path.name).symlink_to(path.resolve())
+        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+        config["lora_alpha"] = 2 * config.get("lora_alpha", 8)
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        return str(folder)
+
+
+def _without_head(source: Path, place: Path) -> None:
+    """The same weights, with a head under a name that is not read: where there is none, it is the embeddings."""
+    shutil.copyfile(source, place)
+    with place.open("r+b") as file:
+        header = file.read(int.from_bytes(file.read(8), "little"))
+        at = header.find(b'"lm_head.weight"')
+        if at >= 0:
+            file.seek(8 + at)
+            file.write(b'"lm_hea.version"')

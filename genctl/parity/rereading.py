@@ -1,0 +1,216 @@
+"""Rows of a trace, read by the reference in one way after another, and the noise of their numbers.
+
+M positions, E entries, K positions of some rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.engines.protocol import never
+from genctl.errors import ModelError
+from genctl.parity.forms import FORMS
+from genctl.parity.noise import ALLOWANCE, SEEDS, left_out
+from genctl.parity.numbers import Entries, resolution
+from genctl.parity.oracle import Oracle, Reading
+from genctl.parity.prompts import AuditRow, with_prompts
+from genctl.parity.sides import LocalSide
+from genctl.parity.trial import Way
+from genctl.parity.values import Text
+
+CHECKED = 128  # positions on which noise is measured
+LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB
+COST = 2**37  # weights times tokens that are read for a cause; at least one row
+FEW = 64  # tokens that are read for it, at least
+
+
+@dataclass(frozen=True)
+class RowNoise:
+    """Rounding at each position of all rows [M]: typical where it is not measured, and the most."""
+
+    typical: Tensor
+    most: Tensor
+    allowed: float
+    typical_allowed: float
+
+
+class Rereader:
+    """Reads rows in one way after another."""
+
+    def __init__(
+        self,
+        side: LocalSide,
+        rows: Sequence[AuditRow],
+        *,
+        dtype: torch.dtype,
+        form: str | None = None,
+        interrupted: Callable[[], str] = never,
+    ) -> None:
+        """`dtype` and `form`: what the engine is said to compute in."""
+        self._side, self._rows = side, tuple(rows)
+        self._oracle = Oracle(side, _kind(side))
+        self._dtype, self._form = dtype, form
+        self._interrupted = interrupted
+        self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
+        self.places = places_of(self._rows)
+        self._starts = [0]
+        for row in self._rows:
+            self._starts.append(self._starts[-1] + len(row.text.token_ids))
+        weights = getattr(side.session.loaded.model, "num_parameters", None)
+        size = weights() if callable(weights) else side.session.loaded.checkpoint.weights.bytes / 2  # type: ignore[union-attr]
+        self._tokens = max(int(COST / max(size, 1)), FEW)
+        # whether the session has the weights as the engine does: then it reads in float32 what is tried
+        stored = {tensor.dtype for _, tensor in self._floats()}
+        self._is_whole = side.session.forward.dtype == torch.float32 and stored <= {
+            dtype,
+            torch.bfloat16,
+            torch.float16,
+        }
+        self._is_whole = self._is_whole and all(torch.promote_types(one, dtype) == dtype for one in stored)
+        self.grid, self._resolution = resolution(self.places)
+        self._noises: dict[torch.dtype, RowNoise] = {}
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _side_of(self, way: Way) -> LocalSide:
+        if way.load is None:
+            return self._side
+        if self._loaded[0] is not way.load:
+            self._loaded = (way.load, way.load())
+        return self._loaded[1]
+
+    def _groups(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """Rows whose logits fit `LOGITS`."""
+        group: list[int] = []
+        held = 0
+        for row in rows:
+            size = len(self._rows[row].text.token_ids) * self._side.vocabulary
+            if group and held + size > LOGITS:
+                yield group
+                group, held = [], 0
+            group.append(row)
+            held += size
+        if group:
+            yield group
+
+    def _at(self, rows: Iterable[int]) -> Tensor:
+        """The positions of rows, int64 [K]."""
+        return torch.cat([torch.arange(self._starts[row], self._starts[row + 1]) for row in rows])
+
+    def _logits(self, way: Way, rows: Sequence[int], *, exact: bool = False) -> Tensor:
+        """Logits f64 [K, V] at all positions of rows: in float32 where that has the weights. Raises ModelError."""
+        if self._interrupted():
+            raise SystemExit(self._interrupted())
+        texts = [self._rows[row].text for row in rows]
+        if way.prompts is not None:
+            texts = with_prompts([self._rows[row] for row in rows], [way.prompts[row] for row in rows])
+        side = self._side_of(way)
+        form = way.form or (FORMS[self._form] if self._form else None)
+        if not exact and form is None and way.dtype is None and self._is_whole:
+            return _read(side, texts)
+        oracle = self._oracle if way.load is None else Oracle(side, _kind(side))
+        return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form)
+
+    # -- noise ---------------------------------------------------------------------------------------------------------
+
+    def noise(self, dtype: torch.dtype) -> RowNoise:
+        """What rounding of a dtype does to the numbers, by readings whose rounding is moved at random."""
+        if dtype not in self._noises:
+            self._noises[dtype] = self._measured(dtype)
+        return self._noises[dtype]
+
+    def _measured(self, dtype: torch.dtype) -> RowNoise:
+        known = self.places.counts > 0
+        order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
+        step = max(len(order) // 4, 1)
+        most = max(min(CHECKED, 2**21 // self._side.vocabulary), 16)
+        readings, at = [], []
+        for row in sorted(order[::step][:4]):
+            begin, end = self._starts[row], self._starts[row + 1]
+            places = [place for place in range(begin, end) if known[place]]
+            share = places[:: max(-(-len(places) * 4 // most), 1)]
+            if share:
+                readings.append(Reading(self._rows[row].text, tuple(place - begin for place in share)))
+                at += share
+        keep = torch.tensor(at)
+        few = self.places.few(keep)
+        few = replace(few, owner=None)
+        exact = self._oracle.exact(readings, dtype).log_softmax(-1)[few.position, few.entry]
+        shaken = torch.stack([
+            few.sizes(self._oracle.shaken(readings, dtype, seed).log_softmax(-1)[few.position, few.entry] - exact)
+            for seed in range(SEEDS)
+        ])  # fmt: skip
+        tiny = torch.finfo(torch.float64).tiny
+        eps = torch.finfo(torch.float32).eps  # of numbers as they are written
+        own = shaken.square().mean(0).sqrt()
+        spread = left_out(shaken, tiny)
+        typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
+        typical[keep] = own
+        written = self.places.sizes(self.places.value) * eps
+        typical = (typical.square() + written.square()).sqrt().clamp(min=eps)
+        upper = torch.maximum(typical, own.max())
+        return RowNoise(
+            typical,
+            upper,
+            ALLOWANCE * float(spread.max()),
+            ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
+        )
+
+    def _floats(self) -> list[tuple[str, Tensor]]:
+        model: Any = self._oracle.side.session.loaded.model
+        named = model.named_tensors() if hasattr(model, "named_tensors") else model.named_parameters()
+        return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
+
+
+def _kind(side: LocalSide) -> Any:
+    """The runtime of a side."""
+    return side.session.forward.kind
+
+
+def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
+    """Logits f64 [K, V] at all positions of texts."""
+    rows = [
+        logits.double().cpu().clone()
+        for text in texts
+        for _, logits in side.whole_text(text, range(len(text.token_ids)))
+    ]
+    return torch.stack(rows)
+
+
+def places_of(rows: Sequence[AuditRow]) -> Entries:
+    """The positions and entries of rows."""
+    token: list[int] = []
+    follows: list[bool] = []
+    entries: list[tuple[int, int, bool, float, int]] = []
+    before = []
+    for row in rows:
+        begin, ids = len(token), row.text.token_ids
+        for index, id in enumerate(ids):
+            place = len(token)
+            token.append(id)
+            follows.append(index > 0)
+            before.append((row.text.prompt_ids, ids[:index]))
+            if row.total == row.total:  # one number for the row, in equal parts
+                entries.append((place, id, True, row.total / len(ids), begin))
+                continue
+            if row.numbers[index] == row.numbers[index]:
+                entries.append((place, id, True, row.numbers[index], -1))
+            entries += [(place, other, False, value, -1) for other, value in row.tops[index].items()]
+    if not entries:
+        raise ModelError("no row has a number that can be compared")
+    owner = [place for *_, place in entries]
+    return Entries(
+        torch.tensor(token),
+        torch.tensor(follows),
+        torch.tensor([place for place, *_ in entries]),
+        torch.tensor([id for _, id, *_ in entries]),
+        torch.tensor([chosen for _, _, chosen, *_ in entries]),
+        torch.tensor([value for *_, value, _ in entries], dtype=torch.float64),
+        tuple(before),
+        torch.tensor(owner) if any(place >= 0 for place in owner) else None,
+    )

@@ -1,0 +1,121 @@
+"""A hypothesis about an engine: how it read, what it wrote, and how well that explains a trace.
+
+docs/audit.md explains the test. M positions, E entries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from genctl.parity.causes import Cause
+from genctl.parity.forms import Form
+from genctl.parity.numbers import CAP, Number
+from genctl.parity.prompts import Ids
+from genctl.parity.sides import LocalSide
+
+ERROR_RATE = 0.01  # of naming a wrong cause, over all that are tried
+FREEDOM = 4.0  # of Student's t, by which rounding is distributed: a few positions count little
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the texts are read: another prompt for each row, another arithmetic, another model."""
+
+    cause: Cause | None = None
+    prompts: tuple[Ids, ...] | None = None  # of all rows
+    dtype: torch.dtype | None = None
+    form: Form | None = None
+    load: Callable[[], LocalSide] | None = None
+
+    def and_(self, other: Way) -> Way:
+        """Both; the causes stay those of `self`."""
+        return replace(
+            self, prompts=self.prompts or other.prompts, dtype=self.dtype or other.dtype,
+            form=self.form or other.form, load=self.load or other.load,
+        )  # fmt: skip
+
+
+PLAIN = Way()
+
+
+@dataclass
+class Tried:
+    """A hypothesis with what it leaves, [M] of the rows that it was tried on."""
+
+    causes: tuple[Cause, ...]
+    ways: tuple[Way, ...]
+    number: Number
+    sizes: Tensor  # f64, nats
+    scale: Tensor  # f64, of the noise
+    likelihood: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, its logarithm
+    ratio: float = math.nan  # median of sizes to noise
+    explained: float = 0.0  # of the difference
+    plausible: bool = True  # the direction of what it changes is in the data, not only the size
+
+    @property
+    def words(self) -> str:
+        """The causes."""
+        return " and ".join(one.sentence for one in self.causes) or "nothing"
+
+
+def contains(one: Tried, other: Tried) -> bool:
+    """Whether a hypothesis has all causes of another, and more: where that fits, it is the simpler one."""
+    keys, others = ({each.key for each in tried.causes} for tried in (one, other))
+    return others < keys
+
+
+def slope(base: Tensor, moved: Tensor) -> float:
+    """How much of what a cause changes is in the data: 1 where all of it is."""
+    there = base.isfinite() & moved.isfinite()
+    size = moved[there].abs().median() * 8 + 1e-30
+    x, y = moved[there].clamp(-size, size), base[there].clamp(-size, size)
+    return float((x * y).sum() / x.square().sum().clamp(min=1e-300))
+
+
+def excess(one: Tried, known: Tensor) -> float:
+    """What is beyond noise, in nats."""
+    return float((one.sizes[known].clamp(max=CAP) - 2 * one.scale[known]).clamp(min=0).sum())
+
+
+def likelihood(one: Tried, known: Tensor) -> Tensor:
+    """The logarithm of the density of what is left at each known position, for the scale that suits it best."""
+    size = one.sizes[known] + 1e-12
+    best: Tensor | None = None
+    for factor in (0.35, 0.5, 0.7, 1.0, 1.4, 2.0):
+        scale = one.scale[known] * factor
+        found = -scale.log() - (FREEDOM + 1) / 2 * (1 + (size / scale).square() / FREEDOM).log()
+        if best is None or float(found.sum()) > float(best.sum()):
+            best = found
+    assert best is not None
+    return best
+
+
+def sign_test(wins: int, trials: int) -> float:
+    """The logarithm of the chance of so many wins, if each were a matter of luck."""
+    if not trials:
+        return 0.0
+    terms = [
+        math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1) - trials * math.log(2)
+        for k in range(wins, trials + 1)
+    ]
+    most = max(terms)
+    return most + math.log(math.fsum(math.exp(term - most) for term in terms))
+
+
+def beats(one: Tried, other: Tried, count: int) -> bool:
+    """Whether a hypothesis is better than another: by its likelihood, and at most positions that tell them apart.
+
+    The likelihood of a wrong hypothesis is 1/p times that of the true one with a chance of p at most (Ville 1939).
+    A sign test does not rely on the distribution of rounding. `count` hypotheses are tried.
+    """
+    bound = math.log(max(count, 1) / ERROR_RATE)
+    gain = one.likelihood - other.likelihood
+    if float(gain.sum()) < bound:
+        return False
+    telling = gain[gain.abs() > 0.05]
+    return sign_test(int((telling > 0).sum()), len(telling)) <= -bound

@@ -1,0 +1,97 @@
+"""Whether the weights of a checkpoint are those of another: equal, rounded or quantised, or other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from genctl.errors import percent
+from genctl.models.hub import LoadedModel
+
+MOST = 2**22  # numbers of a tensor that are compared: rows spread over it
+SHOWN = 3  # tensors in a sentence
+_BLOCKS = (0, 128, 64, 32)  # numbers that share a scale; 0: a row
+_ON_GRID = 0.02  # of a step
+
+
+def other_weights(reference: LoadedModel, other: LoadedModel) -> str:
+    """Which tensors of `other` are neither rounded nor quantised copies, and by how much they differ; "" for none.
+
+    Files that cannot be compared tensor by tensor (GGUF, pickles, other names) say nothing.
+    """
+    found: list[tuple[float, str]] = []
+    count = 0
+    for name, mine, theirs in _pairs(reference, other):
+        count += 1
+        if mine.shape != theirs.shape:
+            return f"{name} has another shape"
+        if not _is_copy(mine, theirs):
+            norm = float(mine.norm())
+            found.append((float((mine - theirs).norm()) / norm if norm else float("inf"), name))
+    if not found:
+        return ""
+    found.sort(reverse=True)
+    shown = ", ".join(f"{name} by {percent(share)}" for share, name in found[:SHOWN])
+    left = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"{len(found)} of {count} tensors are neither rounded nor quantised copies: {shown}{left}"
+
+
+def _pairs(reference: LoadedModel, other: LoadedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """The tensors of both with their names, rows f32 spread over each."""
+    from safetensors import safe_open
+
+    places: list[dict[str, Path]] = []
+    for loaded in (reference, other):
+        checkpoint, own = loaded.checkpoint, dict[str, Path]()
+        if checkpoint is None or checkpoint.gguf or checkpoint.weights.pickled or loaded.adapter is not None:
+            return
+        for path in checkpoint.weights.files:
+            with safe_open(path, framework="pt") as file:
+                own |= dict.fromkeys(file.keys(), path)
+        places.append(own)
+    for name in sorted(places[0].keys() & places[1].keys()):
+        rows = []
+        for own in places:
+            with safe_open(own[name], framework="pt") as file:
+                part = file.get_slice(name)
+                shape = part.get_shape()
+                step = max(-(-torch.Size(shape).numel() // MOST), 1)
+                tensor = part[::step] if shape and step > 1 else file.get_tensor(name)
+                rows.append(tensor)
+        if all(tensor.is_floating_point() for tensor in rows):
+            yield name, rows[0].float(), rows[1].float()
+
+
+def _is_copy(mine: Tensor, theirs: Tensor) -> bool:
+    """Whether `theirs` are `mine`, rounded to a dtype or to codes."""
+    if torch.equal(mine, theirs):
+        return True
+    if any(torch.equal(mine.to(dtype).float(), theirs) or torch.equal(theirs.to(dtype).float(), mine)
+           for dtype in (torch.bfloat16, torch.float16)):  # fmt: skip
+        return True
+    return mine.dim() > 1 and (_is_coded(mine, theirs) or _is_coded(theirs, mine))
+
+
+def _is_coded(numbers: Tensor, codes: Tensor) -> bool:
+    """Whether `codes` are `numbers` on a grid of 8 bits, or of 16 values, in blocks: none is further than a step."""
+    for size in _BLOCKS:
+        size = size or codes.shape[-1]
+        if codes.shape[-1] % size:
+            continue
+        blocks, own = codes.reshape(-1, size), numbers.reshape(-1, size)
+        most = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30)
+        off = (blocks - own).abs()
+        for levels in (127, 128):
+            scaled = blocks / most * levels
+            if bool(((scaled - scaled.round()).abs() < _ON_GRID * 8).float().mean() > 0.99) and bool(
+                (off <= 1.01 * most / levels).all()
+            ):
+                return True
+        ordered = blocks.sort(-1).values
+        values = (ordered.diff(dim=-1) > 1e-3 * most).sum(-1) + 1
+        if bool((values <= 16).all()) and size > 16 and bool((off <= most / 3).all()):
+            return True
+    return False

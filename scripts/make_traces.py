@@ -1,0 +1,526 @@
+"""Write traces of engines with planted causes, and count what `genctl audit` says of them.
+
+python scripts/make_traces.py FOLDER [--tokens 500] [--clean 60] [--repeat 2] [--engines transformers,llama,ctranslate2]
+python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1]
+
+The engines are transformers, llama-cpp-python and CTranslate2, as far as they are installed. Checkpoints are the
+built-in ones, also with a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BUILTIN = Path(__file__).resolve().parent.parent / "genctl" / "models" / "builtin"
+TOP = 20
+PROMPTS = (
+    "Once upon a time", "The dog ran to the park and", "Lily had a red ball.", "One day, a boy named Tom",
+    "The sun was bright. Mia and her mom", "A little bird sat on", "Ben found a key in the garden.",
+    "It was a cold night, and the cat", "Sam and Lucy wanted to", "In the forest lived a small bear who",
+    "Tim was sad because", "The old man smiled and said", "Anna opened the big box. Inside",
+    "Every morning the girl", "A frog jumped into the pond. Then", "Max liked to build",
+)  # fmt: skip
+Rows = list[dict[str, Any]]
+
+
+# -- engines: logits of the next token after ids -----------------------------------------------------------------------
+
+
+class Transformers:
+    name = "transformers"
+
+    def __init__(self, folder: Path, dtype: str = "float32", **config: Any) -> None:
+        transformers: Any = import_module("transformers")
+        transformers.logging.set_verbosity_error()
+        own = transformers.AutoConfig.from_pretrained(folder)
+        for key, value in config.items():
+            setattr(own, key, value)
+        kind = transformers.AutoModelForCausalLM
+        self.model = kind.from_pretrained(folder, config=own, dtype=getattr(torch, dtype)).eval()
+
+    @torch.inference_mode()
+    def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
+        ids, found, cache, feed = list[int](), list[Tensor](), None, prompt
+        for _ in range(most):
+            answer = self.model(torch.tensor([feed]), past_key_values=cache, use_cache=True)
+            cache, logits = answer.past_key_values, answer.logits[0, -1].float()
+            found.append(logits)
+            ids.append(choose(logits))
+            feed = ids[-1:]
+        return ids, found
+
+
+class Llama:
+    name = "llama"
+
+    def __init__(self, folder: Path, form: str = "F32", cache: str = "f32") -> None:
+        self.api: Any = import_module("llama_cpp")
+        self.place = Path(tempfile.mkdtemp(prefix="traces-"))
+        gguf(folder, self.place / "model.gguf", form)
+        kind = {"f32": self.api.GGML_TYPE_F32, "f16": self.api.GGML_TYPE_F16, "q8_0": self.api.GGML_TYPE_Q8_0}[cache]
+        self.model = self.api.Llama(
+            str(self.place / "model.gguf"), n_ctx=512, logits_all=False, verbose=False, n_threads=1, type_k=kind,
+            type_v=kind, flash_attn=cache == "q8_0",
+        )  # fmt: skip
+        shutil.rmtree(self.place)
+
+    def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
+        self.model.reset()
+        ids, found, feed = list[int](), list[Tensor](), prompt
+        for _ in range(most):
+            self.model.eval(feed)
+            pointer = self.api.llama_get_logits(self.model.ctx)
+            numpy: Any = import_module("numpy")
+            logits = torch.tensor(numpy.ctypeslib.as_array(pointer, (self.model.n_vocab(),)).copy())
+            found.append(logits)
+            ids.append(choose(logits))
+            feed = ids[-1:]
+        return ids, found
+
+
+class CTranslate2:
+    """It tells the log-probabilities of a text that it reads, and its logits."""
+
+    name = "ctranslate2"
+
+    def __init__(self, folder: Path, form: str = "float32") -> None:
+        ct2: Any = import_module("ctranslate2")
+        place = Path(tempfile.mkdtemp(prefix="traces-")) / "model"
+        converter = import_module("ctranslate2.converters").TransformersConverter(str(folder), load_as_float16=False)
+        converter.convert(str(place), force=True)
+        self.model = ct2.Generator(str(place), compute_type=form, intra_threads=1)
+        self.words = json.loads((place / "vocabulary.json").read_text(encoding="utf-8"))
+        self.ct2 = ct2
+        shutil.rmtree(place.parent)
+
+    def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
+        numpy: Any = import_module("numpy")
+        ids, found = list(prompt), list[Tensor]()
+        for _ in range(most):
+            batch = self.ct2.StorageView.from_array(numpy.array([ids], dtype="int32"))
+            lengths = self.ct2.StorageView.from_array(numpy.array([len(ids)], dtype="int32"))
+            logits = torch.from_numpy(numpy.array(self.model.forward_batch(batch, lengths))[0, -1]).float()
+            found.append(logits)
+            ids.append(choose(logits))
+        return ids[len(prompt) :], found
+
+
+def gguf(folder: Path, place: Path, form: str) -> None:
+    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there."""
+    writer_of: Any = import_module("gguf")
+    quants: Any = import_module("gguf.quants")
+    numpy: Any = import_module("numpy")
+    load_file: Any = import_module("safetensors.numpy").load_file
+    config = json.loads((folder / "config.json").read_text())
+    heads, kv, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    kind = writer_of.GGMLQuantizationType[form]
+    writer = writer_of.GGUFWriter(place, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv)
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_rope_dimension_count(size)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config["vocab_size"])
+    names = {
+        "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "lm_head": "output",
+    }  # fmt: skip
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        stem = name.removesuffix(".weight")
+        if stem in names:
+            theirs = names[stem]
+        else:
+            _, _, number, part = stem.split(".", 3)
+            theirs = f"blk.{number}.{names[part]}"
+            turned = {"self_attn.q_proj": heads, "self_attn.k_proj": kv}.get(part)
+            if turned:
+                tensor = tensor.reshape(turned, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+        held = kind if tensor.ndim > 1 else writer_of.GGMLQuantizationType.F32
+        writer.add_tensor(
+            f"{theirs}.weight", quants.quantize(numpy.ascontiguousarray(tensor, dtype="float32"), held), raw_dtype=held
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def drawing(seed: int, greedy: bool) -> Callable[[Tensor], int]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def choose(logits: Tensor) -> int:
+        if greedy:
+            return int(logits.argmax())
+        return int(torch.multinomial(logits.double().softmax(-1), 1, generator=generator))
+
+    return choose
+
+
+def plain(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
+    return logits.double().log_softmax(-1)
+
+
+def rows(
+    engine: Any,
+    prompts: list[tuple[list[int], list[int]]],
+    tokens: int,
+    seed: int,
+    *,
+    greedy: bool = False,
+    number: Callable[[Tensor, list[int], list[int]], Tensor] = plain,
+    each: int = 50,
+) -> Rows:
+    """`prompts`: what was sent, and what the engine reads."""
+    found: Rows = []
+    while sum(len(row["completion_ids"]) for row in found) < tokens:
+        place = len(found)
+        sent, read = prompts[place % len(prompts)]
+        ids, logits = engine.write(read, drawing(seed * 1000 + place, greedy and place < len(prompts)), each)
+        numbers, tops = [], []
+        for index, (id, row) in enumerate(zip(ids, logits, strict=True)):
+            values = number(row, read, ids[:index])
+            numbers.append(float(values[id].float()))
+            best = values.topk(TOP)
+            pairs = zip(best.indices.tolist(), best.values.float().tolist(), strict=True)
+            tops.append([[other, value] for other, value in pairs if math.isfinite(value)])
+        found.append({"prompt_ids": sent, "completion_ids": ids, "logprobs": numbers, "top_logprobs": tops})
+    return found
+
+
+def warm(temperature: float) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+    return lambda logits, before, written: (logits.double() / temperature).log_softmax(-1)
+
+
+def kept(name: str, value: float, temperature: float = 1.0) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+    """Filters as transformers has them."""
+    transformers: Any = import_module("transformers")
+    kind = {"top-k": "TopKLogitsWarper", "top-p": "TopPLogitsWarper", "min-p": "MinPLogitsWarper"}[name]
+    warper = getattr(transformers, kind)(int(value) if name == "top-k" else value)
+
+    def number(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
+        found: Tensor = warper(None, logits[None].double() / temperature)[0].log_softmax(-1)
+        return found
+
+    return number
+
+
+def penalised(repetition: float = 1.0, presence: float = 0.0) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+    def number(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
+        logits = logits.double().clone()
+        for id in {*before, *written} if repetition != 1 else ():
+            logits[id] = logits[id] / repetition if logits[id] > 0 else logits[id] * repetition
+        for id in set(written):
+            logits[id] -= presence
+        return logits.log_softmax(-1)
+
+    return number
+
+
+def keeps(number: Any, greedy: bool = False) -> Callable[[Any, Any, int, int], Rows]:
+    """Draw from what is written, so that no token is outside of a filter."""
+
+    def make(engine: Any, prompts: Any, tokens: int, seed: int) -> Rows:
+        drawn: Rows = []
+        while sum(len(row["completion_ids"]) for row in drawn) < tokens:
+            sent, read = prompts[len(drawn) % len(prompts)]
+            generator = torch.Generator().manual_seed(seed * 1000 + len(drawn))
+            written: list[int] = []
+            values: list[Tensor] = []
+
+            def choose(
+                logits: Tensor, read: list[int] = read, written: list[int] = written, values: list[Tensor] = values,
+                generator: torch.Generator = generator,
+            ) -> int:  # fmt: skip
+                values.append(number(logits, read, [*written]))
+                written.append(int(torch.multinomial(values[-1].exp(), 1, generator=generator)))
+                return written[-1]
+
+            engine.write(read, choose, 50)
+            best = [one.topk(TOP) for one in values]
+            drawn.append(
+                {
+                    "prompt_ids": sent,
+                    "completion_ids": written,
+                    "logprobs": [float(one[id].float()) for one, id in zip(values, written, strict=True)],
+                    "top_logprobs": [
+                        [[i, v] for i, v in zip(one.indices.tolist(), one.values.float().tolist(), strict=True)
+                         if math.isfinite(v)] for one in best
+                    ],
+                }
+            )  # fmt: skip
+        return drawn
+
+    return make
+
+
+def mapped(change: Callable[[float], float]) -> Callable[[Rows], Rows]:
+    return lambda found: [
+        {
+            **row,
+            "logprobs": [change(value) for value in row["logprobs"]],
+            "top_logprobs": [[[id, change(value)] for id, value in top] for top in row["top_logprobs"]],
+        }
+        for row in found
+    ]
+
+
+def shifted(found: Rows) -> Rows:
+    return [
+        {
+            **row,
+            "logprobs": [None, *row["logprobs"][:-1]],
+            "top_logprobs": [[], *row["top_logprobs"][:-1]],
+        }
+        for row in found
+    ]
+
+
+def drafted(found: Rows) -> Rows:
+    return [
+        {**row, "logprobs": [max(value for _, value in top) for top in row["top_logprobs"]], "top_logprobs": [
+            [pair for pair in top if pair[0] != id]
+            for top, id in zip(row["top_logprobs"], row["completion_ids"], strict=True)]}
+        for row in found
+    ]  # fmt: skip
+
+
+def with_config(source: Path, place: Path, **fields: Any) -> Path:
+    """A checkpoint with another config.json."""
+    shutil.copytree(source, place, dirs_exist_ok=True)
+    config = json.loads((place / "config.json").read_text()) | fields
+    (place / "config.json").write_text(json.dumps(config))
+    return place
+
+
+def with_weights(source: Path, place: Path, change: Callable[[dict[str, Tensor]], None], **fields: Any) -> Path:
+    torch_files: Any = import_module("safetensors.torch")
+    with_config(source, place, **fields)
+    tensors = torch_files.load_file(source / "model.safetensors")
+    change(tensors)
+    torch_files.save_file(tensors, place / "model.safetensors", {"format": "pt"})
+    return place
+
+
+def noisy(tensors: dict[str, Tensor]) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1:
+            tensor += 0.02 * tensor.std() * torch.randn(tensor.shape, generator=generator)
+            tensors[name] = tensor
+
+
+def untied(tensors: dict[str, Tensor]) -> None:
+    generator = torch.Generator().manual_seed(6)
+    head = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"] = head + 0.3 * head.std() * torch.randn(head.shape, generator=generator)
+
+
+def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+    """Engine, cause, rows and how the audit is asked for each trace."""
+    stories = BUILTIN / "stories"
+    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(stories / "tokenizer.json"))
+    encoded = [tokenizer.encode(text).ids for text in PROMPTS]
+    longer = [tokenizer.encode(" ".join(PROMPTS[place : place + 4])).ids for place in range(len(PROMPTS) - 4)]
+    same = [(ids, ids) for ids in encoded]
+    bos = 1
+    have = {name for name in arguments.engines.split(",") if _installed(name)}
+    models = folder / "models"
+    asked: dict[str, Any] = {"model": "builtin:stories"}
+    for seed in range(arguments.repeat):
+        if "transformers" in have:
+            one = Transformers(stories)
+
+            def make(prompts: Any = same, engine: Any = one, seed: int = seed, **how: Any) -> Rows:
+                return rows(engine, prompts, arguments.tokens, seed, greedy=seed % 2 == 1, **how)
+
+            draw = random.Random(seed)
+            t, k, p = draw.choice([0.6, 0.7, 0.8, 1.3]), draw.choice([10, 20, 50]), draw.choice([0.8, 0.9, 0.95])
+            for cause, number in {
+                "temperature": warm(t), "top-k": kept("top-k", k), "top-p": kept("top-p", p),
+                "min-p": kept("min-p", 0.05), "temperature top-p": kept("top-p", p, t),
+                "repetition": penalised(draw.choice([1.1, 1.2, 1.3])), "presence": penalised(1.0, 0.6),
+            }.items():  # fmt: skip
+                found = keeps(number)(one, same, arguments.tokens, seed)
+                yield "transformers", cause, found, asked
+            clean = make()
+            for cause, change in {
+                "base-2": mapped(lambda value: value / math.log(2)), "base-10": mapped(lambda v: v / math.log(10)),
+                "probability": mapped(math.exp), "negated": mapped(lambda v: -v), "shifted": shifted,
+                "drafted": drafted, "digits": mapped(lambda value: round(value, 2)),
+                "dtype": mapped(lambda value: float(torch.tensor(value).bfloat16())),
+            }.items():  # fmt: skip
+                yield "transformers", cause, change(clean), asked
+            yield "transformers", "bos-missing", make([(ids, ids[1:]) for ids in encoded]), asked
+            yield "transformers", "bos-doubled", make([(ids, [bos, *ids]) for ids in encoded]), asked
+            half = make([(ids, [bos, *ids]) for ids in encoded], number=warm(t))
+            yield "transformers", "bos-doubled temperature", half, asked
+            limit = draw.choice([12, 16, 20])
+            yield "transformers", "truncated", make([(ids, ids[-limit:]) for ids in longer]), asked
+            spaced = [tokenizer.encode(f"{text} ").ids for text in PROMPTS]
+            yield "transformers", "spaces", make(list(zip(spaced, encoded, strict=True))), asked
+            for dtype in ("bfloat16", "float16"):
+                yield "transformers", dtype, make(engine=Transformers(stories, dtype)), asked
+            rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+            place = with_config(stories, models / "scaled", rope_parameters=rope)
+            yield "transformers", "rope-scaling-ignored", make(), {"model": str(place)}
+            place = with_config(stories, models / "theta", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+            yield "transformers", "rope-theta-ignored", make(), {"model": str(place)}
+            mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
+            place = with_config(stories, models / "window", **mistral)
+            yield "transformers", "window-ignored", make(), {"model": str(place)}
+            engine = Transformers(with_config(stories, models / "window-11", **{**mistral, "sliding_window": 11}))
+            yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
+            place = with_config(stories, models / "epsilon", rms_norm_eps=1e-5)
+            yield "transformers", "epsilon", make(), {"model": str(place)}
+            place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
+            yield "transformers", "head-tied", make(), {"model": str(place)}
+            other = with_weights(stories, models / "other", noisy)
+            found = make(engine=Transformers(other))
+            yield "transformers", "checkpoint-other", found, {**asked, "also": str(other)}
+        if "ctranslate2" in have:
+            for cause, form in {"int8": "int8", "bfloat16": "bfloat16"}.items():
+                try:
+                    engine = CTranslate2(stories, form)
+                except ValueError:
+                    continue
+                yield "ctranslate2", cause, rows(engine, same, arguments.tokens, seed), asked
+        if "llama" in have:
+            for cause, how in {
+                "q8_0": ("Q8_0", "f32"), "q4_0": ("Q4_0", "f32"), "cache-float16": ("F32", "f16"),
+            }.items():  # fmt: skip
+                yield "llama", cause, rows(Llama(stories, *how), same, arguments.tokens, seed), asked
+    yield from _clean(have, stories, same, arguments)
+
+
+def _clean(
+    have: set[str], stories: Path, same: Any, arguments: argparse.Namespace
+) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+    """Traces without a cause, of engines whose arithmetic is declared."""
+    asked: dict[str, Any] = {"model": "builtin:stories"}
+    engines: list[tuple[Any, dict[str, Any]]] = []
+    if "transformers" in have:
+        engines += [(Transformers(stories, dtype), {"dtype": dtype}) for dtype in ("float32", "bfloat16")]
+    if "ctranslate2" in have:
+        engines += [(CTranslate2(stories), {}), (CTranslate2(stories, "int8"), {"quantize": "int8"})]
+    if "llama" in have:
+        engines += [(Llama(stories), {}), (Llama(stories, "Q8_0"), {"quantize": "int8"})]
+        engines.append((Llama(stories, "BF16"), {"dtype": "bfloat16"}))
+    for number in range(arguments.clean):
+        engine, declared = engines[number % len(engines)]
+        tokens = random.Random(number).choice([60, 120, 200])
+        found = rows(engine, same, tokens, 100 + number, greedy=number % 3 == 0, each=20)
+        yield engine.name, "", found, {**asked, **declared}
+
+
+def _installed(name: str) -> bool:
+    module = {"llama": "llama_cpp"}.get(name, name)
+    if find_spec(module) is None:
+        print(
+            f"{name}: not installed, so it writes no traces (pip install {module.replace('_', '-')}-python)"
+            if name == "llama"
+            else f"{name}: not installed, so it writes no traces (pip install {module})"
+        )
+        return False
+    return True
+
+
+# -- what the audit says -----------------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> None:
+    from genctl.cli.app import run
+
+    lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    right, named, total = Counter[str](), Counter[str](), Counter[str]()
+    clean = accused = 0
+    for number, one in enumerate(lines):
+        if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in one["cause"]):
+            continue
+        path = folder / one["file"]
+        if arguments.chosen:
+            found = [json.loads(line) for line in path.read_text().splitlines()]
+            path = path.with_suffix(".chosen.jsonl")
+            path.write_text("".join(json.dumps({**row, "top_logprobs": None}) + "\n" for row in found))
+        out = folder / f"found-{number}.jsonl"
+        words = [f"--{key}={value}" for key, value in one["asked"].items()]
+        run(
+            ["audit", str(path), *words, "--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
+        )
+        audit = [json.loads(line) for line in out.read_text().splitlines()]
+        keys = {cause["key"] for cause in audit[0]["causes"]}
+        out.unlink()
+        if arguments.chosen:
+            path.unlink()
+        if not one["cause"]:
+            clean += 1
+            accused += bool(keys)
+            if audit[0]["verdict"] != "same":
+                print(f"{one['file']}: clean: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
+            continue
+        total[one["cause"]] += 1
+        first = keys or set((audit[0]["candidates"] or audit[1:] or [{"causes": []}])[0]["causes"])
+        right[one["cause"]] += first == set(one["cause"].split())
+        named[one["cause"]] += keys == set(one["cause"].split())
+        if keys != set(one["cause"].split()):
+            print(f"{one['file']}: {one['cause']}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
+    print(
+        f"right cause first: {right.total()} of {total.total()}; named: {named.total()}; accused: {accused} of {clean}"
+    )
+    for cause in total:
+        print(f"  {cause:26} {right[cause]}/{total[cause]} first, {named[cause]}/{total[cause]} named")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--clean", type=int, default=60)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--engines", default="transformers,llama,ctranslate2")
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("--chosen", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--job", type=int, default=0)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(arguments.folder, arguments)
+        return
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    with (arguments.folder / "traces.jsonl").open("w") as listed:
+        for number, (engine, cause, found, asked) in enumerate(traces(arguments.folder, arguments)):
+            name = f"{number:04}-{engine}-{cause.replace(' ', '+') or 'clean'}.jsonl"
+            (arguments.folder / name).write_text("".join(json.dumps(row) + "\n" for row in found))
+            listed.write(json.dumps({"file": name, "cause": cause, "asked": asked}) + "\n")
+            listed.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
