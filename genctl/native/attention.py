@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from genctl.decode.cache.growing import GrowingLayer
-from genctl.decode.cache.layer import CacheLayer, KeyValues
+from genctl.decode.cache.layer import KeyValues
 from genctl.decode.runtime import TokenPlaces
 from genctl.kernels import ops
 
@@ -96,8 +96,7 @@ class PlacedLayer:
 
     prompt: tuple[Tensor, Tensor] | None = None  # see `layer.KeyValues`
 
-    def __init__(self, layer: CacheLayer, places: TokenPlaces) -> None:
-        assert isinstance(layer, GrowingLayer)
+    def __init__(self, layer: GrowingLayer, places: TokenPlaces) -> None:
         self.layer, self.places = layer, places
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:

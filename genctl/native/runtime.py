@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -329,7 +329,7 @@ class NativeRuntime(ModelRuntime):
         if self.steps is not None:
             logits = self.steps.step(feed, cache, given.mask, positions, past, places=places)
         if logits is None:
-            layers: list[KeyValues] = [PlacedLayer(layer, places) for layer in cache.layers]
+            layers: list[KeyValues] = [PlacedLayer(cast(GrowingLayer, layer), places) for layer in cache.layers]
             logits = self.decoder(feed, positions, layers, past=past, visible=[places_mask(given.mask)])
         self.forwards += 1
         return Output(logits.float(), cache)

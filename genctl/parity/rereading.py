@@ -61,8 +61,9 @@ class Rereader:
         self._starts = [0]
         for row in self._rows:
             self._starts.append(self._starts[-1] + len(row.text.token_ids))
-        weights = getattr(side.session.loaded.model, "num_parameters", None)
-        size = weights() if callable(weights) else side.session.loaded.checkpoint.weights.bytes / 2  # type: ignore[union-attr]
+        loaded: Any = side.session.loaded
+        weights = getattr(loaded.model, "num_parameters", None)
+        size = weights() if callable(weights) else loaded.checkpoint.weights.bytes / 2
         self._tokens = max(int(COST / max(size, 1)), FEW)
         # whether the session has the weights as the engine does: then it reads in float32 what is tried
         stored = {tensor.dtype for _, tensor in self._floats()}
