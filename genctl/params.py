@@ -286,7 +286,9 @@ class Generation:
         None, "a text never written, in whatever tokens: it is taken back to the token in which it begins", WORDS
     )
     ban_file: str | None = knob(None, "a file with more texts for ban, one on each line", WORDS)
-    ban_ignore_case: bool = knob(False, "ban: upper and lower case are the same", WORDS, rare=True)
+    ban_ignore_case: bool = knob(
+        False, "ban: upper and lower case are the same", WORDS, rare=True, refines=("ban", "ban_file")
+    )
     logit_bias: dict[str, float] | None = knob(
         None, 'numbers added to scores: {" yes" = 2.0}; "#123" is the token with id 123', WORDS, rare=True
     )
