@@ -150,7 +150,9 @@ def generate(
     return load(model, **loading).stream(prompts, **settings)
 
 
-DECODING = frozenset({"seed", "batch_size", "chat", "system", "processed_logprobs", *CHAT_KNOBS})
+DECODING = frozenset(
+    {"seed", "batch_size", "draft", "draft_corpus", "chat", "system", "processed_logprobs", *CHAT_KNOBS}
+)
 
 
 def _several(prompts: Any) -> list[Prompt]:

@@ -116,7 +116,7 @@ def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> 
     assert share > 0
 
 
-@pytest.mark.parametrize("key", ["drafts-code-1-float32", "drafts-json-8-float32", "drafts-summary-1-int8"])
+@pytest.mark.parametrize("key", ["drafts-code-1-float32", "drafts-json-1-float32", "drafts-summary-1-int8"])
 def test_a_checkpoint_writes_the_text_that_it_knows_by_heart(key: str, stock: Path) -> None:
     (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
     assert measured.tokens[sides.GENCTL] == measured.tokens[sides.UNDRAFTED]

@@ -145,7 +145,8 @@ class Batch:
         cache = self.kv.cache or drafting[0].prefix.cache
         if not (self._checks(alive) if rows > 1 else cache is None or cache.is_croppable):
             return
-        if not any(state.lane.strategy.traits.drafts for state in drafting) and never_pays(price, rows):
+        asked = any(state.lane.strategy.traits.drafts for state in drafting)
+        if not asked and (self.watcher is not None or never_pays(price, rows)):
             return
         plan = PassPlan(price, rows, cached=cache is not None)
         for state in drafting:

@@ -23,11 +23,11 @@ from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Trai
 from genctl.params import MOST_DRAFTED
 from genctl.sequences import shared_length
 from genctl.strategies.draft_length import Pauses, Rates, Schedule
-from genctl.strategies.draft_models import Drafter
 from genctl.strategies.sample import Sample, best
 
 if TYPE_CHECKING:
     from genctl.decode.processors.rows import RowCandidates
+    from genctl.strategies.draft_models import Drafter
     from genctl.strategies.sampling import Sampler
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from genctl.decode.types import Context, Draft
 from genctl.params import MOST_MATCHED
 from genctl.strategies.draft_length import Rates
-from genctl.strategies.draft_models import DraftWriter, Draw
+
+if TYPE_CHECKING:
+    from genctl.strategies.draft_models import DraftWriter, Draw
 
 PLACES = 32  # of the last two tokens that are compared, the latest
 MOST_KEPT = 2**17  # tokens of other texts; the older half goes when there are more

@@ -112,11 +112,11 @@ class Plan:
         return Work(tuple(asks), count)
 
     def by_heart(self, key: str, knobs: Mapping[str, Any], count: int = 1) -> tuple[Size, Work]:
-        """A checkpoint that writes one of `texts`, and the last tokens of it, which rows 5 tokens apart write."""
+        """A checkpoint that writes one of `texts`, and the last tokens of it, which rows 2 tokens apart write."""
         new = 2 * self.lengths.new
         text = excerpt(key, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
         size = replace(self.causal, name=f"{self.causal.name}-{key}", by_heart=text)
-        ends = (len(text) - new - 5 * number for number in range(count))
+        ends = (len(text) - new - 2 * number for number in range(count))
         return size, Work(tuple(Ask(text[:end], new, knobs) for end in ends), count)
 
 

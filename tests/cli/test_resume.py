@@ -230,7 +230,7 @@ def test_every_setting_is_kept_but_those_that_are_kept_elsewhere() -> None:
     resolved = Resolved(generation, runtime, {})
     alone = Grouping(1, 1, None, None, invariant_by="", shared=False)
     kept = identity(RunOptions(), resolved, seed=1, checkpoints={}, grouping=alone, input=None, top=0)["settings"]
-    assert settings_of(resolved).keys() - kept.keys() == {"seed", "offline", "threads"}
+    assert settings_of(resolved).keys() - kept.keys() == {"seed", "offline", "threads", "draft", "draft_corpus"}
 
 
 def test_a_changed_input_checkpoint_or_grammar_is_told(gpt2: Path, given: Path, out: Path, tmp_path: Path) -> None:

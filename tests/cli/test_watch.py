@@ -86,7 +86,7 @@ def test_watched_numbers_of_an_encoder_decoder(t5: Path) -> None:
 
 def test_an_assistant_changes_no_watched_number(gpt2: Path) -> None:
     arguments = ("run", "-m", str(gpt2), "-n", "12", "--format", "jsonl", *flags(*WATCHED), PROMPT)
-    done = genctl(*arguments, "--assistant-model", str(gpt2))
+    done = genctl(*arguments, "--timing", "--assistant-model", str(gpt2))
     assert done.status == 0, done.err
     assert done.records[0]["accepted"]
     check("gpt2", done.records[0])

@@ -136,7 +136,7 @@ def test_python_changes_the_number_only_where_it_is_asked_to() -> None:
 
 def test_an_output_goes_on_with_as_many_threads_as_it_was_begun_with(tmp_path: Path) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
-    rows.write_text('{"prompt": "One day"}\n{"text": "a mistake"}\n')
+    rows.write_text('{"prompt": "One day"}\n{"note": "a mistake"}\n')
     job = [
         "run",
         "-i",

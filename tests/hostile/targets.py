@@ -88,7 +88,7 @@ def jsonl(data: bytes) -> str:
             continue
         text = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")[index].removesuffix(b"\r")
         told = json.loads(text)
-        if unknown := set(told) - set(batch_jsonl.KNOWN):
+        if unknown := set(told) - set(batch_jsonl.KNOWN) - set(row.columns):
             raise Breach(f"accepted in silence: {sorted(unknown)!r}")
         _all_known(told.get("params", {}), resolved, allowed=("about", "processors", "stopping"))
     return became

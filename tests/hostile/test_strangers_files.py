@@ -48,6 +48,8 @@ class Traps:
             "json_schema": str(self.secret),
             "grammar": str(self.secret),
             "prompt_cache": str(self.secret),
+            "draft_corpus": str(self.secret),
+            "ban_file": str(self.secret),
             "processors": [*plugin, {"use": "grammar", "grammar": str(self.secret)}],
             "stopping": plugin,
             "model": "stranger/model",

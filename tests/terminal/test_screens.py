@@ -102,7 +102,7 @@ def test_a_frame_of_a_live_view(
     name: str, view: Callable[[Terminal, Clock], RunView], step: int, width: int, stories: Model
 ) -> None:
     terminal, clock = Terminal(width, 16), Clock()
-    search = {"num_beams": 4} if name == "beam" else {"batch_size": 3}
+    search = {"num_beams": 4} if name == "beam" else {"batch_size": 3, "draft": False}
     prompts = "One day" if name == "beam" else ["Once upon a time", "One day", "The sea"]
     with view(terminal, clock) as drawn:
         for event in stories.stream(prompts, max_new_tokens=step + 2, **search):

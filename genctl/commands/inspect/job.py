@@ -93,6 +93,7 @@ class InspectJob(Job[InspectOptions]):
 
         session = self.load_engine(self.early, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model
+        session.planner.drafts = False  # each step is looked at
         self.session = session
         self.base, plan = self.settle(session, self.layers, self.options.strategy)
         self._check_cache()

@@ -113,7 +113,7 @@ INSPECT_CACHE = Command(
         IN_OUT: ("input", "output", "format"),
     },
     CONFLICTS,
-    without=frozenset({"batch_size", "backend", "tokenizer"}),
+    without=frozenset({"batch_size", "backend", "tokenizer", "draft", "draft_corpus"}),
 )
 
 

@@ -113,6 +113,7 @@ class Planner:
         self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
         self.latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
         self.drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
+        self.drafts = True  # whether what was written before is drafted, where that changes no byte
         self.suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
@@ -217,7 +218,7 @@ class Planner:
         eos = _ids(generation.eos_token_id) if generation.eos_token_id is not None else self.eos
         most, limit = self._most_new_tokens(generation, len(tokens), prompt)
         strategy, ranking = self._strategy(generation)
-        if ranking is None and not undrafted(self.forward, request.resolved):
+        if self.drafts and ranking is None and not undrafted(self.forward, request.resolved):
             strategy = self._drafting(strategy, request.resolved.runtime.draft_corpus)
         beneath = "" if healed is None else healed.text
         processors = self._processors(request, generation, tokens, source, most, eos, beneath, words)
