@@ -74,6 +74,7 @@ class Workspace(SavedTree):
         check_ids(tree, session.forward.vocab_size, name)
         super().__init__(tree, journal)
         self.session = session
+        session.planner.drafts = False  # each token is looked at
         self.branches = Branches(session, tree, memory)
         self.file = file or FileSettings()
         layers = saved_layers(opened.layers, "tree")

@@ -120,7 +120,7 @@ EXPLORE = Command(
         IN_OUT: ("output", "format"),
     },
     CONFLICTS,
-    without=frozenset({"batch_size", "tokenizer", "prompt_cache", "truncate", "row_timeout"}),
+    without=frozenset({"batch_size", "draft", "draft_corpus", "tokenizer", "prompt_cache", "truncate", "row_timeout"}),
 )
 
 

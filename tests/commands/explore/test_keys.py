@@ -110,7 +110,7 @@ def test_a_setting_that_turns_sampling_on_says_so_with_the_settings_that_act() -
 
 
 def test_the_speed_is_that_of_the_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = explorer(max_new_tokens=5, do_sample=False, draft=False)
+    made = explorer(max_new_tokens=5, do_sample=False)
     times = iter(range(0, 1000, 2))
     monkeypatch.setattr(made.space.session, "clock", lambda: float(next(times)))
 
