@@ -101,15 +101,15 @@ class PlacedLayer:
 
     def update(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
         """Write a column for each token, `[N, heads, 1, head_dim]`; returns what the rows of the tokens hold."""
-        first, count = self.layer.extend(self.places.new)
+        first, _ = self.layer.extend(self.places.new)
         for buffer, new in zip(self.layer.buffers, (key_states, value_states), strict=True):
             buffer[self.places.rows, :, first + self.places.columns] = new[:, :, 0]
-        keys, values = (buffer[self.places.rows].narrow(2, first, count) for buffer in self.layer.buffers)
-        return keys, values
+        return self.content()
 
     def content(self) -> tuple[Tensor, Tensor]:
-        """As after `update`."""
-        raise NotImplementedError
+        """What the rows of the tokens hold, `[N, heads, length, head_dim]`."""
+        keys, values = self.layer.content()
+        return keys[self.places.rows], values[self.places.rows]
 
 
 def attention(

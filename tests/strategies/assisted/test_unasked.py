@@ -68,6 +68,17 @@ def test_results_are_those_without_drafts(settings: dict[str, Any], knobs: dict[
     assert told(drafted) == told(written(made, TEXTS, width, draft=False, **knobs))
 
 
+def test_rows_of_different_lengths_share_a_pass_without_the_list_of_calls() -> None:
+    """Where the decoder's own code computes a pass (parity's float64, another thread in the list's buffers)."""
+    made = session()
+    plain = written(made, TEXTS, 5, draft=False)
+    assert made.forward.drafts_unasked
+    made.forward.steps.step = lambda *given, **how: None  # type: ignore[attr-defined]
+    found = [written(made, TEXTS, 5) for _ in range(2)][-1]
+    assert sum(result.accepted for result in found) > 0
+    assert [result.sequences[0].token_ids for result in found] == [result.sequences[0].token_ids for result in plain]
+
+
 def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> None:
     plain = written(session(draft=False), TEXTS[2:4])
     earlier = tmp_path / "earlier.jsonl"
