@@ -144,7 +144,7 @@ class BatchCache:
         rows: list[int] = []
         columns: list[int] = []
         pads: list[int] = []
-        row, gaps, ends = 0, {}, {}
+        row, ends = 0, {}
         for state in states:
             first = self.columns - self.gaps.get(state, 0)
             for fed in state.to_feed():
