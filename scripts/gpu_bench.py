@@ -67,7 +67,7 @@ class Model:
         import torch
 
         from genctl.models.architectures import read_native
-        from genctl.native.kernel_steps import unusable
+        from genctl.native.kernel_decoder import unusable
         from genctl.native.linear import Products
         from genctl.native.load import build
         from genctl.native.plan import WeightPlan
@@ -187,6 +187,28 @@ def shortage(model: Model) -> dict[str, Any]:
     return {**ended, "widths": told, **({"failed": f"{ended}, widths {told}"} if bad else {})}
 
 
+def reading(model: Model) -> dict[str, Any]:
+    """Milliseconds to read prompts: by the kernels, which keep a row's bits its own, and by torch."""
+    import torch
+
+    found: dict[str, Any] = {}
+    graphs, kernels = model.ours.graphs, model.ours.graphs.kernels
+    for rows, tokens in ((1, 64), (1, 512), (1, 2048), (128, 10)):
+        texts = prompts(model, rows, tokens)
+        for name in ("kernels", "torch"):
+            graphs.kernels = kernels if name == "kernels" else None
+            times = []
+            for _ in range(4):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                model.ours.prefill_together(texts)
+                torch.cuda.synchronize()
+                times.append(1000 * (time.perf_counter() - began))
+            found[f"{rows} x {tokens}, {name}"] = round(min(times), 1)
+    graphs.kernels = kernels
+    return found
+
+
 def freed() -> None:
     import torch
 
@@ -258,7 +280,8 @@ def main(folder: Path) -> int:
         parts.run(f"{size}, profile of 1 row", lambda m=model: profiled(m, 1, Sample()), least=10)
         rounded(parts, size, model)
         parts.run(f"{size}, generate(), 1 row", lambda m=model: generated(m, 1, 32), least=8)
-        parts.run(f"{size}, a prompt of 2,048", lambda m=model: measured(m, 1, 2048, Sample()), least=8)
+        parts.run(f"{size}, a prompt of 2,048", lambda m=model: measured(m, 1, 2048, Sample(), 12), least=8)
+        parts.run(f"{size}, reading by kernels and by torch", lambda m=model: reading(m), least=8)
         parts.run(f"{size}, top-p", lambda m=model: measured(m, 8, 32, Sample(True)), least=8)
         if size == "7B":
             parts.run("7B, 256 prompts of 600 tokens", lambda m=model: shortage(m), least=40)

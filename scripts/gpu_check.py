@@ -92,6 +92,8 @@ def main(folder: Path) -> int:
     for kind in ("int8", "int4"):
         parts.run(f"{kind}: tokens of the CPU", lambda kind=kind: rounded(folder, kind), least=25)
     exact = [*PYTEST, *parallel(), "-k", "librarys or alone", "tests/native/test_rounded_kernels.py"]
+    own = [*PYTEST, *parallel(), "-k", "same_bits or whatever", "tests/native/test_kernels.py"]
+    parts.run("a row's own bits", lambda: command(folder / "bits.log", own, min(60, parts.left)), least=30)
     parts.run("int8 and int4 products", lambda: command(folder / "products.log", exact, min(60, parts.left)), least=45)
     parts.run("interrupt", lambda: interrupted(folder), least=35)
     parts.run(

@@ -181,7 +181,10 @@ class ModelRuntime(ABC):
 
     @property
     def drafts_unasked(self) -> bool:
-        """Whether drafts change no bit of the results, in any batch, and so may be checked without being asked for."""
+        """Whether drafts change no bit of the results, and so may be checked without being asked for.
+
+        Where rows of one pass cannot be fed different numbers of tokens (`Abilities.uneven`), a row drafts alone.
+        """
         return False
 
     @property

@@ -1,8 +1,8 @@
-"""The kernels of a decoding step, in Triton: five for each layer.
+"""The kernels of a pass, in Triton: five for each layer, with those of `cuda_attention`.
 
 A row's bits are its own. Tokens are multiplied in whole tiles of M, a product's sum is cut in pieces whose size depends
-on the weight alone, attention in pieces that are counted from a row's first token. The program that comes last adds the
-pieces up, always from the first to the last.
+on the weight alone. The program that comes last adds the pieces up, always from the first to the last. Where many
+tokens are read at once, a program multiplies a tile of a weight by TIMES tiles of tokens: the same sums in one order.
 
 T tokens (rows in turn, F tokens of each), I features in, O features out, E features of the residual stream, H heads of
 queries, K heads of keys and values, D features of a head, C columns of a cache. FORM is that of a weight (see `forms`).
@@ -23,19 +23,18 @@ from genctl.kernels.forms import (
     no_sums,
     numbers_of,
     output_of,
-    prefetch,
-    read_fresh,
+    read_w,
     read_x,
     sums_of,
     write_piece,
 )
 
+# ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
-NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
 
 
 @triton.jit
-def _wait(PDL: tl.constexpr):
+def wait(PDL: tl.constexpr):
     """Let the next kernel begin, and wait for the one before."""
     if PDL:
         gdc_launch_dependents()
@@ -43,20 +42,38 @@ def _wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def _dots(
-    x_ptr, w_ptr, scales_ptr, top, m, n, tokens, inputs, begin, end,
-    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
-):
-    """The sums of w x over the columns from `begin` to `end`: [N, M]."""
-    acc = no_sums(N, M, K, FORM)
-    for start in range(begin, end, K):
-        x = read_x(x_ptr, top, m, start, tokens, inputs, end, K, EVEN, FORM)
-        acc = add_tile(acc, x, w_ptr, scales_ptr, n, start, inputs, end, K, EVEN, FORM)
-    return sums_of(acc, FORM)
+def _tops(tops_ptr, parts, tokens, m, P: tl.constexpr, M: tl.constexpr, TIMES: tl.constexpr, FORM: tl.constexpr):
+    """The largest numbers of TIMES tiles of tokens, where rounding needs them."""
+    tops = ()
+    for i in tl.static_range(TIMES):
+        tops = tops + ((largest_of(tops_ptr, parts, tokens, m + i * M, P) if FORM == "int8" else m),)
+    return tops
 
 
 @triton.jit
-def _comes_last(count_ptr, pieces):
+def _dots(
+    x_ptr, w_ptr, scales_ptr, tops, m, n, tokens, inputs, begin, end,
+    N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
+):
+    """The sums of w x over the columns from `begin` to `end`, of TIMES tiles of tokens: [N, M] each."""
+    accs = ()
+    for _ in tl.static_range(TIMES):
+        accs = accs + (no_sums(N, M, K, FORM),)
+    for start in range(begin, end, K):
+        w = read_w(w_ptr, scales_ptr, n, start, inputs, end, K, EVEN, FORM)
+        added = ()
+        for i in tl.static_range(TIMES):
+            x = read_x(x_ptr, tops[i], m + i * M, start, tokens, inputs, end, K, EVEN, FORM)
+            added = added + (add_tile(accs[i], x, w, FORM),)
+        accs = added
+    sums = ()
+    for i in tl.static_range(TIMES):
+        sums = sums + (sums_of(accs[i], FORM),)
+    return sums
+
+
+@triton.jit
+def comes_last(count_ptr, pieces):
     """Whether all other programs that share a counter have stored their pieces. It is 0 again afterwards."""
     tl.debug_barrier()
     last = tl.atomic_add(count_ptr, 1, sem="acq_rel") == pieces - 1
@@ -89,14 +106,20 @@ def _activated(x, ACT: tl.constexpr):
     return x
 
 
+@triton.jit
+def _places(m, n, tokens, outputs):
+    """Where the outputs of a tile go in [T, O], and which of them there are."""
+    return m[None, :] * outputs + n[:, None], (m < tokens)[None, :] & (n < outputs)[:, None]
+
+
 @triton.jit(do_not_specialize=["tokens", "parts", "scale_by"])
 def product(
     x_ptr, w_ptr, scales_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, tops_ptr, out_ptr, next_ptr, next_sums_ptr,
     next_tops_ptr, part_ptr, count_ptr,
     tokens, outputs, inputs, piece, parts, eps, scale_by,
     NORM: tl.constexpr, BIAS: tl.constexpr, REST: tl.constexpr, NEXT: tl.constexpr, S: tl.constexpr,
-    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
+    AHEAD: tl.constexpr, FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest.
 
@@ -104,44 +127,47 @@ def product(
     out, for the next norm.
     """
     tile = tl.program_id(1)
-    m = tl.program_id(0) * M + tl.arange(0, M)
+    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
     rows = tl.minimum(tl.arange(0, N), outputs - 1 - first)
     w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, first, inputs, FORM)
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
-    _wait(PDL)
-    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
-    sums = _dots(x_ptr, w_ptr, scales_ptr, top, m, rows, tokens, inputs, begin, end, N, M, K, EVEN, FORM)
+    wait(PDL)
+    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
+    all_sums = _dots(x_ptr, w_ptr, scales_ptr, tops, m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM)
     n = first + tl.arange(0, N)
-    place = m[None, :] * outputs + n[:, None]
-    inside = (m < tokens)[None, :] & (n < outputs)[:, None]
     last = True
     if S > 1:
-        write_piece(part_ptr + tl.program_id(2) * tokens * outputs + place, sums, inside, FORM)
-        last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
+        for i in tl.static_range(TIMES):
+            place, inside = _places(m + i * M, n, tokens, outputs)
+            write_piece(part_ptr + tl.program_id(2) * tokens * outputs + place, all_sums[i], inside, FORM)
+        last = comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
     if last:
-        if S > 1:
-            sums = all_pieces(part_ptr + place, tokens * outputs, inside, S, FORM)
-        acc = numbers_of(sums, scales_ptr, rows, top, FORM)
-        if NORM:
-            acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
-        if BIAS:
-            acc += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
-        acc *= scale_by
-        if REST:
-            acc += tl.load(rest_ptr + place, mask=inside, other=0.0).to(tl.float32)
-        short = acc.to(x_ptr.dtype.element_ty)
-        tl.store(out_ptr + place, short.to(out_ptr.dtype.element_ty), mask=inside)
-        if NEXT:
-            wide = tl.where(inside, short.to(tl.float32), 0.0)
-            gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
-            gained = (wide * gain).to(next_ptr.dtype.element_ty)
-            tl.store(next_ptr + place, gained, mask=inside)
-            tl.store(next_sums_ptr + tile * tokens + m, tl.sum(wide * wide, 0), mask=m < tokens)
-            if TOPS:
-                tl.store(next_tops_ptr + tile * tokens + m, tl.max(bits_of(gained), 0), mask=m < tokens)
+        for i in tl.static_range(TIMES):
+            t, sums = m + i * M, all_sums[i]
+            place, inside = _places(t, n, tokens, outputs)
+            if S > 1:
+                sums = all_pieces(part_ptr + place, tokens * outputs, inside, S, FORM)
+            acc = numbers_of(sums, scales_ptr, rows, tops[i], FORM)
+            if NORM:
+                acc *= _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
+            if BIAS:
+                acc += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
+            acc *= scale_by
+            if REST:
+                acc += tl.load(rest_ptr + place, mask=inside, other=0.0).to(tl.float32)
+            short = acc.to(x_ptr.dtype.element_ty)
+            tl.store(out_ptr + place, short.to(out_ptr.dtype.element_ty), mask=inside)
+            if NEXT:
+                wide = tl.where(inside, short.to(tl.float32), 0.0)
+                gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
+                gained = (wide * gain).to(next_ptr.dtype.element_ty)
+                tl.store(next_ptr + place, gained, mask=inside)
+                tl.store(next_sums_ptr + tile * tokens + t, tl.sum(wide * wide, 0), mask=t < tokens)
+                if TOPS:
+                    tl.store(next_tops_ptr + tile * tokens + t, tl.max(bits_of(gained), 0), mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
@@ -149,12 +175,12 @@ def gated(
     x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, tops_ptr, out_ptr, out_tops_ptr, part_ptr, count_ptr,
     tokens, outputs, inputs, piece, parts, eps,
     ACT: tl.constexpr, BIAS: tl.constexpr, S: tl.constexpr,
-    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
+    AHEAD: tl.constexpr, FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
 ):
     """out [T, O] = act(gate) · up of a normed x; w [2 O, I] has the gates first."""
     tile = tl.program_id(1)
-    m = tl.program_id(0) * M + tl.arange(0, M)
+    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
@@ -163,39 +189,51 @@ def gated(
     w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, first, inputs, FORM)
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     ask_ahead(up_ptr, rows, inputs, begin, end, AHEAD, FORM)
-    _wait(PDL)
-    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
-    gates, ups = no_sums(N, M, K, FORM), no_sums(N, M, K, FORM)
+    wait(PDL)
+    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
+    gates, ups = (), ()
+    for _ in tl.static_range(TIMES):
+        gates, ups = gates + (no_sums(N, M, K, FORM),), ups + (no_sums(N, M, K, FORM),)
     for start in range(begin, end, K):
-        x = read_x(x_ptr, top, m, start, tokens, inputs, end, K, EVEN, FORM)
-        gates = add_tile(gates, x, w_ptr, scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
-        ups = add_tile(ups, x, up_ptr, up_scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
-    gate_sums, up_sums = sums_of(gates, FORM), sums_of(ups, FORM)
+        w = read_w(w_ptr, scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
+        up_w = read_w(up_ptr, up_scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
+        more_gates, more_ups = (), ()
+        for i in tl.static_range(TIMES):
+            x = read_x(x_ptr, tops[i], m + i * M, start, tokens, inputs, end, K, EVEN, FORM)
+            more_gates = more_gates + (add_tile(gates[i], x, w, FORM),)
+            more_ups = more_ups + (add_tile(ups[i], x, up_w, FORM),)
+        gates, ups = more_gates, more_ups
+    gate_sums, up_sums = (), ()
+    for i in tl.static_range(TIMES):
+        gate_sums, up_sums = gate_sums + (sums_of(gates[i], FORM),), up_sums + (sums_of(ups[i], FORM),)
     n = first + tl.arange(0, N)
-    place = m[None, :] * outputs + n[:, None]
-    inside = (m < tokens)[None, :] & (n < outputs)[:, None]
     last = True
     if S > 1:
-        part = part_ptr + tl.program_id(2) * 2 * tokens * outputs + place
-        write_piece(part, gate_sums, inside, FORM)
-        write_piece(part + tokens * outputs, up_sums, inside, FORM)
-        last = _comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
+        for i in tl.static_range(TIMES):
+            place, inside = _places(m + i * M, n, tokens, outputs)
+            part = part_ptr + tl.program_id(2) * 2 * tokens * outputs + place
+            write_piece(part, gate_sums[i], inside, FORM)
+            write_piece(part + tokens * outputs, up_sums[i], inside, FORM)
+        last = comes_last(count_ptr + tile * tl.num_programs(0) + tl.program_id(0), S)
     if last:
-        if S > 1:
-            part = part_ptr + place
-            gate_sums = all_pieces(part, 2 * tokens * outputs, inside, S, FORM)
-            up_sums = all_pieces(part + tokens * outputs, 2 * tokens * outputs, inside, S, FORM)
-        gate = numbers_of(gate_sums, scales_ptr, rows, top, FORM)
-        up = numbers_of(up_sums, up_scales_ptr, rows, top, FORM)
-        scale = _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
-        gate, up = gate * scale, up * scale
-        if BIAS:
-            gate += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
-            up += tl.load(bias_ptr + outputs + n, mask=n < outputs, other=0.0)[:, None]
-        out = (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + place, out, mask=inside)
-        if TOPS:
-            tl.store(out_tops_ptr + tile * tokens + m, tl.max(tl.where(inside, bits_of(out), 0), 0), mask=m < tokens)
+        for i in tl.static_range(TIMES):
+            t, gate_sum, up_sum = m + i * M, gate_sums[i], up_sums[i]
+            place, inside = _places(t, n, tokens, outputs)
+            if S > 1:
+                gate_sum = all_pieces(part_ptr + place, 2 * tokens * outputs, inside, S, FORM)
+                up_sum = all_pieces(part_ptr + place + tokens * outputs, 2 * tokens * outputs, inside, S, FORM)
+            gate = numbers_of(gate_sum, scales_ptr, rows, tops[i], FORM)
+            up = numbers_of(up_sum, up_scales_ptr, rows, tops[i], FORM)
+            scale = _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
+            gate, up = gate * scale, up * scale
+            if BIAS:
+                gate += tl.load(bias_ptr + n, mask=n < outputs, other=0.0)[:, None]
+                up += tl.load(bias_ptr + outputs + n, mask=n < outputs, other=0.0)[:, None]
+            out = (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + place, out, mask=inside)
+            if TOPS:
+                top = tl.max(tl.where(inside, bits_of(out), 0), 0)
+                tl.store(out_tops_ptr + tile * tokens + t, top, mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "fed", "parts", "row_stride", "columns", "turns", "turn_scale"])
@@ -205,8 +243,8 @@ def heads(
     tokens, fed, inputs, piece, parts, eps, row_stride, columns, turns, turn_scale,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
     BIAS: tl.constexpr, QK_NORM: tl.constexpr, S: tl.constexpr,
-    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, AHEAD: tl.constexpr,
-    FORM: tl.constexpr, PDL: tl.constexpr,
+    P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
+    AHEAD: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):
     """Queries, keys and values of normed tokens, turned; keys and values go to their columns of the cache.
 
@@ -215,7 +253,7 @@ def heads(
     row's first token.
     """
     head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
-    m = tl.program_id(0) * M + tl.arange(0, M)
+    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     H: tl.constexpr = N // 2
@@ -223,142 +261,68 @@ def heads(
     rows = tl.minimum(_feature(tile * H + r % H, r // H, R, PAIRS), D - 1)
     w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, head * D, inputs, FORM)
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
-    _wait(PDL)
-    top = largest_of(tops_ptr, parts, tokens, m, P) if FORM == "int8" else m
-    sums = _dots(x_ptr, w_ptr, scales_ptr, top, m, rows, tokens, inputs, begin, end, N, M, K, EVEN, FORM)
+    wait(PDL)
+    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
+    all_sums = _dots(x_ptr, w_ptr, scales_ptr, tops, m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM)
+    outputs = (HEADS + 2 * KV) * D
+    paired = (tile * H + r % H < D // 2)[:, None]
     last = True
     if S > 1:
-        outputs = (HEADS + 2 * KV) * D
-        own = m[None, :] * outputs + head * D + rows[:, None]
-        paired = (m < tokens)[None, :] & (tile * H + r % H < D // 2)[:, None]
-        write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, sums, paired, FORM)
-        last = _comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
+        for i in tl.static_range(TIMES):
+            t = m + i * M
+            own = t[None, :] * outputs + head * D + rows[:, None]
+            there = (t < tokens)[None, :] & paired
+            write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, all_sums[i], there, FORM)
+        last = comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
     if last:
-        if S > 1:
-            sums = all_pieces(part_ptr + own, tokens * outputs, paired, S, FORM)
-        acc = numbers_of(sums, scales_ptr, rows, top, FORM)
-        acc *= _scale(sums_ptr, parts, tokens, inputs, eps, m, P)[None, :]
-        if BIAS:
-            acc += tl.load(bias_ptr + head * D + rows)[:, None]
-        low, high = tl.split(tl.permute(tl.reshape(acc, (2, H, M)), (1, 2, 0)))
         pair = tile * H + tl.arange(0, H)
         first, second = _feature(pair, 0, R, PAIRS), _feature(pair, 1, R, PAIRS)
-        there = (pair < D // 2)[:, None]
-        if head < HEADS + KV:
-            if QK_NORM:
-                squares = tl.sum(tl.where(there, low * low + high * high, 0.0), 0)
-                scale = tl.rsqrt(squares / D + eps)[None, :]
-                gain_ptr += tl.where(head < HEADS, 0, D)
-                low *= scale * tl.load(gain_ptr + first, mask=pair < D // 2, other=0.0)[:, None]
-                high *= scale * tl.load(gain_ptr + second, mask=pair < D // 2, other=0.0)[:, None]
-            if turns != 0:
-                kind = q_ptr.dtype.element_ty  # angles are rounded to it
-                turning = pair < R // 2
-                position = tl.load(position_ptr + m, mask=m < tokens, other=0).to(tl.float32)
-                angle = tl.load(rope_ptr + pair, mask=turning, other=0.0)[:, None] * position[None, :]
-                cos = tl.where(turning[:, None], (tl.cos(angle) * turn_scale).to(kind).to(tl.float32), 1.0)
-                sin = tl.where(turning[:, None], (tl.sin(angle) * turn_scale).to(kind).to(tl.float32), 0.0)
-                low, high = low * cos - high * sin, high * cos + low * sin
-        inside = (m < tokens)[None, :] & there
-        if head < HEADS:
-            target = q_ptr + (m[None, :] * HEADS + head) * D
-            tl.store(target + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
-            tl.store(target + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
-        else:
-            column = tl.load(place_ptr) + m % fed
-            at = ((m // fed).to(tl.int64) * row_stride + (((head - HEADS) % KV) * columns + column) * D)[None, :]
+        for i in tl.static_range(TIMES):
+            t, sums = m + i * M, all_sums[i]
+            if S > 1:
+                own = t[None, :] * outputs + head * D + rows[:, None]
+                sums = all_pieces(part_ptr + own, tokens * outputs, (t < tokens)[None, :] & paired, S, FORM)
+            acc = numbers_of(sums, scales_ptr, rows, tops[i], FORM)
+            acc *= _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
+            if BIAS:
+                acc += tl.load(bias_ptr + head * D + rows)[:, None]
+            low, high = tl.split(tl.permute(tl.reshape(acc, (2, H, M)), (1, 2, 0)))
+            there = (pair < D // 2)[:, None]
             if head < HEADS + KV:
-                tl.store(keys_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
-                tl.store(keys_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+                if QK_NORM:
+                    squares = tl.sum(tl.where(there, low * low + high * high, 0.0), 0)
+                    scale = tl.rsqrt(squares / D + eps)[None, :]
+                    gains_ptr = gain_ptr + tl.where(head < HEADS, 0, D)
+                    low *= scale * tl.load(gains_ptr + first, mask=pair < D // 2, other=0.0)[:, None]
+                    high *= scale * tl.load(gains_ptr + second, mask=pair < D // 2, other=0.0)[:, None]
+                if turns != 0:
+                    kind = q_ptr.dtype.element_ty  # angles are rounded to it
+                    turning = pair < R // 2
+                    position = tl.load(position_ptr + t, mask=t < tokens, other=0).to(tl.float32)
+                    angle = tl.load(rope_ptr + pair, mask=turning, other=0.0)[:, None] * position[None, :]
+                    cos = tl.where(turning[:, None], (tl.cos(angle) * turn_scale).to(kind).to(tl.float32), 1.0)
+                    sin = tl.where(turning[:, None], (tl.sin(angle) * turn_scale).to(kind).to(tl.float32), 0.0)
+                    low, high = low * cos - high * sin, high * cos + low * sin
+            inside = (t < tokens)[None, :] & there
+            if head < HEADS:
+                target = q_ptr + (t[None, :] * HEADS + head) * D
+                tl.store(target + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+                tl.store(target + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
             else:
-                tl.store(values_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
-                tl.store(values_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+                column = tl.load(place_ptr) + t % fed
+                at = ((t // fed).to(tl.int64) * row_stride + (((head - HEADS) % KV) * columns + column) * D)[None, :]
+                if head < HEADS + KV:
+                    tl.store(keys_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+                    tl.store(keys_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+                else:
+                    tl.store(values_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
+                    tl.store(values_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _feature(pair, second, R: tl.constexpr, PAIRS: tl.constexpr):
     """The first or second feature of a pair: the first R turn, halves of them or neighbours together."""
     return 2 * pair + second if PAIRS else tl.where(pair < R // 2, pair + second * (R // 2), 2 * pair + second)
-
-
-@triton.jit(do_not_specialize=["fed", "row_stride", "columns", "pieces"])
-def attend(
-    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, tops_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
-    fed, row_stride, columns, pieces, scaling,
-    KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr,
-    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
-):
-    """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
-
-    A row's columns begin with `start` int32 [N]; a token sees those up to its own, WINDOW of them at most (0: all).
-    Scores are CAP · tanh(score / CAP) (0: the scores themselves). out [T, H, D].
-    """
-    token, kv, number = tl.program_id(2), tl.program_id(1), tl.program_id(0)
-    row = token // fed
-    start = tl.load(start_ptr + row)
-    end = (tl.load(place_ptr) + token % fed + 1).to(tl.int32)
-    if WINDOW > 0:
-        start = tl.maximum(start, end - WINDOW)
-    seen = end - start  # columns, cut into pieces from the first one on: a row's sums do not depend on its buffer
-    count = (seen - 1) // PIECE + 1
-    base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
-    if PDL and W >= 64:  # noqa: SIM102 - this is known when it is compiled
-        if number < count:  # earlier steps wrote all but a few columns
-            ahead = tl.minimum(number * PIECE + tl.arange(0, C), seen - 1)[:, None] * D
-            lines = base + ahead + tl.minimum(tl.arange(0, W // 64) * 64, D - 1)[None, :]
-            prefetch(keys_ptr + lines)
-            prefetch(values_ptr + lines)
-    _wait(PDL)
-    if number < count:
-        g, d = tl.arange(0, G), tl.arange(0, W)
-        grouped, wide = (g < GROUP)[:, None], (d < D)[None, :]
-        q_at = ((token * KV + kv) * GROUP + g)[:, None] * D + d[None, :]
-        q = tl.load(q_ptr + q_at, mask=grouped & wide, other=0.0)
-        most, mass, acc = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32), tl.zeros((G, W), tl.float32)
-        for at in range(number * PIECE, number * PIECE + PIECE, C):
-            c = at + tl.arange(0, C)
-            inside = c < seen
-            place = c[:, None] * D + d[None, :]
-            keys = tl.load(keys_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
-            values = tl.load(values_ptr + base + place, mask=inside[:, None] & wide, other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scaling
-            if CAP > 0.0:  # tanh(z) is 2 · sigmoid(2 z) - 1
-                scores = CAP * (2.0 * tl.sigmoid(2.0 / CAP * scores) - 1.0)
-            scores = tl.where(inside[None, :], scores, NEVER)
-            new = tl.maximum(most, tl.max(scores, 1))
-            weights = tl.where(inside[None, :], tl.exp(scores - new[:, None]), 0.0)
-            shrink = tl.exp(most - new)
-            acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-            mass, most = mass * shrink + tl.sum(weights, 1), new
-        last = count > 0
-        if count > 1:
-            own = ((token * KV + kv) * pieces + number).to(tl.int64) * GROUP + g
-            tl.store(part_ptr + own[:, None] * D + d[None, :], acc, mask=grouped & wide)
-            tl.store(most_ptr + own, most, mask=g < GROUP)
-            tl.store(mass_ptr + own, mass, mask=g < GROUP)
-            last = _comes_last(count_ptr + token * KV + kv, count)
-        if last:
-            if count > 1:
-                most, mass = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32)
-                acc = tl.zeros((G, W), tl.float32)
-                for chunk in range(0, count, AT_ONCE):
-                    for i in tl.static_range(AT_ONCE):  # loads that do not wait for each other
-                        piece = tl.full((G,), i, tl.int32) + chunk
-                        there = (piece < count) & (g < GROUP)
-                        each = ((token * KV + kv) * pieces + piece).to(tl.int64) * GROUP + g
-                        part = read_fresh(part_ptr + each[:, None] * D + d[None, :], there[:, None] & wide, 0.0)
-                        top, added = read_fresh(most_ptr + each, there, NEVER), read_fresh(mass_ptr + each, there, 0.0)
-                        new = tl.maximum(most, top)
-                        old, fresh = tl.exp(most - new), tl.exp(top - new)
-                        acc = acc * old[:, None] + part * fresh[:, None]
-                        mass, most = mass * old + added * fresh, new
-            mass = tl.where(g < GROUP, mass, 1.0)
-            out = (acc / mass[:, None]).to(out_ptr.dtype.element_ty)
-            tl.store(out_ptr + q_at, out, mask=grouped & wide)
-            if TOPS:
-                top = tl.max(tl.max(tl.where(grouped & wide, bits_of(out), 0), 1), 0)
-                tl.store(tops_ptr + kv * tl.num_programs(2) + token, top)
 
 
 @triton.jit
@@ -371,7 +335,7 @@ def enter(
     token, tokens = tl.program_id(0), tl.num_programs(0)
     e = tl.arange(0, E)
     inside, place = e < size, token * size + e
-    _wait(PDL)
+    wait(PDL)
     x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         p = tl.arange(0, P)

@@ -135,13 +135,37 @@ def _halves(both):
 
 
 @triton.jit
-def _add_group(acc, codes, x, scales_ptr, n, group, inputs, EVEN: tl.constexpr):
-    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32], 8 too large."""
-    x_codes, total, x_scale, x_sum = x
+def _scales_of(scales_ptr, n, group, inputs, EVEN: tl.constexpr):
+    """Scales and zeros of V groups, f32 [V, N]."""
     at = scales_ptr + n[None, :] * (inputs // 32) + group[:, None]
     words = tl.load(at) if EVEN else tl.load(at, mask=(group < inputs // 32)[:, None], other=0)
-    scale = (words << 16).to(tl.float32, bitcast=True)  # both are bfloat16
-    zero = (words & -65536).to(tl.float32, bitcast=True)
+    return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)  # both bfloat16
+
+
+@triton.jit
+def read_w(w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr):
+    """A tile of a weight for `add_tile`: K inputs from `start` on."""
+    if FORM == "int4":
+        pair = tl.arange(0, K // 64)
+        at = start // 2 + (pair * 32)[:, None, None] + tl.arange(0, 32)[None, None, :]
+        place = w_ptr + n[None, :, None] * _pitch(inputs, FORM) + at
+        both = tl.load(place) if EVEN else tl.load(place, mask=at < (end + 63) // 64 * 32, other=0)
+        low, high = _halves(both)
+        first = start // 32 + 2 * pair
+        even = _scales_of(scales_ptr, n, first, inputs, EVEN)
+        w = low, high, even, _scales_of(scales_ptr, n, first + 1, inputs, EVEN)
+    else:
+        at = start + tl.arange(0, K)
+        place = w_ptr + n[:, None] * inputs + at[None, :]
+        w = tl.load(place) if EVEN else tl.load(place, mask=(at < end)[None, :], other=0)
+    return w
+
+
+@triton.jit
+def _add_group(acc, codes, scales, x):
+    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32], 8 too large."""
+    x_codes, total, x_scale, x_sum = x
+    scale, zero = scales
     begin = tl.broadcast_to(-8 * total[:, None, :], acc.shape)
     sums = tl.dot(codes, x_codes, begin, out_dtype=tl.int32).to(tl.float32)
     acc = tl.math.fma(sums, scale[:, :, None] * x_scale[:, None, :], acc)
@@ -150,23 +174,13 @@ def _add_group(acc, codes, x, scales_ptr, n, group, inputs, EVEN: tl.constexpr):
 
 
 @triton.jit
-def add_tile(
-    acc, x, w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
-):
-    """acc + w x over K inputs from `start` on."""
+def add_tile(acc, x, w, FORM: tl.constexpr):
+    """acc + w x."""
     if FORM == "int4":
-        pair = tl.arange(0, K // 64)
-        at = start // 2 + (pair * 32)[:, None, None] + tl.arange(0, 32)[None, None, :]
-        place = w_ptr + n[None, :, None] * _pitch(inputs, FORM) + at
-        both = tl.load(place) if EVEN else tl.load(place, mask=at < (end + 63) // 64 * 32, other=0)
-        even, odd = x
-        low, high = _halves(both)
-        acc = _add_group(acc, low, even, scales_ptr, n, start // 32 + 2 * pair, inputs, EVEN)
-        acc = _add_group(acc, high, odd, scales_ptr, n, start // 32 + 2 * pair + 1, inputs, EVEN)
+        low, high, even, odd = w
+        acc = _add_group(acc, low, even, x[0])
+        acc = _add_group(acc, high, odd, x[1])
     else:
-        at = start + tl.arange(0, K)
-        place = w_ptr + n[:, None] * inputs + at[None, :]
-        w = tl.load(place) if EVEN else tl.load(place, mask=(at < end)[None, :], other=0)
         acc = tl.dot(w, x, acc, input_precision="ieee", out_dtype=acc.dtype)
     return acc
 

@@ -209,7 +209,7 @@ def load(
     dtype = getattr(torch, chosen)
     kernels = False
     if device.type == "cuda" and runtime.pack:
-        from genctl.native.kernel_steps import unusable
+        from genctl.native.kernel_decoder import unusable
 
         kernels = not unusable(device, dtype)
     products = Products(runtime.quantize, pack=runtime.pack, kernels=kernels)

@@ -6,9 +6,9 @@ another one where the new column goes (`Decoder.step`, `static.SlottedLayer`), a
 of their own. A graph is valid as long as the buffers stay in place. There is one for each number of rows; it is
 captured again when its buffers change.
 
-Where `kernels.cuda` computes all of a decoder, a step may have several tokens of each row, `most_tokens` in all, and a
-row has the same bits alone and among others, in steps of one token and of several. Otherwise torch computes steps of
-one token.
+Where `kernels.cuda` computes all of a decoder, a step may have several tokens of each row. The kernels read prompts,
+too, without a graph. So a row has the same bits alone and among others, read and written, in passes of one token and of
+several. Otherwise torch computes steps of one token, and reads prompts.
 
 On a CPU the same steps are computed without capturing, which is how they are tested.
 """
@@ -29,9 +29,11 @@ from genctl.native.decoder import Decoder
 from genctl.native.spec import Spec
 
 if TYPE_CHECKING:
-    from genctl.native.kernel_steps import KernelStep
+    from genctl.decode.cache.static import SlotPlace
+    from genctl.native.kernel_decoder import KernelDecoder
 
 Buffers = list[tuple[Tensor, Tensor]]  # of each layer keys and values, [N, K, C, D]
+MOST_CAPTURED = 64  # tokens of a step of several for each row: drafts
 MOST = 8  # graphs that are kept: rows of several batches take turns, and drafts of several lengths
 
 
@@ -49,7 +51,7 @@ def obstacle(spec: Spec) -> str:
 class Graphs:
     """The steps of one decoder. `steps` counts those that were computed here, `captures` the graphs made for them."""
 
-    def __init__(self, decoder: Decoder, kernels: KernelStep | None = None) -> None:
+    def __init__(self, decoder: Decoder, kernels: KernelDecoder | None = None) -> None:
         self.decoder, self.kernels = decoder, kernels
         self.steps = self.captures = 0
         self.failed = ""  # why no step is captured any more
@@ -63,12 +65,40 @@ class Graphs:
         """Whether a pass over `feed` int64 [N, F] is a step, of one token or a draft's, on a cache with tokens."""
         if hidden or not cache.is_slotted or not cache.length:
             return False
-        if feed.shape[1] != 1 and not self._by_kernels(feed.numel()):
+        if feed.shape[1] != 1 and (self.kernels is None or feed.numel() > MOST_CAPTURED):
             return False
         return cache.cross is None or all(layer.is_initialized for layer in cache.cross)
 
-    def _by_kernels(self, tokens: int) -> bool:
-        return self.kernels is not None and tokens <= self.kernels.most_tokens
+    def read(
+        self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, keep: int, *, hidden: bool
+    ) -> Tensor | None:
+        """Read texts by the kernels, without a graph; logits f32 of the last `keep` tokens of each row (0: of all).
+
+        feed int64 [N, F], mask int64 [N, T+F] or None, positions int64 [N or 1, F]. None if the kernels do not compute
+        this decoder, or do not read this cache.
+        """
+        if self.kernels is None or hidden or cache.cross is not None:
+            return None
+        spec, (rows, fed) = self.decoder.spec, feed.shape
+        if not cache.open_slots(rows, spec.kv_heads, spec.head_dim, self.decoder.dtype, feed.device, fed):
+            return None
+        padding = None if mask is None else mask.shape[1] - mask.sum(-1)
+        positions, keep = positions.expand(rows, fed), keep or fed
+        each, found = self.kernels.tokens_at_once(rows), []
+        for begin in range(0, fed, each):
+            part = slice(begin, min(begin + each, fed))
+            count = part.stop - begin
+            buffers, places = cache.slots(count), cache.places()
+            columns: dict[int | None, tuple[Tensor, Tensor]] = {}
+            for number, window in enumerate(spec.windows):
+                if window not in columns:
+                    column = torch.full((1,), places[number].column, dtype=torch.long, device=feed.device)
+                    columns[window] = column, _starts(padding, places[number], rows, feed.device)
+            wanted = max(0, part.stop - max(begin, fed - keep))
+            tokens, at = feed[:, part].contiguous(), positions[:, part].contiguous()
+            found.append(self.kernels(tokens, at, columns, buffers, wanted))
+            cache.written(count)
+        return torch.cat(found, 1) if len(found) > 1 else found[0]
 
     def step(
         self, feed: Tensor, cache: Cache, mask: Tensor | None, positions: Tensor, source_mask: Tensor | None = None
@@ -83,8 +113,7 @@ class Graphs:
         fixed = self._fixed.pop(shape, None)
         if fixed is None or not fixed.reads(buffers, source):
             fixed = None  # free the graph's memory before more is allocated
-            kernels = self.kernels if self._by_kernels(feed.numel()) else None
-            fixed = _FixedStep(shape, self.decoder.spec, buffers, source, kernels)
+            fixed = _FixedStep(shape, self.decoder.spec, buffers, source, self.kernels)
         while len(self._fixed) >= MOST:
             del self._fixed[next(iter(self._fixed))]
         fixed.fill(feed, mask, positions, cache)
@@ -159,7 +188,7 @@ class _FixedStep:
     """The inputs of a step for N rows on buffers with C columns, and the graph that reads them, once it is captured."""
 
     def __init__(
-        self, shape: tuple[int, int], spec: Spec, buffers: Buffers, source: _Source, kernels: KernelStep | None
+        self, shape: tuple[int, int], spec: Spec, buffers: Buffers, source: _Source, kernels: KernelDecoder | None
     ) -> None:
         device = buffers[0][0].device
         self.kernels = kernels
@@ -203,7 +232,7 @@ class _FixedStep:
             self.places[window].fill_(place.column)
             if self.kernels is not None:
                 if padding is not None:
-                    self.starts[window].copy_((padding - place.before).clamp(min=0))
+                    self.starts[window].copy_(_starts(padding, place, len(feed), feed.device))
                 elif self.padded:
                     self.starts[window].zero_()
                 continue
@@ -223,6 +252,13 @@ class _FixedStep:
             self.tokens, self.positions, self.places, self.slots, buffers, cross=source.cross, source_mask=source.mask
         )
         return made.float()
+
+
+def _starts(padding: Tensor | None, place: SlotPlace, rows: int, device: torch.device) -> Tensor:
+    """The first column of each row in its buffers, int32 [N], behind `padding` int64 [N] of its text."""
+    if padding is None:
+        return torch.zeros(rows, dtype=torch.int32, device=device)
+    return (padding - place.before).clamp(min=0).int()
 
 
 def _where(buffers: Sequence[tuple[Tensor, Tensor]]) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
-"""Products on a GPU: in a step by a Triton kernel (see `kernel_steps`), and by torch for a prompt.
+"""Products on a GPU: by a Triton kernel (see `kernel_decoder`), or by torch where the kernels do not compute a decoder.
 
-Where the kernels do not compute the steps, torch multiplies there too. Weights in 8 and 4 bits have the codes and
+Weights in 8 and 4 bits have the codes and
 scales that they have on the CPU, and x is rounded as there.
 
 A kernel's product is cut into tiles and pieces by kind and shape of its weight alone, so the sums of a row have one
@@ -115,10 +115,14 @@ ROUNDED_PROGRAMS = 2 * PROGRAMS
 ROUNDED = {"int8": (256, 3), "int4": (256, 5)}  # two programs or more fit a processor, where one does above
 GATED_ROUNDED = {"int8": (128, 4), "int4": (256, 4)}
 BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
+TIMES = {"floats": 4, "int8": 4, "int4": 1}  # tiles of tokens of a program, where many are read; not measured
 
 
 class Tile(NamedTuple):
-    """How a product is cut: sizes of a tile, pieces of its sum, and tiles that are loaded at once."""
+    """How a product is cut: sizes of a tile, pieces of its sum, and tiles that are loaded at once.
+
+    A program has `times` tiles of tokens. That and `stages` change no bit.
+    """
 
     outputs: int
     tokens: int
@@ -126,6 +130,7 @@ class Tile(NamedTuple):
     splits: int
     piece: int  # inputs of a piece
     stages: int
+    times: int
 
 
 def outputs_of(product: Product) -> int:
@@ -133,8 +138,13 @@ def outputs_of(product: Product) -> int:
     return 2 * OUTPUTS if product.kind == "int4" else OUTPUTS
 
 
-def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, gated: bool = False) -> Tile:
-    """`tiles` tiles of `outputs`; `x_bytes` are those of a number of x, `shared` those of memory that a program has."""
+def cut(
+    product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, many: bool, gated: bool = False
+) -> Tile:
+    """`tiles` tiles of `outputs`; `x_bytes` are those of a number of x, `shared` those of memory that a program has.
+
+    `many` tokens share what is read of a weight.
+    """
     width, kind = product.width, product.kind
     if kind == "floats":
         most, stages = (GATED_INPUTS, GATED_STAGES) if gated else (INPUTS * OUTPUTS // outputs, STAGES)
@@ -148,5 +158,6 @@ def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int
     inputs = next(size for size in sizes if not width % size or size == least)
     splits = max(1, min(programs // tiles, width // LEAST_PIECE))
     piece = -(-width // (splits * inputs)) * inputs
-    size = ((2 if gated else 1) * outputs * bytes_ + tokens * x_bytes) * inputs
-    return Tile(outputs, tokens, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))))
+    times = TIMES[kind] if many else 1
+    size = ((2 if gated else 1) * outputs * bytes_ + times * tokens * x_bytes) * inputs
+    return Tile(outputs, tokens, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))), times)

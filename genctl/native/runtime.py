@@ -151,7 +151,7 @@ class NativeRuntime(ModelRuntime):
     """A native model. `forwards` counts the passes of its decoder.
 
     With `graphs` steps of one token go through `graphs.Graphs`, on buffers that stay in place: on a GPU unless it is
-    False, on a CPU if it is True.
+    False, on a CPU if it is True. Where it has kernels they read prompts, too.
     """
 
     model: NativeModel
@@ -178,10 +178,10 @@ class NativeRuntime(ModelRuntime):
         self.steps: Steps | None = Steps(self.decoder)
         if self.device.type == "cuda" if graphs is None else graphs:
             from genctl.native.graphs import Graphs, obstacle
-            from genctl.native.kernel_steps import kernel_step
+            from genctl.native.kernel_decoder import decoder_by_kernels
 
             reason = obstacle(model.spec)
-            kernels, said = kernel_step(self.decoder)
+            kernels, said = decoder_by_kernels(self.decoder)
             self.graphs = None if reason else Graphs(self.decoder, kernels)
             if kernels is not None:
                 self.remark = said
@@ -210,8 +210,8 @@ class NativeRuntime(ModelRuntime):
 
     @property
     def drafts_unasked(self) -> bool:
-        """Whether drafts change no bit of the results, in any batch, and so may be checked without being asked for."""
-        return self.abilities.uneven and self.steps is not None and self.steps.is_compiled
+        """Whether drafts change no bit of the results, and so may be checked without being asked for."""
+        return self._takes_drafts() and self.steps is not None and self.steps.is_compiled
 
     @property
     def weights_form(self) -> str:
@@ -260,10 +260,14 @@ class NativeRuntime(ModelRuntime):
         tokens = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
         return Source(tokens, self.encoder(tokens))
 
+    def _takes_drafts(self) -> bool:
+        """Whether several tokens of a row are computed as one at a time."""
+        alone = self.encoder is None and self.graphs is None and self.device.type == "cpu"
+        return alone and self.bound == math.inf
+
     def _takes_uneven(self) -> bool:
         spec = self.model.spec
-        plain = not (any(spec.windows) or spec.alibi or spec.relative or spec.sinks) and self.bound == math.inf
-        return plain and self.encoder is None and self.graphs is None and self.device.type == "cpu"
+        return self._takes_drafts() and not (any(spec.windows) or spec.alibi or spec.relative or spec.sinks)
 
     # -- the pass ------------------------------------------------------------------------------------------------------
 
@@ -289,6 +293,9 @@ class NativeRuntime(ModelRuntime):
             failure = f"steps run without a CUDA graph: capturing one failed ({self.graphs.failed})"
             if self.graphs.failed and failure not in self.findings:
                 self.findings.append(failure)
+        elif self.graphs is not None and self.graphs.kernels is not None:
+            slotted = self.new_cache() if cache is None else cache
+            logits = self.graphs.read(feed, slotted, mask, positions, keep, hidden=hidden)
         elif self.steps is not None and cache is not None and not hidden:
             source_mask = None if sources is None else sources.mask
             logits = self.steps.step(feed, cache, mask, positions, past, keep=keep, source_mask=source_mask)

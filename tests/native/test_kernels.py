@@ -13,6 +13,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane, RowsOfLane
-from genctl.native import kernel_steps
+from genctl.native import kernel_decoder, kernel_pass
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_steps import KernelStep, kernel_step, unusable
+from genctl.native.kernel_decoder import KernelDecoder, decoder_by_kernels, unusable
 from genctl.native.linear import Products
 from genctl.native.runtime import NativeRuntime
 from genctl.strategies import counter
@@ -74,7 +75,7 @@ def graphed(
 
 
 @cache
-def decoder_of(name: str, quantize: str | None = None) -> tuple[Decoder, KernelStep]:
+def decoder_of(name: str, quantize: str | None = None) -> tuple[Decoder, KernelDecoder]:
     runtime = graphed(name, quantize=quantize)
     assert runtime.graphs is not None
     assert runtime.graphs.kernels is not None
@@ -83,13 +84,13 @@ def decoder_of(name: str, quantize: str | None = None) -> tuple[Decoder, KernelS
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize("tokens", [1, 18])
-def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("tokens", "times"), [(1, 1), (18, 1), (50, 2)])
+def test_a_product_is_torchs(tokens: int, times: int, splits: int, dtype: torch.dtype) -> None:
     """Sizes that no tile divides; NaN in all that is to be written."""
     from genctl.kernels import cuda
 
     torch.manual_seed(tokens)
-    outputs, inputs, tiles, piece = 48, 80, -(-tokens // 16), 96 // splits
+    outputs, inputs, tiles, piece = 48, 80, -(-tokens // (16 * times)), 96 // splits
     x, rest = (torch.randn(tokens, size, device=DEVICE).to(dtype) for size in (inputs, outputs))
     weight = (torch.randn(2 * outputs, inputs, device=DEVICE) / 9).to(dtype)
     bias, gain = torch.randn(2 * outputs, device=DEVICE), torch.rand(outputs, device=DEVICE)
@@ -98,7 +99,7 @@ def test_a_product_is_torchs(tokens: int, splits: int, dtype: torch.dtype) -> No
     sums = x.float().square().view(tokens, 2, -1).sum(-1).t().contiguous()
     tops = torch.full((2, tokens), -1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 2, "N": 32, "M": 16, "K": 32, "EVEN": False, "AHEAD": 0, "PDL": False, "S": splits, "BIAS": True}
-    shape |= {"FORM": "floats", "TOPS": True}
+    shape |= {"FORM": "floats", "TOPS": True, "TIMES": times}
     sizes = tokens, outputs, inputs, piece, 2, 1e-6
 
     out, following, squares = nothing[0].to(dtype), nothing[1].to(dtype), nothing[2, :, :2].t().contiguous()
@@ -132,7 +133,7 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert (found.float() - wanted).abs().max() <= CLOSE[dtype] * wanted.abs().max()
 
 
-@pytest.mark.parametrize("act", kernel_steps.ACTIVATIONS)
+@pytest.mark.parametrize("act", kernel_decoder.ACTIVATIONS)
 def test_every_activation_is_torchs(act: str) -> None:
     from genctl.kernels import cuda
     from genctl.native.mlp import ACTIVATIONS
@@ -142,7 +143,7 @@ def test_every_activation_is_torchs(act: str) -> None:
     out, squares = torch.empty_like(x), torch.zeros(1, 1, device=DEVICE)  # with an eps of 1: no norm
     counts = torch.zeros(1, dtype=torch.int32, device=DEVICE)
     shape = {"P": 1, "N": 16, "M": 16, "K": 16, "EVEN": True, "AHEAD": 0, "PDL": False, "S": 1, "BIAS": False}
-    shape |= {"FORM": "floats", "TOPS": False}
+    shape |= {"FORM": "floats", "TOPS": False, "TIMES": 1}
     cuda.gated[(1, 1, 1)](
         x, weight, x, x, squares, counts, out, counts, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape
     )
@@ -152,7 +153,7 @@ def test_every_activation_is_torchs(act: str) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in NAMES), ("qwen2", torch.float16)])
 def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None:
-    """Rows that are padded on the left, with a cache that a pass over the prompts filled."""
+    """Prompts that are padded on the left, and what follows them."""
     plain, fast = graphed(name, kernels=False, dtype=dtype), graphed(name, dtype=dtype)
     caches = {}
     for runtime in (plain, fast):
@@ -171,7 +172,7 @@ def test_a_step_gives_the_logits_of_torch(name: str, dtype: torch.dtype) -> None
     after = (
         2 if name in ("glm4", "gemma2", "gemma3_text") else 0
     )  # a norm of what a sublayer adds is a launch of its own
-    assert fast.graphs.kernels.launches == 2 * ((EACH + after) * LAYERS + ONCE)
+    assert fast.graphs.kernels.launches == 3 * ((EACH + after) * LAYERS + ONCE)
 
 
 def random_cache(decoder: Decoder, rows: int, columns: int) -> list[tuple[Tensor, Tensor]]:
@@ -231,7 +232,7 @@ def test_a_row_has_the_same_bits_alone_among_others_and_behind_padding(name: str
 def test_several_tokens_at_once_have_the_bits_of_one_after_another(name: str, quantize: str | None) -> None:
     """The first of them fills a piece of attention, the next one begins another."""
     decoder, _ = decoder_of(name, quantize)
-    tokens, length = [[5, 6, 7], [8, 9, 10]], kernel_steps.PIECE - 1
+    tokens, length = [[5, 6, 7], [8, 9, 10]], kernel_pass.PIECE - 1
     at_once, in_turn = random_cache(decoder, 2, 192), random_cache(decoder, 2, 192)
     turns = [[row[at : at + 1] for row in tokens] for at in range(3)]
     wanted = [stepped(name, turn, length + at, in_turn, [0, 0], quantize) for at, turn in enumerate(turns)]
@@ -244,7 +245,7 @@ def test_several_tokens_at_once_have_the_bits_of_one_after_another(name: str, qu
 def test_a_long_text_is_read_in_pieces() -> None:
     """Nine pieces: more than are joined at once."""
     decoder, _ = decoder_of("llama")
-    length, columns = 8 * kernel_steps.PIECE + 5, 9 * kernel_steps.PIECE
+    length, columns = 8 * kernel_pass.PIECE + 5, 9 * kernel_pass.PIECE
     layers = [GrowingLayer() for _ in decoder.weights.layers]
     for layer, (keys, values) in zip(layers, random_cache(decoder, 1, columns), strict=True):
         layer.hold(keys[:, :, :length], values[:, :, :length])
@@ -265,22 +266,81 @@ def test_the_loop_writes_what_generate_writes(strategy: Any, name: str) -> None:
     assert found == {str(n): [row[:6] for row in generated(name, prompt)] for n, prompt in enumerate(PROMPTS[:2])}
     assert runtime.graphs is not None
     assert runtime.graphs.kernels is not None
-    assert runtime.graphs.kernels.launches == runtime.graphs.steps * (EACH * LAYERS + ONCE) > 0
+    assert runtime.graphs.steps > 0
+    # beside steps: two prompts, each in a pass
+    assert runtime.graphs.kernels.launches == (runtime.graphs.steps + 2) * (EACH * LAYERS + ONCE)
 
 
-def test_larger_steps_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three rows, and of two tokens for each of two rows; two rows still go through the kernels."""
-    plain, fast = graphed("llama", kernels=False), graphed("llama")
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles as tensor cores compute them: in the interpreter the order of a sum would depend on the place in a tile."""
+
+    def in_turn(a: np.ndarray, b: np.ndarray, dtype: Any) -> np.ndarray:
+        return (a[..., None].astype(dtype) * b[..., None, :, :].astype(dtype)).sum(-2, dtype=dtype)
+
+    monkeypatch.setattr(np, "matmul", in_turn)
+
+
+@pytest.mark.usefixtures("alike")
+def test_steps_of_many_rows_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five rows, where four are few; nothing is left to torch."""
+    fast = graphed("llama")
+    alone = fast(Pass(torch.full((1, 1), 9, device=DEVICE), read(fast, PROMPTS[:1])[0])).logits
+    monkeypatch.setattr(kernel_pass, "FEW", 4)
+    together = fast(Pass(torch.full((5, 1), 9, device=DEVICE), read(fast, PROMPTS[:1] * 5)[0])).logits
+    assert torch.equal(together, alone.expand_as(together))
     assert fast.graphs is not None
     assert fast.graphs.kernels is not None
-    monkeypatch.setattr(fast.graphs.kernels, "most_tokens", 2)
-    for rows, fed, steps, launches in ((3, 1, 1, 0), (2, 2, 1, 0), (2, 1, 2, EACH * LAYERS + ONCE)):
-        wanted, found = (
-            runtime(Pass(torch.full((rows, fed), 9, device=DEVICE), read(runtime, [PROMPTS[0]] * rows)[0])).logits
-            for runtime in (plain, fast)
+    assert (fast.graphs.steps, fast.graphs.kernels.launches) == (2, 4 * (EACH * LAYERS + ONCE))
+
+
+@pytest.mark.parametrize(
+    ("name", "quantize"),
+    [("llama", None), ("mistral", None), ("gemma2", None), ("llama", "int8"), ("qwen2", "int4")],
+)
+@pytest.mark.usefixtures("alike")
+def test_a_prompt_has_the_same_bits_however_it_is_read(
+    name: str, quantize: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, padded among others, in parts, token by token, without a cache, and by programs for many tokens."""
+    runtime, prompts = graphed(name, quantize=quantize), [PROMPTS[1][:3], PROMPTS[1][:9], PROMPTS[2][:5]]
+    text = torch.tensor(prompts[1:2], device=DEVICE)
+    _, _, alone = read(runtime, prompts[1:2])
+    whole = runtime(Pass(text, None, keep=0)).logits
+    assert torch.equal(whole[:, -1], alone)
+    cache = runtime.new_cache()
+    turns = [runtime(Pass(text[:, at : at + 1], cache, first=not at)).logits for at in range(text.shape[1])]
+    assert torch.equal(torch.cat(turns, 1), whole)
+    for few, most in ((64, 12), (4, 12)):
+        monkeypatch.setattr(kernel_pass, "FEW", few)
+        monkeypatch.setattr(kernel_decoder, "MOST_TOKENS", most)
+        cache, mask, together = read(runtime, prompts)
+        assert torch.equal(together[1], alone[0])
+        assert all(buffer.isfinite().all() for layer in cache.layers for buffer in layer.content())
+        assert torch.equal(runtime(Pass(text, None, keep=0)).logits, whole)
+        feed, mask = torch.full((3, 1), 9, device=DEVICE), torch.nn.functional.pad(mask, (0, 1), value=1)
+        step = runtime(Pass(feed, cache, mask=mask, positions=mask.sum(-1, keepdim=True) - 1)).logits
+        lone, _, _ = read(runtime, prompts[1:2])
+        assert torch.equal(step[1], runtime(Pass(feed[:1], lone)).logits[0])
+
+
+@pytest.mark.usefixtures("alike")
+def test_prompts_are_read_by_the_kernels_whatever_the_cache_keeps() -> None:
+    """A saved prompt keeps what windows would drop; a prompt that goes on from it has the bits of one read whole."""
+    runtime = graphed("mistral")
+    ids = PROMPTS[1]
+    saved = runtime.prefill(ids[:9], None, whole=True)
+    found, reused = runtime.resume(saved, ids, None)
+    assert reused == 9
+    assert found is not None
+    assert torch.equal(found.logits, runtime.prefill(ids, None).logits)
+    pieces = [piece for piece in runtime.prefill_in_pieces(ids, 5) if piece is not None]
+    assert torch.equal(pieces[-1].logits, found.logits)
+    for one, other in zip(found.cache.layers, pieces[-1].cache.layers, strict=True):
+        width = min(one.length, other.length)
+        assert all(
+            torch.equal(a[:, :, -width:], b[:, :, -width:]) for a, b in zip(one.content(), other.content(), strict=True)
         )
-        close(found, wanted, torch.float32)
-        assert (fast.graphs.steps, fast.graphs.kernels.launches) == (steps, launches)
 
 
 def test_padding_of_an_earlier_step_is_forgotten() -> None:
@@ -312,19 +372,19 @@ def test_padding_of_an_earlier_step_is_forgotten() -> None:
 def test_other_decoders_are_left_to_torch_and_it_is_said(name: str, part: str) -> None:
     said = f"torch's operations compute the steps: the kernels do not compute {part}"
     for quantize in (None, "int8"):
-        assert kernel_step(graphed(name, quantize=quantize).decoder) == (None, said)
+        assert decoder_by_kernels(graphed(name, quantize=quantize).decoder) == (None, said)
 
 
 def test_products_of_torch_are_left_to_torch() -> None:
     """`--no-pack`, a card on which nothing was tried."""
-    assert kernel_step(graphed("llama", kernels=False).decoder) == (None, "")
+    assert decoder_by_kernels(graphed("llama", kernels=False).decoder) == (None, "")
 
 
 def test_where_nothing_can_be_compiled_torch_computes_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(decoder: Decoder) -> KernelStep:
+    def broken(decoder: Decoder) -> KernelDecoder:
         raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
 
-    monkeypatch.setattr(kernel_steps, "KernelStep", broken)
+    monkeypatch.setattr(kernel_decoder, "KernelDecoder", broken)
     runtime = graphed("llama")
     assert runtime.graphs is not None
     assert runtime.graphs.kernels is None
@@ -337,11 +397,11 @@ def test_a_note_tells_of_seconds_that_compiling_took(monkeypatch: pytest.MonkeyP
     """A fraction of a second, which finding them in Triton's cache takes, is not worth one."""
     card: Any = SimpleNamespace(output=graphed("llama").decoder.output, device=torch.device("cuda"))
     seconds = [0.2, 2.04]
-    monkeypatch.setattr(kernel_steps, "KernelStep", lambda decoder: SimpleNamespace(compile=seconds.pop))
-    _, note = kernel_step(card)
+    monkeypatch.setattr(kernel_decoder, "KernelDecoder", lambda decoder: SimpleNamespace(compile=seconds.pop))
+    _, note = decoder_by_kernels(card)
     assert note == "compiled the kernels of a step in 2.0 s, which Triton keeps for later runs"
-    assert kernel_step(card)[1] == ""
-    monkeypatch.setattr(kernel_steps, "kernel_step", lambda decoder: (card, note))
+    assert decoder_by_kernels(card)[1] == ""
+    monkeypatch.setattr(kernel_decoder, "decoder_by_kernels", lambda decoder: (card, note))
     assert NativeRuntime(graphed("llama").model, graphs=True).remark == note
 
 
@@ -367,9 +427,10 @@ def test_only_cards_that_were_tried_are_used(monkeypatch: pytest.MonkeyPatch) ->
 
 COMPILE = """
 import sys, torch, triton
+from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from genctl.native import kernel_steps
+from genctl.native import kernel_decoder, kernel_pass
 from genctl.native.linear import Products
 from genctl.native.spec import Rope
 from tests import runtimes
@@ -386,14 +447,10 @@ for name in sys.argv[2:]:
     name, _, quantize = name.partition(":")
     products = Products(quantize or None, pack=False, kernels=True)
     decoder = runtimes.native(model(name), products=products, dtype=torch.bfloat16).decoder
-    step = kernel_steps.KernelStep(decoder)
-    step.pdl = chip >= 90
-    cache = torch.zeros(1, decoder.spec.kv_heads, 64, decoder.spec.head_dim, dtype=torch.bfloat16)
-    number = torch.zeros(1, 1, dtype=torch.long)
-    start = torch.zeros(1, dtype=torch.int32)
-    columns = dict.fromkeys(decoder.spec.windows, (number[0], start))
-    made = kernel_steps._Pass(step, number, number, columns, [(cache, cache)] * decoder.spec.layers)
-    for launch in {launch.variant: launch for launch in made.launches}.values():
+    step = kernel_decoder.KernelDecoder(decoder)
+    step.parts = replace(step.parts, pdl=chip >= 90)
+    launches = [*step.example(1).launches, *step.example(kernel_pass.FEW + 1).launches]
+    for launch in {launch.variant: launch for launch in launches}.values():
         names = launch.kernel.arg_names
         options = dict(launch.options)
         build = {n: options.pop(n) for n in ("num_warps", "num_stages")}
@@ -403,7 +460,7 @@ for name in sys.argv[2:]:
         even = {(at,): [["tt.divisibility", 16]] for at, n in enumerate(names) if signature[n][0] == "*"}
         source = ASTSource(fn=launch.kernel, signature=signature, constexprs=options, attrs=even)
         binary = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=build)
-        assert binary.asm["cubin"] and binary.metadata.shared <= kernel_steps.SHARED, binary.metadata
+        assert binary.asm["cubin"] and binary.metadata.shared <= kernel_decoder.SHARED, binary.metadata
         print(chip, name, quantize, launch.kernel.__name__)
 
 from genctl.kernels.cuda_draw import draw
@@ -426,6 +483,7 @@ def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
         "enter",
         "heads",
         "attend",
+        "attend_all",
         "product",
         "gated",
         "draw",

@@ -75,6 +75,7 @@ def by_kernel(
         **{"NORM": False, "BIAS": product.wide_bias is not None, "REST": rest is not out, "NEXT": False, "TOPS": False},
         **{"S": splits, "P": 2, "N": 32, "M": 16, "K": inputs, "EVEN": width % inputs == 0, "AHEAD": 0, "PDL": False},
         FORM=product.kind,
+        TIMES=1,
     )
     assert not counts.any()
     return out.cpu()
@@ -102,7 +103,7 @@ def test_a_product_is_the_librarys(kind: str, inputs: int, tokens: int) -> None:
     close(by_kernel(product, x), wanted(x), EXACT if exact else CLOSE)
     close(by_kernel(product, x, splits=2), wanted(x), EXACT if kind == "int8" else CLOSE)
     close(by_kernel(product, x, inputs=128), wanted(x), EXACT if kind == "int8" else CLOSE)
-    close(product(x.to(DEVICE)).cpu(), wanted(x), CLOSE)  # by torch, for prompts
+    close(product(x.to(DEVICE)).cpu(), wanted(x), CLOSE)  # by torch, where states are asked for
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -148,7 +149,7 @@ def test_gate_and_up_are_the_librarys(kind: str, splits: int) -> None:
         *(x, product.weight, product.scales, product.wide_bias, squares, tops_of(x, 2), out, tops, parts, counts),
         *(tokens, size, inputs, -(-inputs // (splits * 64)) * 64, 2, 1e-9),
         **{"ACT": "silu", "BIAS": True, "S": splits, "P": 2, "N": 32, "M": 16, "K": 64, "EVEN": False, "AHEAD": 0},
-        **{"FORM": kind, "TOPS": True, "PDL": False},
+        **{"FORM": kind, "TOPS": True, "PDL": False, "TIMES": 1},
     )
     gate, up = wanted(x.cpu()).split(size, 1)
     close(out[0].cpu(), F.silu(gate) * up, 1e-5)
@@ -160,7 +161,10 @@ def test_gate_and_up_are_the_librarys(kind: str, splits: int) -> None:
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama", "qwen2", "mistral", "gemma2"])
 def test_a_step_gives_the_logits_of_the_cpu(name: str, kind: str) -> None:
-    """Rows that are padded on the left. Every product but none of torch is by the kernels."""
+    """Rows that are padded on the left. Every product of the prompt and of the step is by the kernels.
+
+    Other last digits before a product may give a code of x that is one more or less.
+    """
     plain = runtimes.native(model(name), products=Products(kind))
     fast = graphed(name, quantize=kind)
     caches = {}
@@ -174,10 +178,10 @@ def test_a_step_gives_the_logits_of_the_cpu(name: str, kind: str) -> None:
         ).logits.cpu()
         for runtime in (plain, fast)
     )
-    close(found, wanted, 1e-5)
+    close(found, wanted, 1e-4)
     assert fast.graphs is not None
     assert fast.graphs.kernels is not None
-    assert fast.graphs.kernels.launches == (EACH + (2 if name == "gemma2" else 0)) * LAYERS + ONCE
+    assert fast.graphs.kernels.launches == 2 * ((EACH + (2 if name == "gemma2" else 0)) * LAYERS + ONCE)
 
 
 def written(runtime: NativeRuntime, strategy: Any) -> list[list[int]]:

@@ -195,7 +195,8 @@ class Cache:
         """
         for number, (layer, window) in enumerate(zip(self.layers, like.layers, strict=True)):
             if (
-                type(layer) is GrowingLayer
+                isinstance(layer, GrowingLayer)
+                and (type(layer) is GrowingLayer or (layer.is_slotted and not layer.is_sliding))
                 and isinstance(window, GrowingLayer)
                 and layer.is_initialized
                 and window.is_sliding
@@ -235,6 +236,28 @@ class Cache:
             SlottedWindow.of(layer) if windows and type(layer) is SlidingLayer else layer.converted(SlottedLayer)
             for layer in self.layers
         ]
+
+    def open_slots(
+        self, rows: int, heads: int, size: int, dtype: torch.dtype, device: torch.device, count: int
+    ) -> bool:
+        """`use_slots` of an empty cache, with buffers for `count` columns and the room that its layers keep.
+
+        Returns whether steps may write to the cache; it is unchanged if not.
+        """
+        if self.is_slotted and self.length:
+            return True
+        from genctl.decode.cache.sliding import SlidingLayer
+
+        if any(not layer.is_slotted and type(layer) not in (GrowingLayer, SlidingLayer) for layer in self.layers):
+            return False
+        rooms = [layer.room for layer in self.layers if isinstance(layer, GrowingLayer)]
+        self.use_slots(windows=True)
+        for layer, room in zip(self._slotted(), rooms, strict=True):
+            if not layer.is_initialized:
+                layer.room = 0
+                layer.open(rows, heads, size, dtype, 0, device)
+                layer.slots(count if layer.is_sliding else count + room)
+        return True
 
     def slots(self, count: int = 1) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of each slotted layer, written or not, `[rows, heads, capacity, head_dim]`.

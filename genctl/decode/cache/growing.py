@@ -92,10 +92,13 @@ class GrowingLayer(CacheLayer):
         # return the exact numbers of the first write, even if they are stored rounded
         return (key_states, value_states) if first else self.content()
 
-    def open(self, rows: int, heads: int, size: int, dtype: torch.dtype, count: int) -> None:
-        """Allocate buffers on the CPU for a first `extend` by `count` columns."""
-        self.dtype, self.is_initialized = dtype, True
-        self.buffers = tuple(torch.empty(rows, heads, count + self.room, size, dtype=dtype) for _ in range(2))
+    def open(
+        self, rows: int, heads: int, size: int, dtype: torch.dtype, count: int, device: torch.device | None = None
+    ) -> None:
+        """Allocate buffers, on the CPU if no device is given, for a first `extend` by `count` columns."""
+        self.dtype, self.device, self.is_initialized = dtype, device or torch.device("cpu"), True
+        like = torch.empty(rows, heads, 0, size, dtype=dtype, device=device)
+        self.buffers = tuple(self._allocate(like, rows, count + self.room) for _ in range(2))
         self.room = 0
 
     def extend(self, count: int) -> tuple[int, int]:

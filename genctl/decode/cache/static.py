@@ -125,8 +125,8 @@ class SlottedWindow(SlidingLayer):
             if self.begin < max(STEP // 2, count):
                 self._grow(self._roomy(self.length + count))
             else:
-                for buffer in self.buffers:
-                    buffer[:, :, : self.length] = buffer[:, :, self.begin :].clone()
+                for buffer, columns in zip(self.buffers, self._columns(), strict=True):
+                    buffer[:, :, : self.length] = columns.clone()
                 self.begin = 0
         keys, values = self.buffers
         return keys, values
@@ -147,7 +147,7 @@ class SlottedWindow(SlidingLayer):
         return like.new_zeros(rows, like.shape[1], columns, like.shape[3])
 
     def _roomy(self, columns: int) -> int:
-        return self.most + STEP if columns > self.most else super()._roomy(columns)
+        return max(columns, self.most + STEP) if columns > self.most else super()._roomy(columns)
 
 
 def _rounded(length: int, room: int) -> int:

@@ -57,7 +57,7 @@ def undrafted(forward: ModelRuntime, resolved: Resolved) -> str:
     if resolved.processors is not None or generation.guidance_scale not in (None, 1.0):
         return "processors of its own, or guidance, see every token"
     if not forward.drafts_unasked:
-        return "only native models on a CPU, without windows, compute several tokens of several rows as one at a time"
+        return "only native models on a CPU compute several tokens of a row as one at a time"
     return ""
 
 

@@ -19,8 +19,10 @@ from genctl.engines.protocol import Flow, Report, Request
 from genctl.kernels.ops import library
 from genctl.results import Collector, Result
 from genctl.strategies.assisted import Assisted
+from genctl.strategies.sample import Sample
 from genctl.strategies.suffixes import MOST_KEPT, Index, SuffixDrafter
 from tests.decode.driver import PROMPTS, Case
+from tests.strategies.assisted.assistants import drafts
 
 pytestmark = pytest.mark.skipif(library() is None, reason="drafts need the compiled library")
 
@@ -77,6 +79,22 @@ def test_rows_of_different_lengths_share_a_pass_without_the_list_of_calls() -> N
     found = [written(made, TEXTS, 5) for _ in range(2)][-1]
     assert sum(result.accepted for result in found) > 0
     assert [result.sequences[0].token_ids for result in found] == [result.sequences[0].token_ids for result in plain]
+
+
+@pytest.mark.parametrize("arch", ["mistral", "gemma2", "bloom"])
+def test_with_windows_and_slopes_a_row_drafts_while_it_is_alone(arch: str) -> None:
+    one = Case(arch)
+    one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
+    assert one.forward.drafts_unasked
+    assert not one.forward.abilities.uneven
+    prompt = (*range(5, 17), *range(5, 9))
+    found = []
+    for way in (Sample(), Assisted(SuffixDrafter(), unasked=True)):
+        for width in (1, 2):
+            told = one.stream([one.lane(prompt, way, str(n), max_new_tokens=40) for n in range(2)], width)
+            found.append({event.lane: event.hypotheses for event in told if isinstance(event, events.Finished)})
+            assert (drafts(told)[0] > 0) == (way != Sample() and width == 1)
+    assert all(each == found[0] for each in found)
 
 
 def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> None:

@@ -1,0 +1,189 @@
+"""Steps and prompts by Triton kernels: what `decoder.Decoder` computes of them, in five launches a layer.
+
+Where a part of a decoder is not one of theirs, `KernelDecoder` is not made, and torch's operations compute it.
+
+N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
+values, D features of a head, C columns of a cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from genctl.native.decoder import Decoder, LayerWeights
+from genctl.native.kernel_pass import FEW, Columns, KernelLayer, KernelParts, KernelPass
+from genctl.native.kernel_products import Product
+from genctl.native.linear import Joined
+from genctl.native.mlp import MLP, Activation
+from genctl.native.norms import RMSNorm, same
+
+MOST_TOKENS = 2048  # of a pass: longer prompts are read in parts
+SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
+ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
+# GPUs (compute capabilities) on which the kernels were compared with torch, with their shared memory: others use torch
+TRIED = {(9, 0): 227 * 1024}
+
+
+def unusable(device: torch.device, dtype: torch.dtype) -> str:
+    """Why the kernels do not run on a CUDA device, whatever the decoder; "" if they do."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the kernels compute in bfloat16 and float16, not in {str(dtype).removeprefix('torch.')}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    major, minor = torch.cuda.get_device_capability(device)
+    return "" if (major, minor) in TRIED else f"the kernels have not run on compute capability {major}.{minor} yet"
+
+
+class NotForKernels(Exception):
+    """A part of a decoder that the kernels do not compute; the message names it."""
+
+
+class KernelDecoder:
+    """Passes of one decoder. `launches` counts the kernels that were launched."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        """Raises NotForKernels."""
+        spec, weights = decoder.spec, decoder.weights
+        angles = [rotary for rotary in (decoder.rotary, decoder.local_rotary) if rotary is not None]
+        for part, wrong in {
+            "another norm than RMS": spec.norm != "rms", "sublayers at once": spec.parallel, "experts": spec.experts,
+            "an MLP without gate": not spec.gated, "an encoder": spec.encoder, "clipped queries": spec.clip_qkv,
+            "linear biases": spec.alibi, "relative positions": spec.relative, "attention sinks": spec.sinks,
+            "scaling by layer": spec.scaling_by_layer, "a scaled head": spec.head_scale != 1.0,
+            "embeddings of another width": spec.embed_size, "attention to later tokens": not spec.causal,
+            "another order of queries, keys and values": spec.qkv not in ("split", "joined"),
+            "such norms of queries and keys": spec.qk_norm not in ("", "head"),
+            "angles that depend on the length": any(rotary.fixed is None for rotary in angles),
+        }.items():  # fmt: skip
+            if wrong:
+                raise NotForKernels(part)
+        from genctl.kernels import cuda, cuda_attention
+
+        self.decoder, self.launches = decoder, 0
+        capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
+        self.parts = KernelParts(
+            decoder,
+            [self._layer(number, layer) for number, layer in enumerate(weights.layers)],
+            _gain(weights.final_norm),
+            _product(decoder.output),
+            cuda,
+            cuda_attention,
+            TRIED.get(capability, SHARED),
+            pdl=capability >= (9, 0),
+        )
+
+    def _layer(self, number: int, w: LayerWeights) -> KernelLayer:
+        spec, decoder = self.decoder.spec, self.decoder
+        if type(w.mlp) is not MLP or w.mlp_norm is None or w.attn_sum_norm is not same or w.mlp_sum_norm is not same:
+            raise NotForKernels("norms at other places")
+        if not isinstance(w.mlp.activation, Activation) or w.mlp.activation.name not in ACTIVATIONS:
+            raise NotForKernels("another activation")
+        after = tuple(None if norm is same else _gain(norm) for norm in (w.attn_out_norm, w.mlp_out_norm))
+        head_gains = None
+        if spec.qk_norm:
+            head_gains = torch.stack([_gain(w.q_norm), _gain(w.k_norm)])
+        rotary = decoder.rotary if spec.windows[number] is None else decoder.local_rotary
+        rotary = rotary if number not in spec.no_rope_layers else None
+        assert len(after) == 2
+        return KernelLayer(
+            _product(w.qkv),
+            _product(w.o),
+            _product(w.mlp.up),
+            _product(w.mlp.down),
+            w.mlp.activation.name,
+            (_gain(w.attn_norm), _gain(w.mlp_norm)),
+            after,
+            head_gains,
+            None if rotary is None else rotary.fixed,
+            1.0 if rotary is None else rotary.rope.attention_factor,
+        )
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        columns: Columns,
+        buffers: Sequence[tuple[Tensor, Tensor]],
+        keep: int | None = None,
+    ) -> Tensor:
+        """Tokens and positions int64 [N, F] -> logits f32 [N, F, V]; keys and values of each layer [N, K, C, D].
+
+        Logits of the last `keep` tokens of each row, if it is given.
+        """
+        done = KernelPass(self.parts, tokens, positions, columns, buffers, keep)
+        done.run()
+        self.launches += len(done.launches)
+        return self.decoder.scaled(done.logits).view(len(tokens), done.count // len(tokens), self.decoder.spec.vocab)
+
+    def tokens_at_once(self, rows: int) -> int:
+        """How many tokens of each row a pass reads at most."""
+        return max(1, MOST_TOKENS // rows)
+
+    @torch.no_grad()
+    def compile(self) -> float:
+        """Compile all kernels, or find them in Triton's cache, and run each; returns the seconds that this took.
+
+        There are two of most, for few tokens and for many; they are the same for any number of rows and columns. Most
+        of the time is spent outside Python.
+        """
+        device, began = self.decoder.device, time.perf_counter()
+        passes = [self.example(tokens) for tokens in (1, FEW + 1)]
+        different = {launch.variant: launch for done in passes for launch in done.launches}.values()
+        with ThreadPoolExecutor(len(different)) as pool:
+            list(pool.map(lambda launch: launch.compile(device), different))
+        with torch.cuda.device(device):
+            for done in passes:
+                done.run()
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - began
+
+    def example(self, tokens: int) -> KernelPass:
+        """A pass over so many tokens of one row."""
+        spec, device = self.decoder.spec, self.decoder.device
+        numbers = torch.zeros(1, tokens, dtype=torch.long, device=device)
+        shape = 1, spec.kv_heads, -(-tokens // 64) * 64, spec.head_dim
+        cache = torch.zeros(shape, dtype=self.decoder.dtype, device=device)
+        start = torch.zeros(1, dtype=torch.int32, device=device)
+        columns = dict.fromkeys(spec.windows, (numbers[0, :1], start))
+        return KernelPass(self.parts, numbers, numbers, columns, [(cache, cache)] * spec.layers)
+
+
+def decoder_by_kernels(decoder: Decoder) -> tuple[KernelDecoder | None, str]:
+    """The steps of a decoder by the kernels, if its products are for them; and what is to be said of them, if anything.
+
+    Without a C compiler, or in an environment without Triton's tools, torch's operations compute the steps.
+    """
+    if not isinstance(decoder.output, Product) or not decoder.output.by_kernels:
+        return None, ""
+    try:
+        step = KernelDecoder(decoder)
+        seconds = step.compile() if decoder.device.type == "cuda" else 0.0
+    except NotForKernels as part:
+        return None, f"torch's operations compute the steps: the kernels do not compute {part}"
+    except Exception as error:  # whatever a compiler, a driver or the file system says
+        reason = (str(error) or type(error).__name__).partition("\n")[0]
+        return None, f"torch's operations compute the steps: the kernels cannot be compiled ({reason})"
+    slow = seconds > 1
+    return step, f"compiled the kernels of a step in {seconds:.1f} s, which Triton keeps for later runs" if slow else ""
+
+
+def _gain(norm: Any) -> Tensor:
+    if type(norm) is not RMSNorm:
+        raise NotForKernels("another norm than RMS")
+    return norm.weight.float().contiguous()
+
+
+def _product(product: Any) -> Product:
+    if type(product) is Joined:
+        product = product.one
+    if not isinstance(product, Product):
+        raise NotForKernels("biases of some of queries, keys and values alone")
+    return product

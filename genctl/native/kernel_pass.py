@@ -1,0 +1,308 @@
+"""The launches of one pass by Triton kernels (see `kernel_decoder`).
+
+N rows, F tokens fed to each, T = N · F, E features of the residual stream, H heads of queries, K heads of keys and
+values, D features of a head, C columns of a cache, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl.native.decoder import Decoder
+from genctl.native.kernel_products import OUTPUTS, Product, Tile, cut, outputs_of
+
+FEW = 64  # tokens of a pass: of more, several tiles share what is read of a weight (see `cut`)
+AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
+PIECE, COLUMNS = 128, 128  # of attention, and of its tile
+AT_ONCE = 8  # pieces that are read at once
+
+# For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
+Columns: TypeAlias = Mapping[int | None, tuple[Tensor, Tensor]]
+
+
+class KernelLayer(NamedTuple):
+    """What the launches of a layer read."""
+
+    qkv: Product
+    o: Product
+    up: Product
+    down: Product
+    act: str
+    gains: tuple[Tensor, Tensor]  # before attention and before the MLP, f32 [E]
+    after: tuple[Tensor | None, Tensor | None]  # of what each adds
+    head_gains: Tensor | None  # of queries and keys, f32 [2, D]
+    rope: Tensor | None  # radians for each position, f32 [r / 2]; None: nothing turns
+    turn_scale: float
+
+
+@dataclass(frozen=True)
+class KernelParts:
+    """What all passes of a decoder share."""
+
+    decoder: Decoder
+    layers: list[KernelLayer]
+    final: Tensor  # the gain of the last norm, f32 [E]
+    head: Product
+    kernels: Any  # `kernels.cuda`
+    attention: Any  # `kernels.cuda_attention`
+    shared: int  # bytes of shared memory that a program has
+    pdl: bool  # programmatic dependent launch: a kernel begins before the one before ends
+
+    @property
+    def rounded(self) -> bool:
+        """Whether weights have 8 or 4 bits."""
+        return self.head.kind != "floats"
+
+    def tile(self, product: Product, tiles: int, outputs: int, *, many: bool, gated: bool = False) -> Tile:
+        """See `kernel_products.cut`."""
+        x_bytes = self.decoder.dtype.itemsize
+        return cut(product, tiles, outputs, x_bytes=x_bytes, shared=self.shared, many=many, gated=gated)
+
+
+class _Normed(NamedTuple):
+    """What a norm makes of x: x · gain [T, E], sums of squares of x f32 [parts, T], and the largest of x · gain.
+
+    These are int32 [parts, T], the bits of a float. Inputs of products without a norm have only these.
+    """
+
+    x: Tensor
+    sums: Tensor
+    tops: Tensor
+
+
+class _Launch(NamedTuple):
+    """One kernel and what it is given."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.args, **self.options)
+
+    def compile(self, device: torch.device) -> None:
+        with torch.cuda.device(device):  # each thread has its own
+            self.kernel.warmup(*self.args, grid=self.grid, **self.options)
+
+    @property
+    def variant(self) -> tuple[Any, ...]:
+        """Launches with equal ones share machine code, or differ in little."""
+        return self.kernel, *sorted(self.options.items())
+
+
+class KernelPass:
+    """The launches of one pass, in order, and their buffers."""
+
+    def __init__(
+        self,
+        parts: KernelParts,
+        tokens: Tensor,
+        positions: Tensor,
+        columns: Columns,
+        buffers: Sequence[tuple[Tensor, Tensor]],
+        keep: int | None = None,
+    ) -> None:
+        self.parts, self.decoder, self.spec = parts, parts.decoder, parts.decoder.spec
+        self.positions = positions
+        self.rows, self.fed = tokens.shape
+        self.count = tokens.numel()
+        self.many = self.count > FEW
+        self.launches: list[_Launch] = []
+        self.held: dict[tuple[Any, ...], Tensor] = {}
+        sizes = [-(-product.size // 16) for product in (parts.layers[0].qkv, parts.layers[0].up, parts.layers[0].down)]
+        counts = max(-(-self.count // 8) * max(sizes), self.count * self.spec.kv_heads)  # tiles of 8 tokens at least
+        self.counts = torch.zeros(counts, dtype=torch.int32, device=self.decoder.device)
+        x = self.decoder.embed(tokens, positions).reshape(self.count, -1).contiguous()
+        gains = [gain for layer in parts.layers for gain in layer.gains] + [parts.final]
+        normed = self._enter(x, gains[0])
+        for number, layer in enumerate(parts.layers):
+            window = self.spec.windows[number]
+            mixed = self._attention(layer, normed, *buffers[number], *columns[window], window or 0)
+            normed = self._add(layer.o, mixed, x, gains[2 * number + 1], layer.after[0])
+            inner = self._gated(layer, normed)
+            normed = self._add(layer.down, inner, x, gains[2 * number + 2], layer.after[1])
+        self.normed = self.last = normed
+        if keep is not None and keep < self.fed:
+            self.count = self.rows * keep
+            self.many = self.count > FEW
+            self.last = _Normed(*(part.new_empty(self._of_last(part, keep).shape) for part in normed))
+        self.keep = keep
+        self.logits = torch.empty(self.count, self.spec.vocab, dtype=torch.float32, device=self.decoder.device)
+        if self.count:
+            self._product(parts.head, self.last, self.logits, norm=True)
+
+    def run(self) -> None:
+        """All launches, and before the head the choice of the last tokens."""
+        for launch in self.launches[: -1 if self.count else None]:
+            launch.run()
+        if self.last is not self.normed and self.keep:
+            for target, part in zip(self.last, self.normed, strict=True):
+                target.copy_(self._of_last(part, self.keep))
+        if self.count:
+            self.launches[-1].run()
+
+    def _of_last(self, part: Tensor, keep: int) -> Tensor:
+        """x [T, E], or a number of each token [parts, T], of the last `keep` tokens of each row."""
+        if part is self.normed.x:
+            return part.view(self.rows, self.fed, -1)[:, self.fed - keep :].flatten(0, 1)
+        return part.view(-1, self.rows, self.fed)[:, :, self.fed - keep :].flatten(1)
+
+    def _space(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+        """A buffer that all layers use in turn."""
+        key = name, shape
+        if key not in self.held:
+            kind = torch.float32 if wide else self.decoder.dtype
+            self.held[key] = torch.empty(shape, dtype=kind, device=self.decoder.device)
+        return self.held[key]
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, stages: int = 2, **flags: Any) -> None:
+        options = {**flags, "PDL": self.parts.pdl, "num_warps": 4, "num_stages": stages}
+        if self.parts.pdl:
+            options["launch_pdl"] = True
+        self.launches.append(_Launch(kernel, grid, args, options))
+
+    def _enter(self, x: Tensor, gain: Tensor, added: _Normed | None = None, after: Tensor | None = None) -> _Normed:
+        """The norm of x; first of x + the norm of what is `added`, which is written to x."""
+        size = x.shape[1]
+        made = self._made("normed", size, 1)
+        added_x, sums, _ = made if added is None else added
+        self._launch(
+            self.parts.kernels.enter, (self.count,), x, added_x, sums, gain if after is None else after, gain, made.x,
+            made.sums, made.tops, size, len(sums), self.spec.eps, self.spec.residual_scale,
+            ADD=added is not None, P=_power(len(sums)), E=_power(size), TOPS=self.parts.rounded,
+        )  # fmt: skip
+        return made
+
+    def _attention(
+        self,
+        layer: KernelLayer,
+        normed: _Normed,
+        keys: Tensor,
+        values: Tensor,
+        place: Tensor,
+        starts: Tensor,
+        window: int,
+    ) -> _Normed:
+        spec, product, columns = self.spec, layer.qkv, keys.shape[2]
+        heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
+        q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
+        # a tile has whole heads where these are normed
+        pairs = _power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
+        pairs = max(pairs, 8)
+        each = -(-(size // 2) // pairs)
+        tile = self.parts.tile(product, (heads + 2 * kv) * each, 2 * pairs, many=self.many)
+        part = self._parts(tile, product.size)
+        some = normed.sums  # in the place of what is not read
+        self._launch(
+            self.parts.kernels.heads, (self._tiles(tile), (heads + 2 * kv) * each, tile.splits), normed.x,
+            product.weight, *_beside(product, some), normed.sums, normed.tops, q, keys, values,
+            some if layer.head_gains is None else layer.head_gains, some if layer.rope is None else layer.rope,
+            self.positions, place, part, self.counts, self.count, self.fed, product.width, tile.piece,
+            len(normed.sums), spec.eps, row_stride, columns, int(layer.rope is not None), layer.turn_scale,
+            HEADS=heads, KV=kv, D=size, R=2 if rope is None else rope.size, PAIRS=rope is not None and rope.interleaved,
+            TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
+        )  # fmt: skip
+        mixed, group = self._made("mixed", heads * size, kv), heads // kv
+        queries = max(16, _power(group))
+        shape: dict[str, Any] = {
+            "KV": kv, "GROUP": group, "G": queries, "D": size, "W": max(16, _power(size)), "PIECE": PIECE,
+            "WINDOW": window, "CAP": spec.softcap or 0.0, "C": COLUMNS if size <= 128 else COLUMNS // 2,
+            "TOPS": self.parts.rounded,
+        }  # fmt: skip
+        if self.many:
+            shared = 1 if window or self.parts.rounded else queries // group
+            self._launch(
+                self.parts.attention.attend_all, (-(-self.fed // shared), kv, self.rows), q, keys, values, starts,
+                place, mixed.x, mixed.tops, self.fed, row_stride, columns, spec.scaling, B=shared, **shape,
+            )  # fmt: skip
+            return mixed
+        pieces = -(-columns // PIECE)
+        parts = self._space("attention parts", self.count, kv, pieces, group, size, wide=True)
+        most, mass = (self._space(name, self.count, kv, pieces, group, wide=True) for name in ("most", "mass"))
+        self._launch(
+            self.parts.attention.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed.x, mixed.tops,
+            parts, most, mass, self.counts, self.fed, row_stride, columns, pieces, spec.scaling,
+            AT_ONCE=AT_ONCE, **shape,
+        )  # fmt: skip
+        return mixed
+
+    def _add(self, product: Product, y: _Normed, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
+        """x += product(y), or the norm of it; returns the norm of x."""
+        made = self._made("normed", product.size, -(-product.size // outputs_of(product)), "of tiles")
+        if after is None:
+            self._product(product, y, x, rest=x, made=made, gain=gain)
+            return made
+        added = self._space("added", self.count, product.size)
+        self._product(product, y, added, made=made, gain=gain)
+        return self._enter(x, gain, _Normed(added, made.sums, made.tops), after)
+
+    def _made(self, name: str, size: int, parts: int, where: str = "") -> _Normed:
+        sums, tops = (self._space(f"{what} {name} {where}", parts, self.count, wide=True) for what in ("sums", "tops"))
+        return _Normed(self._space(name, self.count, size), sums, tops.view(torch.int32))
+
+    def _product(
+        self,
+        product: Product,
+        y: _Normed,
+        out: Tensor,
+        *,
+        norm: bool = False,
+        rest: Tensor | None = None,
+        made: _Normed | None = None,
+        gain: Tensor | None = None,
+    ) -> None:
+        tiles = -(-product.size // outputs_of(product))
+        tile = self.parts.tile(product, tiles, outputs_of(product), many=self.many)
+        self._launch(
+            self.parts.kernels.product, (self._tiles(tile), tiles, tile.splits), y.x, product.weight,
+            *_beside(product, out), out if rest is None else rest, out if gain is None else gain, y.sums, y.tops, out,
+            *(made or (out, y.sums, y.tops)), self._parts(tile, product.size), self.counts,
+            self.count, product.size, product.width, tile.piece, len(y.tops), self.spec.eps,
+            1.0 if rest is None else self.spec.residual_scale,
+            NORM=norm, REST=rest is not None, NEXT=made is not None, TOPS=self.parts.rounded,
+            **self._flags(tile, product, y),
+        )  # fmt: skip
+
+    def _gated(self, layer: KernelLayer, normed: _Normed) -> _Normed:
+        product, size = layer.up, layer.up.size // 2
+        tiles = -(-size // OUTPUTS)
+        tile = self.parts.tile(product, tiles, OUTPUTS, many=self.many, gated=True)
+        out = self._made("inner", size, tiles)
+        self._launch(
+            self.parts.kernels.gated, (self._tiles(tile), tiles, tile.splits), normed.x, product.weight,
+            *_beside(product, out.x), normed.sums, normed.tops, out.x, out.tops, self._parts(tile, product.size),
+            self.counts, self.count, size, product.width, tile.piece, len(normed.sums), self.spec.eps,
+            ACT=layer.act, TOPS=self.parts.rounded, **self._flags(tile, product, normed),
+        )  # fmt: skip
+        return out
+
+    def _tiles(self, tile: Tile) -> int:
+        return -(-self.count // (tile.tokens * tile.times))
+
+    def _parts(self, tile: Tile, size: int) -> Tensor:
+        return self.counts if tile.splits == 1 else self._space("parts", tile.splits, self.count, size, wide=True)
+
+    def _flags(self, tile: Tile, product: Product, x: _Normed) -> dict[str, Any]:
+        return {
+            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": _power(len(x.tops)),
+            "S": tile.splits, "N": tile.outputs, "M": tile.tokens, "K": tile.inputs, "TIMES": tile.times,
+            "EVEN": product.width % tile.inputs == 0,
+            "AHEAD": AHEAD if self.parts.pdl else 0, "stages": tile.stages,
+        }  # fmt: skip
+
+
+def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales and bias of a product, and `some` tensor in the place of what is not read."""
+    scales, bias = (some if part is None else part for part in (product.scales, product.wide_bias))
+    return scales, bias
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
