@@ -328,7 +328,10 @@ def test_an_output_that_was_cut_off_is_continued_with_the_same_bytes(
 
 def test_a_list_of_processors_needs_the_ban_and_the_setting_beside_it() -> None:
     for arguments, said in (
-        (("--ban", "was", "--set", 'processors=[{use="min_length"}]'), "the list of processors leaves it out"),
+        (
+            ("--ban", "was", "--set", 'processors=[{use="min_length"}]'),
+            "has no effect: the list of processors (--set processors) leaves it out",
+        ),
         (("--set", 'processors=[{use="ban", ban=["was"]}]'), "ban is set in the list of processors alone"),
     ):
         done = tool("run", "Once upon a time", "-n", "9", *arguments)

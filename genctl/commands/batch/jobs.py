@@ -65,8 +65,8 @@ def import_results(options: ImportOptions) -> int:
     messages = Messages()
     records = list(batch_files.imported(options.input, options.requests, messages.remark))
     if options.rows is not None:
-        rows = readers.open_prompts((), options.rows, sys.stdin, stdin_is_terminal=False) or ()
-        batch_files.add_columns(records, {row.id: row.columns for row in rows}, options.rows)
+        prompts = readers.open_prompts((), options.rows, sys.stdin, stdin_is_terminal=False) or ()
+        batch_files.add_columns(records, {row.id: row.columns for row in prompts}, options.rows)
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0
     with ExitStack() as stack:
