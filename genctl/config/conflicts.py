@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl.config import chat_settings
 from genctl.config.check import default, known, shown
-from genctl.config.listed_knobs import CRITERIA, PROCESSORS, WINDOW
+from genctl.config.listed_knobs import CRITERIA, LISTS, PROCESSORS, WINDOW
 from genctl.params import DRAFTING, Generation, knobs, spelled
 
 # A file that is not the user's own: "named" on the command line, or "unnamed": read because it exists, or opened as a
@@ -173,8 +173,8 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 
 def find_clashes(settings: Settings) -> list[Clash]:
-    """Every conflict: sampling, number of sequences, lengths, caches, compiling, knobs that refine others, chat."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _chat)
+    """Every conflict: sampling, numbers of sequences, lengths, caches, compiling, what refines another, lists, chat."""
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _listing, _chat)
     return [clash for kind in kinds for clash in kind(settings)]
 
 
@@ -193,6 +193,39 @@ def _refining(settings: Settings) -> Iterator[Clash]:
             one_of = f"{', '.join(bases)} or {last}" if bases else last
             words = f"{_say(key, setting)} has no effect without {one_of}"
             yield Clash(frozenset({key, last, *bases}), words, by_default=level < 0)
+
+
+def _unlisted(settings: Settings) -> Iterator[tuple[str, str, Setting]]:
+    """The processors that a list leaves out, each with the knob that turns it on."""
+    listed = _get(settings, "processors").value
+    if listed is None:
+        return
+    read = {knob for table in listed for knob in LISTS["processors"].get(table["use"], ())}
+    idle = {key for key, _ in _idle(settings)} if _greedy(settings) else set()
+    for row in PROCESSORS.values():
+        key = row.knobs[0]
+        elsewhere = any(_get(settings, reader).value for reader in ALSO_READ_BY.get(key, ()))
+        if elsewhere or key in read | idle or _get(settings, key).value in ([], {}) or _is_off(settings, key):
+            continue
+        yield row.name, key, settings[key]
+
+
+def _listing(settings: Settings) -> Iterator[Clash]:
+    """Knobs that a list of processors leaves out, and those that all tables of a list set to something else."""
+    for name, key, setting in _unlisted(settings):
+        listed = settings["processors"]
+        if setting.kind != "model" and setting.level >= listed.level and (key, setting.value) != ("temperature", 0):
+            sentence = f"{_say(key, setting)} has no effect: the list of processors ({listed.place}) leaves it out"
+            yield Clash(frozenset({key, "processors"}), sentence, f'add use = "{name}" to the list')
+    for kind, rows in LISTS.items():
+        listed = _get(settings, kind)
+        for key, setting in settings.items():
+            tables = [table for table in listed.value or () if key in rows.get(table["use"], ())]
+            if not tables or setting.kind == "model" or setting.level < listed.level:
+                continue
+            if all(table.get(key, setting.value) != setting.value for table in tables):
+                sentence = f"{_say(key, setting)} has no effect: the list of {kind} ({listed.place}) sets it"
+                yield Clash(frozenset({key, kind}), sentence, "leave out one of them")
 
 
 def _chat(settings: Settings) -> Iterator[Clash]:
@@ -338,6 +371,7 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             moot["num_return_sequences"] = (1, "default")
             notes.append(f"{_say('num_return_sequences', returned)} is not used while {greedy[0]}")
     moot.update((key, (default(key), "default")) for key, _ in _unrefined(settings))
+    moot.update((key, (default(key), "default")) for _, key, _ in _unlisted(settings) if key != "ban")  # ban is refused
     system, chat = _get(settings, "system"), _get(settings, "chat")
     if system.value is not None and not chat.value:
         if chat.level > system.level:

@@ -50,6 +50,9 @@ class Batch:
             return False
         if not self.model.abilities.together or not all(self._shares(one) for one in (state, other)):
             return False
+        traits = [one.lane.strategy.traits for one in (state, *self.states)]
+        if any(one.takes_back for one in traits) and (self.watcher or any(one.needs_hidden for one in traits)):
+            return False
         cache = state.prefix.cache
         if cache is not None and not cache.is_mergeable:
             return False
@@ -65,10 +68,11 @@ class Batch:
 
     def _shares(self, state: LaneState) -> bool:
         """Whether a lane drafts nothing, or what passes over several rows can check."""
-        if not state.lane.strategy.traits.drafts:
+        traits, cache = state.lane.strategy.traits, state.prefix.cache
+        if not traits.drafts:
             return True
-        cache, uneven = state.prefix.cache, self.model.abilities.uneven and state.mode.drafting is not None
-        return uneven and cache is not None and cache.takes_places
+        one_each = traits.takes_back or state.mode.drafting is not None
+        return one_each and self.model.abilities.uneven and cache is not None and cache.takes_places
 
     def join(self, state: LaneState) -> None:
         """Add a lane. It chooses first from the scores of its prefill."""
@@ -197,7 +201,7 @@ class Batch:
         at = 0
         uneven = self.kv.cache is not None and len(scores.logits) > sum(count for _, count in self.kv.held)
         for state, count in self.kv.held:
-            fed = 1 + state.drafted if uneven else 1
+            fed = len(state.to_feed()[0]) if uneven else 1
             rows = slice(at, at := at + count * fed)
             if fed > 1:  # the tokens of its row are rows of the pass
                 state.receive(ModelScores(scores.logits[rows].transpose(0, 1)), slice(0, 1))

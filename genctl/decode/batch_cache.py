@@ -108,7 +108,7 @@ class BatchCache:
             parts += self._joining(states, joining, room, together)
             self.cache = parts[0].merge(parts[1:], room=room)
             lengths |= {state: self.columns - self.pads[state] for state in before}
-            self.columns = max(lengths.values())
+            self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
             self.pads = {state: self.columns - length for state, length in lengths.items()}
 
     def _reject(self, states: list[LaneState]) -> None:

@@ -140,7 +140,9 @@ class LaneState:
             self.proposed, self.draft = draft, to_device(draft.tokens, self.model.device)[None, None]
 
     def to_feed(self) -> list[list[int]]:
-        """The tokens of each row that the model has not read; a draft only if the strategy checks it."""
+        """The tokens of each row that the model has not read; a draft only if it is one for each row."""
+        if self.draft is not None and self.proposed is None:
+            return self.unfed().tolist()
         newest = [node[0] for node in self.live.row_tokens.nodes if node is not None]
         return [[token, *(self.proposed.tokens if self.proposed else ())] for token in newest]
 

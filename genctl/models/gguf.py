@@ -28,6 +28,7 @@ from genctl.native.gguf_names import ROPE_FACTORS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_LIST = "tokenizer.ggml.tokens"
 _LAYER = re.compile(r"((?:enc\.|dec\.)?blk)\.(\d{1,9})\.")
 _TOKENS = re.compile(
     r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
@@ -39,24 +40,11 @@ _UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*")
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     """Check a GGUF file and read its config. Raises ModelError."""
     name = shown(path.name)
-    try:
-        with path.open("rb") as file:
-            magic = file.read(len(gguf_header.MAGIC))
-    except OSError as error:
-        raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
-    if magic != gguf_header.MAGIC:
-        raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-    library_errors.require(name, ("gguf",), "gguf")
-    header = gguf_header.read(path)
+    header = tokenizer_header(path, needed=need_tokenizer)
     if not header.tensors:
         raise ModelError(f"{name} holds no tensors")
     _check_metadata(name, header)
-    has_tokenizer = "tokenizer.ggml.tokens" in header.metadata
-    if need_tokenizer and not has_tokenizer:
-        raise ModelError(
-            f"{name} holds no tokenizer, so it cannot read text",
-            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
-        )
+    has_tokenizer = _LIST in header.metadata
     config = guarded(lambda: _config(path), f"the metadata of {name} cannot be used")
     if not has_tokenizer:  # transformers counts the tokens, and takes its class's default where there are none
         config["vocab_size"] = header.metadata.get(f"{header.architecture}.vocab_size", config.get("vocab_size"))
@@ -68,6 +56,26 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which transformers reads
     settings = GenerationSettings({"eos_token_id": list(header.ends)} if header.ends and further else {}, name)
     return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
+
+
+def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
+    """The header of a GGUF file that holds a tokenizer, if one is `needed`. Raises ModelError."""
+    name = shown(path.name)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(gguf_header.MAGIC))
+    except OSError as error:
+        raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
+    if magic != gguf_header.MAGIC:
+        raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
+    library_errors.require(name, ("gguf",), "gguf")
+    header = gguf_header.read(path)
+    if needed and _LIST not in header.metadata:
+        raise ModelError(
+            f"{name} holds no tokenizer, so it cannot read text",
+            hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
+        )
+    return header
 
 
 def _config(path: Path) -> dict[str, Any]:

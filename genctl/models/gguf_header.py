@@ -36,27 +36,38 @@ _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the nam
 
 
 @dataclass(frozen=True)
+class TokenLists:
+    """The lists of a tokenizer: an item for each token, and pairs of tokens with a space between; [] without one."""
+
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+    merges: list[str]
+
+
+@dataclass(frozen=True)
 class Header:
     """The content of a header: values of metadata (for arrays, the number of items), and tensors by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
     ends: tuple[int, ...] = ()  # ids of tokens that end a turn or a text, the end of a text first
+    vocabulary: TokenLists = TokenLists([], [], [], [])  # if it is read
 
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
 
 
-def read(path: Path) -> Header:
-    """The header of a file. Raises ModelError, naming the file, if it is damaged."""
+def read(path: Path, *, vocabulary: bool = False) -> Header:
+    """The header of a file, with the `vocabulary` on request. Raises ModelError, naming the file, if it is damaged."""
     name = shown(path.name)
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(name, data).header()
+                return _Reader(name, data).header(vocabulary)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
 
@@ -68,8 +79,9 @@ class _Reader:
         self.name, self.data, self.at, self.items = name, data, len(MAGIC), 0
         self.tokens: list[tuple[int, int]] = []  # where each lies
         self.types = b""  # the kind of each
+        self.arrays: dict[str, tuple[int, int, int]] = {}  # type, place and number of the items
 
-    def header(self) -> Header:
+    def header(self, vocabulary: bool) -> Header:
         version = self.number("<I")
         if version & 0xFFFF == 0:
             raise self.refused("it was written for big-endian machines")
@@ -86,7 +98,16 @@ class _Reader:
             raise self.refused("its general.architecture does not say which architecture it is")
         tensors = self.tensors(count, self.alignment(metadata))
         self.check_vocabulary(metadata)
-        return Header(metadata, tensors, self.ends(metadata))
+        lists = ("tokens", "token_type", "scores", "merges")
+        found = TokenLists(*map(self.items_of, lists)) if vocabulary else Header.vocabulary
+        return Header(metadata, tensors, self.ends(metadata), found)
+
+    def items_of(self, name: str) -> list[Any]:
+        key = f"tokenizer.ggml.{name}"
+        kind, self.at, count = self.arrays.get(key, (_STRING, 0, 0))
+        if kind == _STRING:
+            return [self.string(f"an item of {key}") for _ in range(count)]
+        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, self.at))
 
     def ends(self, metadata: dict[str, Any]) -> tuple[int, ...]:
         """The end tokens that keys name, and those among the special tokens that are known by their texts.
@@ -118,6 +139,7 @@ class _Reader:
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
         self.fits(count, size, f"items of {shown(key, 60)}")
         self.items += count
+        self.arrays[key] = (kind, self.at, count)
         if self.items > _MOST_ITEMS:
             raise self.refused(f"its arrays hold {self.items:,} items, far above what any model has")
         if kind != _STRING:

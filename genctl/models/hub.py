@@ -281,9 +281,11 @@ def tokenizer_of(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     from genctl.models.tokenizer_files import UnsupportedTokenizer
 
     def plain() -> tuple[Any, str]:
-        if checkpoint.gguf:
-            return None, "it is in a GGUF file"
         try:
+            if checkpoint.gguf:
+                from genctl.models import gguf_tokenizer
+
+                return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf), ""
             return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
         except UnsupportedTokenizer as error:
             return None, str(error)

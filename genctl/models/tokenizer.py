@@ -21,7 +21,7 @@ from genctl.models.weights import LARGEST_JSON, read_json
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = frozenset({"extra_special_tokens", "additional_special_tokens"})
 _TOKEN = frozenset({"content", "lstrip", "rstrip", "single_word", "normalized", "special", "__type"})
 # Fields that transformers reads before it builds a class, or that affect neither ids nor texts.
@@ -70,9 +70,9 @@ class PlainTokenizer:
     def __getattr__(self, name: str) -> Any:
         """bos_token, eos_token_id and so on; None for tokens that do not exist."""
         special = self.__dict__.get("special_tokens_map", {})
-        if name in _NAMED or name in special:
+        if name in NAMED or name in special:
             return special.get(name)
-        if name.endswith("_id") and (name[:-3] in _NAMED or name[:-3] in special):
+        if name.endswith("_id") and (name[:-3] in NAMED or name[:-3] in special):
             token = special.get(name[:-3])
             return None if token is None else self.backend_tokenizer.token_to_id(token)
         raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -196,8 +196,8 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     backend.no_padding()
     backend.no_truncation()
     backend.encode_special_tokens = fields.flag("split_special_tokens", False)
-    named = {key: settings[key] for key in _NAMED if settings.get(key) is not None} | specific
-    special = {key: named[key] for key in dict.fromkeys((*_NAMED, *named)) if key in named}
+    named = {key: settings[key] for key in NAMED if settings.get(key) is not None} | specific
+    special = {key: named[key] for key in dict.fromkeys((*NAMED, *named)) if key in named}
     extra = list(settings.get("extra_special_tokens", settings.get("additional_special_tokens")) or ())
     if not all(
         str(token) and (isinstance(token, str) or type(token).__name__ == "AddedToken")
@@ -239,7 +239,7 @@ def _merged(
     own = {
         key: settings.pop(key)
         for key in list(settings)
-        if key not in _NAMED and key.endswith("_token") and isinstance(settings[key], str)
+        if key not in NAMED and key.endswith("_token") and isinstance(settings[key], str)
     }
     own |= _of_object(settings)
     added: dict[int, Any] = {}
@@ -259,7 +259,7 @@ def _merged(
     else:
         _special_tokens_map(folder / "special_tokens_map.json", settings)
         if (folder / "added_tokens.json").is_file():
-            special = {str(settings[key]) for key in _NAMED if settings.get(key)}
+            special = {str(settings[key]) for key in NAMED if settings.get(key)}
             special |= {str(token) for token in settings.get("extra_special_tokens") or ()}
             for text, number in read_json(folder / "added_tokens.json", "added_tokens.json").items():
                 kind = {"lstrip": False, "rstrip": False, "normalized": text not in special, "special": text in special}
@@ -269,13 +269,13 @@ def _merged(
             add(parts.pop("id", None), AddedToken(**_parts(parts)))
     own |= _of_object(settings)
     settings = {key: _converted(value) for key, value in settings.items()}
-    for key in _NAMED:
+    for key in NAMED:
         if settings.get(key) is not None:
             settings[key] = by_text.get(str(settings[key]), settings[key])
     late = {
         key: settings.pop(key)
         for key in list(settings)
-        if key not in _NAMED and key.endswith("_token") and settings[key] is not None
+        if key not in NAMED and key.endswith("_token") and settings[key] is not None
     }
     return settings, late | {key: _converted(value) for key, value in own.items()}, added
 

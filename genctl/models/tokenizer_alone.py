@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from genctl.errors import InputError, ModelError, printable
-from genctl.models import check, text, tokenizer
+from genctl.models import check, gguf, text, tokenizer
 from genctl.models.decoding import cleans, decoded
 from genctl.models.generation_settings import GenerationSettings
 from genctl.models.library_errors import guarded, without_panic_reports
@@ -26,12 +26,20 @@ class LoneTokenizer:
     """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError if it cannot be loaded."""
 
     def __init__(self, name: str) -> None:
-        folder = resolve(name, offline=_CACHED).folder
-        check.check_files(folder)
-        config = check.read_config(folder)
+        place = resolve(name, offline=_CACHED)
+        folder, config = place.folder, {}
+        if place.gguf is None:
+            check.check_files(folder)
+            config = check.read_config(folder)
+        else:
+            gguf.tokenizer_header(place.gguf)
 
         def plain() -> Any:
             try:
+                if place.gguf is not None:
+                    from genctl.models import gguf_tokenizer
+
+                    return gguf_tokenizer.plain(place.gguf)
                 return tokenizer.plain(folder, config)
             except UnsupportedTokenizer as error:
                 raise ModelError(f"the tokenizer of {name} cannot be loaded without its model: {error}") from None
@@ -55,7 +63,7 @@ class FoundTokenizer(NamedTuple):
     """The tokenizer of a checkpoint, and what its other files say of BOS."""
 
     tokenizer: Any
-    left_to: str  # "transformers (it is in a GGUF file)"; "" for genctl's own
+    left_to: str  # "transformers (there is no tokenizer.json)"; "" for genctl's own
     bos: tuple[int, ...]  # the ids that count as BOS
     adds_bos: bool  # tokenizer_config.json or the GGUF file says that BOS goes before a text
 
@@ -70,10 +78,10 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     place = resolve(name, revision=revision, offline=_CACHED)
     folder, config, settings = place.folder, {}, {}
     if place.gguf is not None:
-        from genctl.models import gguf, gguf_header
-
-        checkpoint = gguf.inspect(place.gguf, need_tokenizer=True)
-        settings = {"add_bos_token": gguf_header.read(place.gguf).metadata.get("tokenizer.ggml.add_bos_token")}
+        settings = {"add_bos_token": gguf.tokenizer_header(place.gguf).metadata.get("tokenizer.ggml.add_bos_token")}
+        checkpoint = check.Checkpoint(
+            folder, {}, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, place.gguf.name
+        )
     else:
         check.check_files(folder)
         if (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():

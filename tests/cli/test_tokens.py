@@ -229,17 +229,21 @@ def test_no_weights_are_read_and_torch_is_not_imported(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_gguf_file_has_the_tokens_that_transformers_reads(tmp_path: Path) -> None:
+def test_of_a_gguf_file_nothing_but_the_header_is_needed(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
-    from transformers import AutoTokenizer
+    from tests.models.test_gguf_tokenizer import written
 
-    from tests.models.test_gguf import written
-
-    path = written(tmp_path / "tiny.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
-    done = genctl("tokens", "-v", "-m", str(path), "--format", "jsonl", "Once upon 🦊")
-    assert done.records[0]["token_ids"] == tokenizer("Once upon 🦊")["input_ids"]
-    assert "transformers (it is in a GGUF file)" in done.err
+    path = written(tmp_path / "words.gguf", "llama", "llama")
+    code = (
+        "import sys\nfrom genctl.models.tokenizer_alone import TokenReader\n"
+        f"reading = TokenReader({str(path)!r}).read('the </s>')\n"
+        "assert [piece.special for piece in reading.pieces] == ['added', '', '', '', '', 'written'], reading\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = genctl("tokens", "-v", "-m", str(written(tmp_path / "bytes.gguf", "llama", "gpt2", pre="refact")), "the")
+    assert "transformers (tokenizer.ggml.pre is 'refact')" in said.err
 
 
 def test_results_go_to_a_file_and_nothing_is_replaced(tmp_path: Path) -> None:

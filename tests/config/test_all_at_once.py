@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -195,3 +196,36 @@ def test_what_is_wrong_with_json_is_in_plain_words(text: str, words: str) -> Non
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads(text)
     assert reason_of(caught.value) == words
+
+
+LISTED = {"processors": [{"use": "top_p", "top_p": 0.9}, {"use": "dynatemp"}], "do_sample": True}
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"top_k": 3}, "top_k = 3 (flag --top-k) has no effect: the list of processors (a.toml) leaves it out"),
+        ({"thinking_budget": 3}, "leaves it out"),
+        ({"dry_multiplier": 0.5}, "leaves it out"),
+        ({"top_p": 0.5}, "top_p = 0.5 (flag --top-p) has no effect: the list of processors (a.toml) sets it"),
+        ({"stop_strings": ["x"]}, "the list of stopping (a.toml) sets it"),
+        ({"top_p": 0.9}, ""),
+        ({"temperature": 2.0}, ""),
+        ({"temperature": 0.0}, ""),
+        ({"dry_multiplier": 0.0}, ""),
+        ({"top_k": 3, "penalty_alpha": 0.6, "do_sample": False}, ""),
+    ],
+)
+def test_what_a_list_leaves_out_or_sets_is_refused_beside_it(setting: dict[str, Any], words: str) -> None:
+    stopping = {"stopping": [{"use": "stop_strings", "stop_strings": ["."]}]}
+    layers = [Layer("a.toml", {**LISTED, **stopping}), Layer("flag", setting, {}, "command")]
+    if words:
+        (line,) = mistakes(layers)
+        assert words in line
+    else:
+        resolve(layers)
+
+
+def test_a_later_list_switches_off_what_it_leaves_out() -> None:
+    resolved = resolve([Layer("base.toml", {"top_k": 3, "prefix": "x"}), Layer("a.toml", LISTED)])
+    assert (resolved.generation.top_k, resolved.generation.prefix) == (50, None)

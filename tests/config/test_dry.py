@@ -14,6 +14,7 @@ from genctl import params
 from genctl.config import presets
 from genctl.config.dry import settings_of, to_toml
 from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, resolve
+from genctl.config.listed_knobs import PROCESSORS
 from genctl.config.toml import parse, write_key, write_value
 
 QUIET = settings(max_examples=200, deadline=None)
@@ -108,6 +109,8 @@ def test_a_job_written_loads_again_as_the_same_job(values: dict[str, Any], defau
         values = {key: value for key, value in values.items() if key not in ("temperature", "top_p")}
     if values.get("temperature") == 0:
         values.pop("top_p", None)
+    if "processors" in values:  # which would be left out of the list
+        values = {key: value for key, value in values.items() if key not in PROCESSORS}
     job = resolve([Layer("some file.toml", values)])
     assert_same_job(job, again(job, defaults=defaults))
 

@@ -20,11 +20,13 @@ from genctl.native.runtime import NativeModel, NativeRuntime
 from genctl.params import Runtime
 from genctl.parity.measure import measure
 from tests.cli.tool import genctl
+from tests.models import gguf_blocks
 from tests.models.test_gguf import written
 from tests.parity.sides import requests_of_ids, side
 from tests.tiny import tiny
 
 gguf = pytest.importorskip("gguf")
+GOLDEN = Path(__file__).parent.parent / "goldens" / "gguf.json"
 IDS = torch.tensor([[5, 60, 250, 7, 9, 121, 30, 31]])
 
 
@@ -66,6 +68,31 @@ def test_logits_are_those_of_transformers_on_the_unpacked_file(arch: str, tmp_pa
 
 
 @pytest.mark.usefixtures("exact_inputs")
+@pytest.mark.parametrize("quantize", ["gguf", None])
+@pytest.mark.parametrize("kind", gguf_blocks.KINDS)
+def test_tokens_are_those_of_llama_cpp(kind: str, quantize: Any, tmp_path: Path) -> None:
+    """`scripts/make_goldens_gguf.py`; of whole texts read at once, and written token by token."""
+    path = gguf_blocks.written(tmp_path / "tiny.gguf", kind)
+    model = load(Runtime(model=str(path), quantize=quantize)).model
+    compared = 0
+    for case in json.loads(GOLDEN.read_text())["cases"]:
+        if case["kind"] != kind:
+            continue
+        ids, new, clear = torch.tensor([case["prompt"] + case["new"]]), case["new"], case["clear"]
+        with torch.no_grad():
+            logits = NativeRuntime(model)(Pass(ids)).logits if quantize else model(ids).logits
+        best = logits[0].argmax(-1).tolist()[len(case["prompt"]) - 1 :]
+        assert [best[place] for place in clear] == [new[place] for place in clear]
+        compared += len(clear)
+        first = next((place for place in range(len(new)) if place not in clear), len(new))
+        row = json.dumps({"prompt_ids": case["prompt"]})
+        options = ("--quantize", quantize) if quantize else ()
+        how = ("-n", str(first or 1), "--input-format", "jsonl", "--format", "jsonl", *options)
+        (record,) = genctl("run", "-m", str(path), *how, stdin=row).records
+        assert record["token_ids"][:first] == new[:first]
+    assert compared > 40
+
+
 def test_sizes_come_from_the_file_where_it_has_no_tokens_to_count(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

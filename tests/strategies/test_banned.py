@@ -17,12 +17,16 @@ import genctl
 from genctl import events
 from genctl.api import Model
 from genctl.commands import job
+from genctl.config.layers import Layer
 from genctl.config.search_conflicts import bans as conflicts
 from genctl.decode.processors.bans import Bans
+from genctl.engines.local.session import Session
+from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError
 from genctl.io import resumable
 from genctl.models.text import detokenizer
-from genctl.params import Generation
+from genctl.params import Generation, Runtime
+from genctl.results import Collector
 from genctl.strategies.banned import Trial
 from tests.cli.tool import genctl as tool
 from tests.tiny import EOS, VOCABULARY, checkpoint, tiny, tokenizer
@@ -126,6 +130,32 @@ def test_no_banned_text_is_ever_written_and_batches_are_rows_alone(model: Model,
         assert alone.sequences[0].token_ids == result.sequences[0].token_ids
     for result in together:
         assert not [phrase for phrase in phrases if phrase in result.text]
+
+
+def test_rows_come_and_go_in_passes_that_they_share(tmp_path: Path) -> None:
+    """The longest row of a batch takes tokens back, or has some on trial, while another row joins."""
+    made = Session.load(Runtime(model=str(checkpoint("llama", tmp_path / "model"))))
+    letters = "abcdefghilmnoprstuwy "
+    held = [one + other + last for one in letters for other in letters for last in "eq"]
+    rows = [
+        {"ban": held if at % 3 else None, "max_new_tokens": 5 + at % 4, "do_sample": at % 4 > 1} for at in range(30)
+    ]
+    rows[::15] = [{"ban": held, "max_new_tokens": 45, "do_sample": True}] * 2
+    requests = [
+        Request(str(at), made.resolve([Layer("argument", knobs, {}, "command")]), at, prompt=PROMPTS[at % 3] * long)
+        for at, knobs in enumerate(rows)
+        for long in (1 + 5 * (at % 15 == 0),)
+    ]
+
+    def written(width: int) -> tuple[dict[str, Any], int]:
+        collector, before = Collector(), made.forward.forwards
+        found = [collector.feed(event) for event in made.stream(requests, Report(), Flow(width))]
+        results = {each.lane: (each.error, each.sequences[0].hypothesis) for each in found if each is not None}
+        return results, made.forward.forwards - before
+
+    (alone, passes), (together, shared) = written(1), written(4)
+    assert alone == together
+    assert shared < passes / 2
 
 
 def test_a_ban_that_never_holds_changes_no_byte_with_any_sampler(model: Model) -> None:
@@ -298,7 +328,10 @@ def test_an_output_that_was_cut_off_is_continued_with_the_same_bytes(
 
 def test_a_list_of_processors_needs_the_ban_and_the_setting_beside_it() -> None:
     for arguments, said in (
-        (("--ban", "was", "--set", 'processors=[{use="min_length"}]'), "the list of processors leaves it out"),
+        (
+            ("--ban", "was", "--set", 'processors=[{use="min_length"}]'),
+            "has no effect: the list of processors (--set processors) leaves it out",
+        ),
         (("--set", 'processors=[{use="ban", ban=["was"]}]'), "ban is set in the list of processors alone"),
     ):
         done = tool("run", "Once upon a time", "-n", "9", *arguments)

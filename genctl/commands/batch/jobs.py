@@ -13,7 +13,7 @@ from genctl.commands.messages import Messages
 from genctl.config.layers import resolve
 from genctl.engines.server import batch_files
 from genctl.errors import Exit, UsageError, count, quote
-from genctl.io import writers
+from genctl.io import readers, writers
 from genctl.io.rows import InputRow
 
 
@@ -47,7 +47,7 @@ class ExportJob(Job[ExportOptions]):
         self.requests.close()
         if self.columns:
             names = ", ".join(map(quote, itertools.islice(self.columns, 4))) + (", …" if len(self.columns) > 4 else "")
-            self.messages.remark(f"a request has no place for columns ({names}): results have the ids of their rows")
+            self.messages.remark(f"a request has no place for columns ({names}): import --rows brings them back")
         if options.kind == "openai" and written > batch_files.MOST:
             self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
 
@@ -64,6 +64,9 @@ def import_results(options: ImportOptions) -> int:
     form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
     messages = Messages()
     records = list(batch_files.imported(options.input, options.requests, messages.remark))
+    if options.rows is not None:
+        prompts = readers.open_prompts((), options.rows, sys.stdin, stdin_is_terminal=False) or ()
+        batch_files.add_columns(records, {row.id: row.columns for row in prompts}, options.rows)
     sink = writers.open_output(options.output, sys.stdout, force=options.force)
     failed = 0
     with ExitStack() as stack:

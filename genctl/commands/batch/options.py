@@ -44,6 +44,7 @@ class ImportOptions(CommandOptions):
 
     input: tuple[str, ...] = IN_OUT.repeated("a file of results or of errors; repeatable", "FILE", "--input", "-i")
     requests: str | None = IN_OUT.option("the exported file: its order, prompts and seeds", "FILE")
+    rows: str | None = IN_OUT.option("the rows that were exported: their columns", "FILE")
     output: str | None = IN_OUT.option("write records to a file", "FILE", "--output", "-o")
     format: Format | None = IN_OUT.option("default: by the name of --output, else jsonl")
     force: bool = IN_OUT.switch("replace an existing --output file")
@@ -74,10 +75,10 @@ IMPORT = Command(
     "genctl.commands.batch.jobs:import_results",
     """The records are those of genctl run, with "backend": "openai:batch" and "exact": false. A request that failed,
     or that has no result, becomes an error record, and the exit status is 1. Without --requests the records have no
-    prompt and no seed, which the results do not hold.""",
+    prompt and no seed, which the results do not hold, and without --rows no columns.""",
     (
         "genctl batch import -i results.jsonl --requests b.jsonl",
-        "genctl batch import -i results.jsonl -i errors.jsonl",
+        "genctl batch import -i results.jsonl -i errors.jsonl --rows a.jsonl",
     ),
     conflicts=(
         (given(input=[()]), "genctl batch import reads results: give them with --input FILE"),

@@ -156,7 +156,7 @@ def judge(best: Sequence[Sequence[float]], processors: Sequence[Processor]) -> N
     raise UsageError(f"no token is left to choose{after}: together they remove all of them", hint="relax one of them")
 
 
-__all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build", "unlisted"]
+__all__ = ["NAMES", "ORDER", "NamedProcessor", "ProcessorContext", "build"]
 
 
 ORDER = tuple(PROCESSORS.values())
@@ -178,22 +178,6 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
         return tuple(processor for processor in _explicit(context.explicit, context) if processor is not None)
     made = (_make(row, context) for row in processors_of(context.generation, healed=bool(context.healed)))
     return tuple(processor for processor in made if processor is not None)
-
-
-def unlisted(context: ProcessorContext) -> tuple[str, ...]:
-    """Processors that the knobs enable but an explicit list does not name.
-
-    A knob at its default (transformers' top_k = 50) does not count.
-    """
-    if context.explicit is None:
-        return ()
-    listed = {entry.get("use") for entry in context.explicit}
-    default = Generation()
-    return tuple(
-        made.name
-        for made in build(dataclasses.replace(context, explicit=None))
-        if made.name not in listed and any(value != getattr(default, knob) for knob, value in made.settings.items())
-    )
 
 
 def maker_of(row: ProcessorRow) -> Any:

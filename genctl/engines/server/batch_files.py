@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from genctl.engines.server.failure import RowFailure, Trouble, one_line
 from genctl.engines.server.reading import without_surrogates
 from genctl.engines.server.server import logprob_fields
 from genctl.errors import InputError
-from genctl.io.records import error_record, record
+from genctl.io.records import error_record, finite, record
 from genctl.io.rows import InputRow
 
 # -- OpenAI's batch files: rows as requests, one JSON object on each line ----------------------------------------------
@@ -138,6 +138,15 @@ def imported(
             say(f"{found[id].where}: {doubt}")
         reported |= doubts
         yield records
+
+
+def add_columns(records: Iterable[list[dict[str, Any]]], columns: Mapping[str, Mapping[str, Any]], name: str) -> None:
+    """Put the columns of rows, by their ids, into the records of requests. Raises InputError for one without a row."""
+    for each in records:
+        if (id := each[0]["id"]) not in columns:
+            raise InputError(f"{name} has no row with the id {id}")
+        for one in each if columns[id] else ():
+            one["input"] = finite(columns[id])
 
 
 def _records(id: str, line: BatchLine, asked: Line | None, doubts: set[str]) -> list[dict[str, Any]]:

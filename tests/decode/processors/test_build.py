@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from genctl import params
 from genctl.config.generation_fields import REFUSED
 from genctl.config.layers import BOOKKEEPING
-from genctl.decode.processors.build import NAMES, ORDER, build, unlisted
+from genctl.decode.processors.build import NAMES, ORDER, build
 from genctl.errors import UsageError
 from tests.decode.processors.plain import material
 
@@ -86,14 +86,6 @@ def test_a_list_sets_the_order_and_the_values() -> None:
     assert listed({"use": "top_p"}) == (), "at its neutral setting it changes nothing"
     both = listed({"use": "dynatemp", "dynatemp_range": 0.3}, {"use": "temperature", "temperature": 0.5})
     assert [p.name for p in both] == ["dynatemp", "temperature"]
-
-
-def test_what_a_list_leaves_undone_is_named() -> None:
-    made = material(
-        explicit=({"use": "top_p", "top_p": 0.9},), do_sample=True, top_k=50, repetition_penalty=1.2, min_p=0.1
-    )
-    assert unlisted(made) == ("repetition_penalty", "min_p")
-    assert unlisted(material(repetition_penalty=1.2)) == ()
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,25 @@ def test_a_request_without_a_result_is_an_error_record(tmp_path: Path) -> None:
     assert second["text"] == "x"
 
 
+def test_columns_come_back_from_the_rows_that_were_exported(tmp_path: Path) -> None:
+    table, requests = tmp_path / "rows.csv", tmp_path / "requests.jsonl"
+    table.write_text("id,prompt,label\na,Hi,x\nb,,y\nc,Ho,\n")
+    done = genctl("batch", "export", "-m", "gpt", "-i", str(table), "-o", str(requests))
+    assert (done.status, done.err.splitlines()[-1]) == (
+        1,
+        "note: a request has no place for columns ('label'): import --rows brings them back",
+    )
+    results = lines(tmp_path / "results.jsonl", completion("a", {"index": 0, "text": "!", "finish_reason": "stop"}))
+    read = ("batch", "import", "-i", results, "--requests", str(requests))
+    first, second = genctl(*read, "--rows", str(table)).records
+    assert (first["id"], first["input"]) == ("a", {"label": "x"})
+    assert (second["id"], second["error"]["code"], second["input"]) == ("c", "backend", {"label": ""})
+    assert ["input" in record for record in genctl(*read).records] == [False, False]
+    other = lines(tmp_path / "other.jsonl", {"id": "a", "prompt": "Hi", "label": 1})
+    done = genctl(*read, "--rows", other)
+    assert (done.status, done.out, done.err) == (2, "", f"error: {other} has no row with the id c\n")
+
+
 def test_without_requests_the_prompt_is_unknown(tmp_path: Path) -> None:
     results = lines(
         tmp_path / "results.jsonl",
