@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,24 @@ def test_with_windows_and_slopes_a_row_drafts_while_it_is_alone(arch: str) -> No
             found.append({event.lane: event.hypotheses for event in told if isinstance(event, events.Finished)})
             assert (drafts(told)[0] > 0) == (way != Sample() and width == 1)
     assert all(each == found[0] for each in found)
+
+
+def test_rows_that_join_while_others_have_gaps_write_what_they_would_alone() -> None:
+    """Twenty rows that end at different steps, three at a time: all of those that stay may have padding before them."""
+    one, dice = Case("llama"), random.Random(0)
+    one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
+    prompts = [tuple(dice.choices(range(5, 300), k=dice.randint(1, 4))) * dice.randint(1, 5) for _ in range(20)]
+    lengths = [dice.randint(2, 60) for _ in prompts]
+    found = []
+    for way in (Sample(), Assisted(SuffixDrafter(), unasked=True)):
+        given = [
+            one.lane(prompt, way, str(number), max_new_tokens=length, eos=())
+            for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+        told = one.stream(given, 3)
+        found.append({event.lane: event.hypotheses for event in told if isinstance(event, events.Finished)})
+    assert drafts(told)[1] > 10
+    assert found[0] == found[1]
 
 
 def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> None:
