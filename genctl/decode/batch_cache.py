@@ -107,6 +107,8 @@ class BatchCache:
             lengths = {state: state.read for state in joining}
             parts += self._joining(states, joining, room, together)
             self.cache = parts[0].merge(parts[1:], room=room)
+            if any(_may_draft(state) for state in states):  # a merge has the form of its first part
+                self.cache.activate_past_recording()
             lengths |= {state: self.columns - self.pads[state] for state in before}
             self.columns = max(self.columns if before else 0, *lengths.values())  # after `align` all may have padding
             self.pads = {state: self.columns - length for state, length in lengths.items()}
@@ -212,8 +214,6 @@ class BatchCache:
             part = part.continued(rows, room) if state.row_count == 1 else part.select(rows, room=room)
         elif state.row_count > 1:  # otherwise the merge copies it
             part = part.select(rows)
-        if state.lane.strategy.traits.drafts or state.mode.drafting is not None:
-            part.activate_past_recording()
         return part
 
     def _arrange_sources(self, states: list[LaneState]) -> None:
@@ -228,6 +228,10 @@ class BatchCache:
         from genctl.decode.encoder_inputs import join_sources
 
         self.sources = join_sources(sources, cross, counts, group=group)
+
+
+def _may_draft(state: LaneState) -> bool:
+    return state.lane.strategy.traits.drafts or state.mode.drafting is not None
 
 
 def _stays(state: LaneState, held: tuple[LaneState, int]) -> bool:

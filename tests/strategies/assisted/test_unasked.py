@@ -98,6 +98,21 @@ def test_with_windows_and_slopes_a_row_drafts_while_it_is_alone(arch: str) -> No
     assert all(each == found[0] for each in found)
 
 
+@pytest.mark.parametrize("arch", ["llama", "mistral"])
+def test_a_row_drafts_when_one_that_never_does_has_left(arch: str) -> None:
+    """Its window keeps what a rejected draft needs, although the first row of the batch would not."""
+    one = Case(arch)
+    one.forward.pass_price = PassPrice("float32", 500e6)  # type: ignore[misc]
+    prompt = (*range(5, 17), *range(5, 9))
+    found = []
+    for way in (Sample(), Assisted(SuffixDrafter(), unasked=True)):
+        lanes = [one.lane(prompt, name="0", max_new_tokens=3), one.lane(prompt, way, "1", max_new_tokens=40)]
+        told = one.stream(lanes, 2)
+        found.append({event.lane: event.hypotheses for event in told if isinstance(event, events.Finished)})
+    assert drafts(told)[0] > drafts(told)[1] > 0
+    assert found[0] == found[1]
+
+
 def test_rows_that_join_while_others_have_gaps_write_what_they_would_alone() -> None:
     """Twenty rows that end at different steps, three at a time: all of those that stay may have padding before them."""
     one, dice = Case("llama"), random.Random(0)
