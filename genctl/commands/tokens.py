@@ -151,6 +151,10 @@ class TokensJob(Job[TokensOptions]):
         """Raises UsageError for settings that cannot be used together with the options."""
         super().check_early(resolved)
         typed = {name for layer in self.options.flags for name in layer.values}
+        if unused := sorted(typed - KNOBS - {"model", "backend"}):
+            raise UsageError(
+                "\n".join(f"{key} ({resolved.origins[key]}) has no effect: nothing is written" for key in unused)
+            )
         if self.options.decode and typed & KNOBS - {"revision"}:
             raise UsageError("--decode reads ids, and a chat template makes prompts of texts: leave one of them out")
 

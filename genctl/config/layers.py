@@ -333,6 +333,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
     if generation.ban_file:
         more = _lines(generation.ban_file, places["ban_file"])
         generation = replace(generation, ban=[*(generation.ban or ()), *more])
+        places.setdefault("ban", places["ban_file"])
     return Resolved(
         generation=generation,
         runtime=Runtime(**{key: values[key] for key in params.knobs(Runtime) if key in values}),

@@ -104,6 +104,15 @@ def test_what_is_odd_about_a_prompt_is_said(words: tuple[str, ...], note: str) -
     assert genctl("tokens", "-q", *words).err == ""
 
 
+def test_settings_of_what_is_written_are_refused() -> None:
+    done = genctl("tokens", "--set", 'ban=["x"]', "--set", "min_k=2", "hi")
+    assert (done.status, done.err.splitlines()) == (
+        2,
+        [f"error: {key} (--set {key}) has no effect: nothing is written" for key in ("ban", "min_k")],
+    )
+    assert genctl("tokens", "--set", "enable_thinking=true", "--chat", "hi").status == 0
+
+
 def test_a_missing_bos_is_said(tmp_path: Path) -> None:
     name = str(stories(tmp_path, template="{{ messages[0].content }}"))
     done = genctl("tokens", "-m", name, "--chat", "a")

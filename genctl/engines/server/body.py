@@ -50,7 +50,7 @@ EXPLICIT = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetitio
 # Knobs that this program sees to itself, or that say nothing about tokens.
 OWN = {
     "do_sample", "temperature", "max_new_tokens", "max_time", "num_return_sequences", "mirostat_tau", "mirostat_eta",
-    "logit_bias", "sampler", "keep_stop", "pad_token_id", *GRAMMARS,
+    "logit_bias", "sampler", "keep_stop", "pad_token_id", "ban_file", *GRAMMARS,
 }  # fmt: skip
 NO_FIELD = "has no field for it"
 # settings of the run that no server takes
