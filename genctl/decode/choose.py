@@ -63,6 +63,12 @@ class Chosen:
             try:
                 if not sound:
                     _check(state, logprobs[mine.start : mine.stop])
+                    if best is not None and state.proposed is not None:
+                        told = [*state.commit(choice, facts, mine, interrupted)]
+                        count = sum(event.new_tokens for event in told if isinstance(event, events.Stepped))
+                        _judge(best[:count], state.lane.processors)  # what follows the end of a row is not read
+                        yield from told
+                        continue
                     if best is not None:
                         own = best if len(self.states) == 1 else [best[0][mine.start : mine.stop]]
                         _judge(own, state.lane.processors)

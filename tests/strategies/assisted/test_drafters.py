@@ -14,11 +14,13 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import Abilities, ModelRuntime, Output, Pass
+from genctl.decode.stopping import Stop
 from genctl.decode.types import Context, Prefix
 from genctl.errors import ModelError
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.draft_models import EarlyExitDrafter
-from genctl.strategies.suffixes import LookupDraftWriter
+from genctl.strategies.sample import Sample
+from genctl.strategies.suffixes import LookupDraftWriter, PromptLookup
 from genctl.strategies.universal import UniversalDrafter
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
@@ -194,3 +196,24 @@ def test_another_tokenizer_and_an_encoder_decoder_are_refused() -> None:
     strategy = Assisted(universal(runtimes.forward(tiny("llama"))))
     failed = [e for e in decode(case.forward, [case.lane(PROMPTS[0], strategy)]) if isinstance(e, events.Failed)]
     assert "two decoder-only models" in failed[0].message
+
+
+def test_a_draft_beyond_the_end_of_a_row_may_leave_no_token() -> None:
+    """What the processors would say there is of no account. Where the row goes on it fails, as without drafts."""
+    one = Case("llama")
+
+    def sevens(history: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = torch.full_like(scores, -torch.inf)
+        if history.shape[1] < 10:
+            scores[:, 7] = 0.0
+        return scores
+
+    for stop in (lambda written: Stop("stop") if written.count == 3 else None, lambda written: None):
+        found = []
+        for way in (Sample(), Assisted(PromptLookup(2), num_assistant_tokens=8)):
+            lane = one.lane([7] * 5, way, processors=(sevens,), criteria=(stop,), max_new_tokens=20)
+            told = list(decode(one.forward, [lane]))
+            found.append([event for event in told if isinstance(event, (events.Finished, events.Failed))])
+        (plain,), (drafted,) = found
+        assert type(plain) is type(drafted)
+        assert getattr(plain, "hypotheses", plain) == getattr(drafted, "hypotheses", drafted)
