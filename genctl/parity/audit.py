@@ -24,12 +24,13 @@ from genctl.parity.other_models import OtherModels
 from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
 from genctl.parity.rereading import LOGITS, Rereader
 from genctl.parity.sides import LocalSide
-from genctl.parity.trial import PLAIN, Tried, Way, beats, contains, excess, likelihood, slope
+from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, beats, contains, excess, likelihood, slope
 
 SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
 FEWER = 60  # positions on which pairs are tried first
 WAYS = 10  # of reading, to which numbers are fitted
 PAIRS = 12  # of them are tried on the sample
+SURE = 10  # times the bound: a cheap cause that explains all so well leaves nothing to dear ones
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 Base: TypeAlias = Callable[[Number], Tensor]  # what is left of a number, f64 [E]
@@ -53,6 +54,7 @@ class Auditor(Rereader):
         self._prompts, self._others, self._stage = prompts, others, on_stage
         self._count = 0  # hypotheses
         self._notes: list[str] = []
+        self._beaten: list[Tried] = []  # on a row, and not tried on others
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
 
     # -- hypotheses ----------------------------------------------------------------------------------------------------
@@ -66,44 +68,37 @@ class Auditor(Rereader):
         way = PLAIN
         for each in ways:
             way = each.and_(way)
-        logits: list[Tensor] = []
         groups = [*self._groups(rows)]
-        found: list[Tried] = []
-        if wanted is None:
-            # parameters are fitted on what fits into memory
-            part = groups[0]
-            some = self._logits(way, part)
-            places = self.places.few(self._at(part))
-            wanted = [*numbers(some, places)]
-            del some
-        for number in wanted:
-            found.append(Tried((), ways, number, torch.zeros(0), torch.zeros(0)))
-        left: list[list[Tensor]] = [[] for _ in found]
-        sizes: list[list[Tensor]] = [[] for _ in found]
+        logits = self._logits(way, groups[0], exact=exact)
+        if wanted is None:  # parameters are fitted on what fits into memory
+            wanted = [*numbers(logits, self.places.few(self._at(groups[0])))]
+        parts: list[list[Tensor]] = [[] for _ in wanted]
         for group in groups:
-            logits = [self._logits(way, group, exact=exact)]
+            logits = logits if group is groups[0] else self._logits(way, group, exact=exact)
             places = self.places.few(self._at(group))
-            for place, one in enumerate(found):
-                left[place].append(remains(one.number, logits[0], places))
-                sizes[place].append(places.sizes(left[place][-1]))
+            for part, number in zip(parts, wanted, strict=True):
+                part.append(remains(number, logits, places))
+        del logits
+        known_places = self.places.few(self._at(rows))
+        found: list[Tried] = []
+        for number, part in zip(wanted, parts, strict=True):
+            left = torch.cat(part)
+            found.append(Tried((), ways, number, known_places.sizes(left), torch.zeros(0), left))
         at = self._at(rows)
         noise = self.noise(way.dtype or self._dtype)
         cut = self._cut[at]
-        for place, one in enumerate(found):
+        for one in found:
             own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
-            one.causes, one.sizes = own, torch.cat(sizes[place])
+            one.causes = own
             scale = noise.typical[at] / one.number.temperature
             if way.form is not None and base is not None:
                 before = base(one.number)
-                moved = before - torch.cat(left[place])
-                direction = slope(before, moved)
-                one.plausible = 0.5 <= direction <= 1.6
-                known_places = self.places.few(at)
+                moved = before - one.left
+                one.plausible = 0.5 <= slope(before, moved) <= 1.6
                 scale = (scale.square() + (0.3 * known_places.sizes(moved)).square().mean()).sqrt()
             elif way.dtype is not None and base is not None:
                 before = base(one.number)
-                direction = slope(before, before - torch.cat(left[place]))
-                one.plausible = 0.3 <= direction <= 3.0
+                one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
             one.scale = (scale.square() + cut.square()).sqrt()
         self._count += len(found)
         return found
@@ -161,7 +156,7 @@ class Auditor(Rereader):
         at = self._at(sample)
         base = self._base(sample)
         first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
-        tried = self._singles(sample, base)
+        tried = self._singles(sample, base, first)
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
             tried += self._pairs(tried, sample, base, first, at)
@@ -227,18 +222,44 @@ class Auditor(Rereader):
             if key != self._form:
                 yield Way(cause(key.removesuffix("-llama")), form=form)
 
-    def _singles(self, sample: Sequence[int], base: Base) -> list[Tried]:
+    def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
+        """Every cause alone, on the sample; what is dear only where nothing cheap explains all, and first on a row."""
         self._stage("hypotheses")
-        tried = self._try((), None, sample, base)
-        for way in self._ways():
-            tried += self._try((way,), [RAW], sample, base)
+        tried, at = self._try((), None, sample, base), self._at(sample)
+        ways = [*self._ways()]
+        for way in ways:
+            if way.prompts is not None:
+                tried += self._try((way,), [RAW], sample, base)
+        self._judged([first, *tried], first, at)
+        bound = math.log(self._count / ERROR_RATE)
+        best = max(tried, key=lambda one: float(one.likelihood.sum()))
+        gain = float((best.likelihood - first.likelihood).sum())
+        if self._is_dear and self._fits(best) and gain > SURE * bound:
+            self._notes.append(f"{best.words} explains all: other arithmetics and models are not tried")
+            return tried
+        few = sample[:1] if self._is_dear else sample
+        part, begun = torch.isin(at, self._at(few)), self._base(few) if self._is_dear else base
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        least = float(best.likelihood[part].sum()) - bound
         with OtherModels(self._side, self._others) as models:
-            for key, parameter, load in models.all():
+            ways += [Way(cause(key, parameter), load=load) for key, parameter, load in models.all()]
+            for way in ways:
+                if way.prompts is not None:
+                    continue
                 try:
-                    tried += self._try((Way(cause(key, parameter), load=load),), [RAW], sample, base)
+                    found = self._try((way,), [RAW], few, begun)
+                    if self._is_dear:
+                        self._judged([begin, *found], begin, self._at(few))
+                        if float(found[0].likelihood.sum()) < max(least, float(begin.likelihood.sum())):
+                            self._beaten += found
+                            continue
+                        found = self._try((way,), [RAW], sample, base)
+                    tried += found
                 except (GenctlError, ValueError, RuntimeError) as error:
+                    if way.load is None or way.cause is None:
+                        raise
                     why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
-                    self._notes.append(f"{cause(key, parameter).sentence} is not tried: {why}")
+                    self._notes.append(f"{way.cause.sentence} is not tried: {why}")
             self._loaded = (None, self._side)
         return tried
 
@@ -260,10 +281,11 @@ class Auditor(Rereader):
         part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
         screened: list[Tried] = []
         begun = self._base(few)
-        for way in ways[: WAYS if small else WAYS // 2]:
+        for way in ways[: 3 if self._is_dear else WAYS if small else WAYS // 2]:
             screened += self._try((way,), None, few, begun)
-        for place, one in enumerate(best[:6]):
-            for other in best[place + 1 : 6]:
+        few_best = 2 if self._is_dear else 6
+        for place, one in enumerate(best[:few_best]):
+            for other in best[place + 1 : few_best]:
                 both = one.ways[0], other.ways[0]
                 if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
                     screened += self._try(both, [RAW], few, begun)
@@ -275,7 +297,7 @@ class Auditor(Rereader):
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
         self._judged([begin, *screened], begin, self._at(few))
         screened.sort(key=lambda one: -float(one.likelihood.sum()))
-        for one in screened[:PAIRS]:
+        for one in screened[: 2 if self._is_dear else PAIRS]:
             pairs += self._try(one.ways, [one.number], sample, base)
         for key, parameter, prompts in self._truncations(sample):
             pairs += self._try((Way(cause(key, parameter), prompts=prompts),), [RAW], sample, base)
@@ -364,11 +386,9 @@ class Auditor(Rereader):
     ) -> Audit:  # fmt: skip
         noise = self.noise(self._dtype)
         known = (self.places.counts > 0).tolist()
-        chosen: dict[int, float] = {}
-        for place, value in zip(self.places.position[self.places.chosen].tolist(),
-                                self.places.value[self.places.chosen].tolist(), strict=True):  # fmt: skip
-            chosen[place] = value
-        reference = self._chosen()
+        own = self.places.chosen
+        written = (part[own].tolist() for part in (self.places.position, self.places.value, nothing.left))
+        chosen = {place: (value, value - left) for place, value, left in zip(*written, strict=True)}
         upper = torch.maximum(nothing.scale, noise.most)
         positions: list[AuditPosition] = []
         place, first = 0, None
@@ -378,7 +398,7 @@ class Auditor(Rereader):
                     before, after = float(nothing.sizes[place]), float(best.sizes[place])
                     positions.append(
                         AuditPosition(
-                            row.text.id, index, token, chosen.get(place, math.nan), reference[place], before, after,
+                            row.text.id, index, token, *chosen.get(place, (math.nan, math.nan)), before, after,
                             before / float(nothing.scale[place]), after / float(best.scale[place]),
                         )
                     )  # fmt: skip
@@ -404,19 +424,10 @@ class Auditor(Rereader):
             notes.append(f"the trace has {cause(*self.grid).sentence}: this counts as noise")
         return Audit(
             name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
-            tuple(map(line, candidates)), tuple(map(line, tried)), tuple(positions),
+            tuple(map(line, candidates)), tuple(map(line, [*tried, *self._beaten])), tuple(positions),
             tuple(row.text for row in self._rows), best.explained if verdict == "explained" else 0.0,
             left, first, nothing.ratio, noise.typical_allowed, float(noise.typical.median()), tuple(notes),
         )  # fmt: skip
-
-    def _chosen(self) -> list[float]:
-        """The reference's log-probability of every chosen token."""
-        found: list[float] = []
-        for group in self._groups([*range(len(self._rows))]):
-            places = self.places.few(self._at(group))
-            logprobs = self._logits(PLAIN, group).log_softmax(-1)
-            found += logprobs.gather(1, places.token[:, None])[:, 0].tolist()
-        return found
 
 
 def _truncated(prompt: Ids, limit: int, keeps_first: bool) -> Ids:

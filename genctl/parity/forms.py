@@ -111,10 +111,10 @@ FORMS: dict[str, Form] = {
 
 
 class Coded(Exact):
-    """float64, with numbers rounded as a form says."""
+    """A wide dtype, with numbers rounded as a form says."""
 
-    def __init__(self, weights: Weights, form: Form) -> None:
-        super().__init__(weights)
+    def __init__(self, weights: Weights, form: Form, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(weights, dtype)
         self._form = form
 
     def coded_weight(self, rows: Tensor) -> Tensor:
@@ -127,9 +127,9 @@ class Coded(Exact):
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self._form.cache is not None:
-            key, value = self._form.cache(key.double()), self._form.cache(value.double())
+            key, value = (self._form.cache(part.to(self.dtype)) for part in (key, value))
         if self._form.scores is not None:
-            query = self._form.scores(query.double())
+            query = self._form.scores(query.to(self.dtype))
         return super()._attention(query, key, value, *args, **kwargs)
 
     def result(self, name: str, value: Any) -> Any:
