@@ -220,7 +220,7 @@ class Auditor(Rereader):
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
             if key != self._form:
-                yield Way(cause(key.removesuffix("-llama")), form=form)
+                yield Way(cause(key.partition(":")[0]), form=form)
 
     def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
         """Every cause alone, on the sample; what is dear only where nothing cheap explains all, and first on a row."""
