@@ -38,6 +38,7 @@ PROMPTS = (
     "Every morning the girl", "A frog jumped into the pond. Then", "Max liked to build",
 )  # fmt: skip
 Rows = list[dict[str, Any]]
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
 
 
 # -- engines: logits of the next token after ids -----------------------------------------------------------------------
@@ -395,11 +396,8 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
             yield "transformers", "rope-scaling-ignored", make(), {"model": str(place)}
             place = with_config(stories, models / "theta", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
             yield "transformers", "rope-theta-ignored", make(), {"model": str(place)}
-            mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
-            place = with_config(stories, models / "window", **mistral)
+            place = with_config(stories, models / "window", **MISTRAL)
             yield "transformers", "window-ignored", make(), {"model": str(place)}
-            engine = Transformers(with_config(stories, models / "window-11", **{**mistral, "sliding_window": 11}))
-            yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
             place = with_config(stories, models / "epsilon", rms_norm_eps=1e-5)
             yield "transformers", "epsilon", make(), {"model": str(place)}
             place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
@@ -407,7 +405,7 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
             other = with_weights(stories, models / "other", noisy)
             found = make(engine=Transformers(other))
             yield "transformers", "checkpoint-other", found, {**asked, "also": str(other)}
-            yield from _planted(stories, models, make)
+            yield from planted(stories, models, make)
         if "ctranslate2" in have:
             for cause, form in {"int8": "int8", "bfloat16": "bfloat16"}.items():
                 try:
@@ -422,7 +420,7 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
                 yield "llama", cause, rows(Llama(stories, *how), same, arguments.tokens, seed), asked
 
 
-def _planted(stories: Path, models: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+def planted(stories: Path, models: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
     """Causes in weights, caches, adapters, soft caps and chats."""
     asked: dict[str, Any] = {"model": "builtin:stories"}
     for cause, form in {
@@ -446,6 +444,9 @@ def _planted(stories: Path, models: Path, make: Any) -> Iterator[tuple[str, str,
     yield "transformers", "adapter-missing", make(), {**asked, "adapter": str(adapter)}
     twice = with_weights(stories, models / "twice", partial(merged, ranks=ranks, times=2))
     yield "transformers", "adapter-doubled", make(engine=Transformers(twice)), {**asked, "adapter": str(adapter)}
+    place = with_config(stories, models / "window", **MISTRAL)
+    engine = Transformers(with_config(stories, models / "window-11", **{**MISTRAL, "sliding_window": 11}))
+    yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
     capped = gemma(stories, models / "capped")
     for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
         engine = Transformers(with_config(capped, models / cap, **{cap: None}))

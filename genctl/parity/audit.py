@@ -17,12 +17,13 @@ from torch import Tensor
 
 from genctl.errors import GenctlError, percent
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
-from genctl.parity.causes import cause
+from genctl.parity.causes import Cause, cause
 from genctl.parity.forms import FORMS
 from genctl.parity.numbers import RAW, Number, numbers, remains, several
+from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
 from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
-from genctl.parity.rereading import LOGITS, Rereader
+from genctl.parity.rereading import LOGITS, Rereader, RowNoise, kind_of
 from genctl.parity.sides import LocalSide
 from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, beats, contains, excess, likelihood, slope
 
@@ -54,6 +55,7 @@ class Auditor(Rereader):
         self._prompts, self._others, self._stage = prompts, others, on_stage
         self._count = 0  # hypotheses
         self._notes: list[str] = []
+        self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
         self._beaten: list[Tried] = []  # on a row, and not tried on others
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
 
@@ -121,9 +123,9 @@ class Auditor(Rereader):
 
     def rows_left(self, one: Tried, rows: Sequence[int]) -> list[int]:
         """Rows with a position that is beyond noise."""
-        noise = self.noise(self._dtype)
-        at = self._at(rows)
-        upper = torch.maximum(one.scale, (noise.most / noise.typical.median())[at] * one.scale.median())
+        noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
+        scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
+        upper = torch.maximum(scale, (noise.most / noise.typical.median())[at] * scale.median())
         beyond = (one.sizes > noise.allowed * upper) & (self.places.counts[at] > 0)
         left, start = [], 0
         for row in rows:
@@ -347,11 +349,13 @@ class Auditor(Rereader):
             return self._unexplained(name, nothing, tried, [])
         if doubtful:
             return self._unexplained(name, nothing, tried, [best, *doubtful])
-        whole = self._again(best, everything) if len(sample) < len(everything) else best
+        is_other = any(way.load is not None for way in best.ways)
+        whole = self._again(best, everything) if is_other or len(sample) < len(everything) else best
         self._judged([whole], nothing, self._at(everything))
         left = self.rows_left(whole, everything)
         if len(left) > LEFT * len(everything) or whole.ratio > self.noise(self._dtype).typical_allowed:
-            return self._unexplained(name, nothing, tried, [])
+            reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(everything)} rows"
+            return self._audit(name, "unexplained", reason, nothing, nothing, tried, [])
         return self._found(name, nothing, whole, tried, everything)
 
     def _again(self, one: Tried, rows: Sequence[int]) -> Tried:
@@ -360,6 +364,8 @@ class Auditor(Rereader):
             for key, parameter, load in models.all():
                 if any(way.load is not None and way.cause == cause(key, parameter) for way in ways):
                     ways = tuple(replace(way, load=load) if way.load is not None else way for way in ways)
+                    side = self._side_of(next(way for way in ways if way.load is not None))
+                    self._own_noise[one.causes] = self._measured(self._dtype, Oracle(side, kind_of(side)), side)
             found = self._try(ways, [one.number], rows, self._base(rows), exact=True)[0]
             self._loaded = (None, self._side)
         return found

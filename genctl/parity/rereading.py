@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class Rereader:
     ) -> None:
         """`dtype` and `form`: what the engine is said to compute in."""
         self._side, self._rows = side, tuple(rows)
-        self._oracle = Oracle(side, _kind(side))
+        self._oracle = Oracle(side, kind_of(side))
         self._dtype, self._form = dtype, form
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
@@ -120,7 +121,7 @@ class Rereader:
         if (self._is_narrow or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
         wide = torch.float32 if self._is_dear or self._is_narrow else torch.float64
-        oracle = self._oracle if way.load is None else Oracle(side, _kind(side))
+        oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
         return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form, wide)
 
     # -- noise ---------------------------------------------------------------------------------------------------------
@@ -128,10 +129,10 @@ class Rereader:
     def noise(self, dtype: torch.dtype) -> RowNoise:
         """What rounding of a dtype does to the numbers, by readings whose rounding is moved at random."""
         if dtype not in self._noises:
-            self._noises[dtype] = self._measured(dtype)
+            self._noises[dtype] = self._measured(dtype, self._oracle, self._side)
         return self._noises[dtype]
 
-    def _measured(self, dtype: torch.dtype) -> RowNoise:
+    def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
         known = self.places.counts > 0
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
         count = 2 if self._is_dear else 4
@@ -149,20 +150,21 @@ class Rereader:
         few = self.places.few(keep)
         few = replace(few, owner=None)
         if torch.finfo(dtype).eps > 1e-4 and dtype == self._dtype and self._is_whole:
-            logits = _read(self._side, [one.text for one in readings])
+            logits = _read(side, [one.text for one in readings])
             begins = [0, *itertools.accumulate(len(one.text.token_ids) for one in readings)]
             logits = torch.cat([logits[[begin + index for index in one.indices]]
                                 for begin, one in zip(begins, readings, strict=False)])  # fmt: skip
         else:
-            logits = self._oracle.exact(readings, dtype)
+            logits = oracle.exact(readings, dtype)
         exact = logits.log_softmax(-1)[few.position, few.entry]
-        rows = [
-            self._oracle.shakily(dtype, place, lambda text=one.text: self._oracle.side.copies(text, SEEDS).clone())[
-                :, [*one.indices]
-            ]
-            for place, one in enumerate(readings)
-        ]  # all seeds at once: most of the time goes to weights
-        logits = torch.cat(rows, 1).double().cpu()
+        if SEEDS * max(len(one.text.token_ids) for one in readings) * side.vocabulary <= 4 * LOGITS:
+            rows = []  # all seeds at once: most of the time goes to weights
+            for place, one in enumerate(readings):
+                read = partial(oracle.side.copies, one.text, SEEDS)
+                rows.append(oracle.shakily(dtype, place, read)[:, [*one.indices]])
+            logits = torch.cat(rows, 1).double().cpu()
+        else:
+            logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
         shaken = torch.stack([
             few.sizes(row.log_softmax(-1)[few.position, few.entry] - exact) for row in logits
         ])  # fmt: skip
@@ -188,7 +190,7 @@ class Rereader:
         return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
-def _kind(side: LocalSide) -> Any:
+def kind_of(side: LocalSide) -> Any:
     """The runtime of a side."""
     return side.session.forward.kind
 
