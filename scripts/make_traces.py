@@ -712,10 +712,10 @@ def reference(place: Path) -> tuple[Any, Any, list[list[int]]]:
 
 def audited(side: Any, prompts: Any, found: Rows, dtype: torch.dtype = torch.float32, form: str | None = None) -> Any:
     """The audit of rows."""
-    from genctl.parity import traces as shapes
     from genctl.parity.audit import Auditor
+    from genctl.parity.shapes import rows_of
 
-    read = [prompts.row(shapes.rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(found)]
+    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(found)]
     return Auditor(side, read, prompts, dtype=dtype, form=form).run("trace")
 
 

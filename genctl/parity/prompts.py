@@ -12,7 +12,7 @@ from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel
 from genctl.models.text import check_ids, continuation, detokenizer, encode, encode_prompt
-from genctl.parity.traces import TraceRow
+from genctl.parity.shapes import TraceRow
 from genctl.parity.values import Text
 
 Ids: TypeAlias = "tuple[int, ...]"

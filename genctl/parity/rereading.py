@@ -17,7 +17,7 @@ from torch import Tensor
 from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.forms import FORMS
-from genctl.parity.noise import ALLOWANCE, SEEDS, left_out
+from genctl.parity.noise import SEEDS, left_out, reached
 from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
@@ -177,12 +177,7 @@ class Rereader:
         written = self.places.sizes(self.places.value) * eps
         typical = (typical.square() + written.square()).sqrt().clamp(min=eps)
         upper = torch.maximum(typical, own.max())
-        return RowNoise(
-            typical,
-            upper,
-            ALLOWANCE * float(spread.max()),
-            ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
-        )
+        return RowNoise(typical, upper, *reached(spread))
 
     def _floats(self) -> list[tuple[str, Tensor]]:
         model: Any = self._oracle.side.session.loaded.model

@@ -19,8 +19,8 @@ from genctl.engines.server import failure
 from genctl.models.resolve import BUILTIN
 from genctl.models.text import detokenizer
 from genctl.parity import traces
+from genctl.parity.shapes import TraceRow, rows_of
 from genctl.parity.sides import LocalSide
-from genctl.parity.traces import TraceRow
 from tests.cli.tool import Done, genctl
 from tests.commands.parity.test_servers import Model
 from tests.engines.server.stand_in import running
@@ -292,10 +292,10 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Once upon a time"}]
     content = [{"token": "x", "id": 5, "logprob": -1.0, "top_logprobs": []}]
     row = {"messages": messages, "choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}
-    (found,) = traces.rows_of(row, "row 1", "1")
+    (found,) = rows_of(row, "row 1", "1")
     assert found.messages == tuple(messages)
     assert found.is_chat
-    (lone,) = traces.rows_of(shapes()["LM Studio"], "row 1", "1")
+    (lone,) = rows_of(shapes()["LM Studio"], "row 1", "1")
     assert (lone.prompt, len(lone.pieces)) == ("Once upon a time", 4)
 
 
@@ -310,7 +310,7 @@ def test_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:
     path = tmp_path / "stream.txt"
     path.write_text("".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n")
     (row,) = traces.read(str(path), 10).rows
-    (whole,) = traces.rows_of(body, "row", "1")
+    (whole,) = rows_of(body, "row", "1")
     assert (row.pieces, row.text) == (whole.pieces, whole.text)
 
 
