@@ -16,6 +16,7 @@ from torch import Tensor
 from genctl.errors import percent
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.parity.causes import cause
+from genctl.parity.forms import FORMS
 from genctl.parity.hypotheses import Hypotheses
 from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
@@ -33,12 +34,18 @@ class Auditor(Hypotheses):
         """The verdict. Raises ModelError."""
         everything = [*range(len(self._rows))]
         self._stage("reading")
-        nothing = self._try((), [RAW], everything, None, exact=True)[0]
-        if self._form is not None:
-            nothing.scale = self._with_form(nothing, everything)
-        self._judged([nothing], nothing, self._at(everything))
-        if self._fits(nothing) and not self.rows_left(nothing, everything):
-            return self._same(name, nothing)
+        said = self._form
+        for form in [key for key in FORMS if said and key.startswith(said)] or [None]:  # engines have other codes
+            self._form = form
+            nothing = self._try((), [RAW], everything, None, exact=True)[0]
+            if form is not None:
+                nothing.scale = self._with_form(nothing, everything)
+            self._judged([nothing], nothing, self._at(everything))
+            if self._fits(nothing) and not self.rows_left(nothing, everything):
+                if form is not None and FORMS[form].overflows:
+                    self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
+                return self._same(name, nothing)
+        self._form = said
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
             again = self._try((), [RAW], everything, None, exact=True)[0]

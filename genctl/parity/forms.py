@@ -96,6 +96,9 @@ class Form:
     weights: Rounding | None = None
     activations: Rounding | None = None  # what the products of weights read
     cache: Rounding | None = None  # keys and values
+    overflows: bool = (
+        False  # products of codes are added in pairs of 16 bits, as by vpmaddubsw (CTranslate2 without VNNI)
+    )
     linears: bool = False  # the embeddings and the head are as they are
     scores: Rounding | None = None  # what keys and values are multiplied with: llama.cpp rounds both factors alike
 
@@ -106,6 +109,7 @@ _BLOCKS8 = partial(symmetric, bits=8, size=32, half=True)
 FORMS: dict[str, Form] = {
     "int8": Form(_ROWS8, _ROWS8),
     "int8:linears": Form(_ROWS8, _ROWS8, linears=True),
+    "int8:overflow": Form(_ROWS8, overflows=True),
     "int8-weights": Form(_ROWS8),
     "int8-weights:linears": Form(_ROWS8, linears=True),
     "q8_0": Form(_BLOCKS8, _BLOCKS8),
@@ -123,6 +127,15 @@ FORMS: dict[str, Form] = {
     "cache-q8_0": Form(cache=_BLOCKS8),
     "cache-fp8": Form(cache=partial(cast, dtype=torch.float8_e4m3fn)),
 }
+
+
+def _overflowing(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ of 8-bit codes. Those of x are shifted to be positive, and the sum of two products ends at 16 bits."""
+    scales = [part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127 for part in (x, weight)]
+    codes, weights = (x / scales[0]).round().flatten(0, -2) + 128, (weight / scales[1]).round()
+    rows = [(weights * row).unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1).sum(-1) for row in codes]
+    found = torch.stack(rows).unflatten(0, x.shape[:-1]) - 128 * weights.sum(-1)
+    return found * scales[0] * scales[1][:, 0]
 
 
 class Coded(Exact):
@@ -143,6 +156,9 @@ class Coded(Exact):
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         with self._as_they_are(self._plain.linears and len(weight) == self._vocabulary):
+            if self._form.overflows and weight in self.weights and not weight.shape[1] % 2:
+                found = _overflowing(x.to(self.dtype), self.weights.value(weight, self.dtype))
+                return found if bias is None else found + self._wide(bias)
             if self._form.activations is not None and weight in self.weights:
                 x = self._form.activations(x.to(self.dtype))
             return super()._linear(x, weight, bias)

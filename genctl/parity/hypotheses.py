@@ -176,8 +176,11 @@ class Hypotheses(Rereader):
             if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
-            if key != self._form:
-                yield Way(cause(key.partition(":")[0]), form=form)
+            if not (self._form and key.startswith(self._form.partition(":")[0])) and not (
+                form.overflows and self._is_dear
+            ):
+                words = ", whose sums overflow 16 bits" if form.overflows else ""
+                yield Way(cause(key.partition(":")[0], words), form=form)
 
     def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
         """Every cause alone, on the sample; what is dear only where nothing cheap explains all, and first on a row."""
