@@ -96,9 +96,7 @@ class Form:
     weights: Rounding | None = None
     activations: Rounding | None = None  # what the products of weights read
     cache: Rounding | None = None  # keys and values
-    overflows: bool = (
-        False  # products of codes are added in pairs of 16 bits, as by vpmaddubsw (CTranslate2 without VNNI)
-    )
+    overflows: bool = False  # sums of two products of codes end at 16 bits (vpmaddubsw: CTranslate2 without VNNI)
     linears: bool = False  # the embeddings and the head are as they are
     scores: Rounding | None = None  # what keys and values are multiplied with: llama.cpp rounds both factors alike
 
