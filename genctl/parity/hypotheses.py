@@ -176,9 +176,8 @@ class Hypotheses(Rereader):
             if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
-            if not (self._form and key.startswith(self._form.partition(":")[0])) and not (
-                form.overflows and self._is_dear
-            ):
+            is_declared = self._form is not None and key.startswith(self._form)
+            if not is_declared and not (form.overflows and self._is_dear):
                 words = ", whose sums overflow 16 bits" if form.overflows else ""
                 yield Way(cause(key.partition(":")[0], words), form=form)
 
