@@ -62,7 +62,7 @@ class Auditor(Hypotheses):
         tried = self._singles(sample, base, first)
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
-            tried += self._pairs(tried, sample, base, first, at)
+            tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
         tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
         return self._concluded(name, nothing, first, tried, sample)
 

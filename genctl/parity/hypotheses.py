@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -182,38 +182,31 @@ class Hypotheses(Rereader):
                 yield Way(cause(key.partition(":")[0], words), form=form)
 
     def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
-        """Every cause alone, on the sample; what is dear only where nothing cheap explains all, and first on a row."""
+        """Every cause alone, on the sample. Of a large model each is first tried on a row, until one explains all."""
         self._stage("hypotheses")
         tried, at = self._try((), None, sample, base), self._at(sample)
-        ways = [*self._ways()]
-        for way in ways:
-            if way.prompts is not None:
-                tried += self._try((way,), [RAW], sample, base)
-        self._judged([first, *tried], first, at)
-        bound = math.log(self._count / ERROR_RATE)
-        best = max(tried, key=lambda one: float(one.likelihood.sum()))
-        gain = float((best.likelihood - first.likelihood).sum())
-        if self._is_dear and self._fits(best) and gain > SURE * bound:
-            self._notes.append(f"{best.words} explains all: other arithmetics and models are not tried")
-            return tried
-        few = sample[:1] if self._is_dear else sample
-        part, begun = torch.isin(at, self._at(few)), self._base(few) if self._is_dear else base
+        few, begun = sample[:1], self._base(sample[:1]) if self._is_dear else base
+        part = torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
-        least = float(best.likelihood[part].sum()) - bound
         with OtherModels(self._side, self._others) as models:
-            ways += [Way(cause(key, parameter), load=load) for key, parameter, load in models.all()]
-            for way in ways:
-                if way.prompts is not None:
-                    continue
+            others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
+            for way in chain(self._ways(), others):
+                bound = math.log(self._count / ERROR_RATE)
+                if self._is_dear:
+                    self._judged([first, *tried], first, at)
+                    best = max(tried, key=lambda one: float(one.likelihood.sum()))
+                    if self._fits(best) and float((best.likelihood - first.likelihood).sum()) > SURE * bound:
+                        self._notes.append(f"{best.words} explains all, so that not every cause is tried")
+                        break
                 try:
-                    found = self._try((way,), [RAW], few, begun)
                     if self._is_dear:
-                        self._judged([begin, *found], begin, self._at(few))
-                        if float(found[0].likelihood.sum()) < max(least, float(begin.likelihood.sum())):
-                            self._beaten += found
+                        (found,) = self._try((way,), [RAW], few, begun)
+                        self._judged([begin, found], begin, self._at(few))
+                        least = max(float(best.likelihood[part].sum()) - bound, float(begin.likelihood.sum()))
+                        if float(found.likelihood.sum()) < least:
+                            self._beaten.append(found)
                             continue
-                        found = self._try((way,), [RAW], sample, base)
-                    tried += found
+                    tried += self._try((way,), [RAW], sample, base)
                 except (GenctlError, ValueError, RuntimeError) as error:
                     if way.load is None or way.cause is None:
                         raise
@@ -231,16 +224,16 @@ class Hypotheses(Rereader):
         best = sorted((one for one in singles if one.ways), key=lambda one: float(one.sizes.median()))
         first_ways = [one.ways[0] for one in best if one.ways[0].prompts is not None]
         others = [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None]
-        ways = first_ways + others[:3]
+        ways = first_ways + others[: 0 if self._is_dear else 3]
         small = self._side.vocabulary * FEWER <= LOGITS
         few = [*sample[:1]]
         for row in sample[1:]:
-            if sum(len(self._rows[each].text.token_ids) for each in few) < FEWER:
+            if sum(len(self._rows[each].text.token_ids) for each in few) < (0 if self._is_dear else FEWER):
                 few.append(row)
         part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
         screened: list[Tried] = []
         begun = self._base(few)
-        for way in ways[: 3 if self._is_dear else WAYS if small else WAYS // 2]:
+        for way in ways[: WAYS if small or self._is_dear else WAYS // 2]:
             screened += self._try((way,), None, few, begun)
         few_best = 2 if self._is_dear else 6
         for place, one in enumerate(best[:few_best]):

@@ -135,7 +135,7 @@ class Rereader:
     def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
         known = self.places.counts > 0
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
-        count = 2 if self._is_dear else 4
+        count = 1 if self._is_dear else 4
         step = max(len(order) // count, 1)
         most = max(min(CHECKED, 2**21 // self._side.vocabulary), 16)
         readings, at = [], []

@@ -18,7 +18,7 @@ from genctl.decode.runtime import Pass
 from genctl.engines.server import failure
 from genctl.models.resolve import BUILTIN
 from genctl.models.text import detokenizer
-from genctl.parity import traces
+from genctl.parity import rereading, traces
 from genctl.parity.shapes import TraceRow, rows_of
 from genctl.parity.sides import LocalSide
 from tests.cli.tool import Done, genctl
@@ -191,6 +191,17 @@ def test_a_config_that_the_engine_does_not_obey_is_named(tmp_path: Path) -> None
     (folder / "config.json").write_text(json.dumps(config))
     done = audit(written(tmp_path, rollouts()), model=str(folder))
     assert causes(done) == ["rope-scaling-ignored"]
+
+
+@pytest.mark.parametrize("name", ["temperature", "bos-doubled", "bfloat16", "bos-doubled temperature"])
+def test_a_large_model_is_read_less_often(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a billion weights took six minutes: every cause read the whole sample, also where one explained all."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    rows = rollouts(dtype="bfloat16") if name == "bfloat16" else (NUMBERS | PROMPT_CAUSES)[name]()
+    done = audit(written(tmp_path, rows))
+    assert sorted(causes(done)) == sorted(name.split()), done.records[0]
+    if name == "temperature":
+        assert any("not every cause is tried" in note for note in done.records[0]["notes"])
 
 
 def test_what_no_cause_explains_accuses_nobody(tmp_path: Path) -> None:
