@@ -200,13 +200,20 @@ def rows(
     greedy: bool = False,
     number: Callable[[Tensor, list[int], list[int]], Tensor] = plain,
     each: int = 50,
+    drawn: bool = False,
 ) -> Rows:
-    """`prompts`: what was sent, and what the engine reads."""
+    """`prompts`: what was sent, and what the engine reads. `drawn`: from what is written, within its filters."""
     found: Rows = []
     while sum(len(row["completion_ids"]) for row in found) < tokens:
         place = len(found)
         sent, read = prompts[place % len(prompts)]
-        ids, logits = engine.write(read, drawing(seed * 1000 + place, greedy and place < len(prompts)), each)
+        draw, written = drawing(seed * 1000 + place, greedy and place < len(prompts)), list[int]()
+
+        def choose(logits: Tensor, read: Any = read, draw: Any = draw, written: list[int] = written) -> int:
+            written.append(draw(number(logits, read, written) if drawn else logits))
+            return written[-1]
+
+        ids, logits = engine.write(read, choose, each)
         numbers, tops = [], []
         for index, (id, row) in enumerate(zip(ids, logits, strict=True)):
             values = number(row, read, ids[:index])
@@ -245,43 +252,6 @@ def penalised(repetition: float = 1.0, presence: float = 0.0) -> Callable[[Tenso
         return logits.log_softmax(-1)
 
     return number
-
-
-def keeps(number: Any, greedy: bool = False) -> Callable[[Any, Any, int, int], Rows]:
-    """Draw from what is written, so that no token is outside of a filter."""
-
-    def make(engine: Any, prompts: Any, tokens: int, seed: int) -> Rows:
-        drawn: Rows = []
-        while sum(len(row["completion_ids"]) for row in drawn) < tokens:
-            sent, read = prompts[len(drawn) % len(prompts)]
-            generator = torch.Generator().manual_seed(seed * 1000 + len(drawn))
-            written: list[int] = []
-            values: list[Tensor] = []
-
-            def choose(
-                logits: Tensor, read: list[int] = read, written: list[int] = written, values: list[Tensor] = values,
-                generator: torch.Generator = generator,
-            ) -> int:  # fmt: skip
-                values.append(number(logits, read, [*written]))
-                written.append(int(torch.multinomial(values[-1].exp(), 1, generator=generator)))
-                return written[-1]
-
-            engine.write(read, choose, 50)
-            best = [one.topk(TOP) for one in values]
-            drawn.append(
-                {
-                    "prompt_ids": sent,
-                    "completion_ids": written,
-                    "logprobs": [float(one[id].float()) for one, id in zip(values, written, strict=True)],
-                    "top_logprobs": [
-                        [[i, v] for i, v in zip(one.indices.tolist(), one.values.float().tolist(), strict=True)
-                         if math.isfinite(v)] for one in best
-                    ],
-                }
-            )  # fmt: skip
-        return drawn
-
-    return make
 
 
 def mapped(change: Callable[[float], float]) -> Callable[[Rows], Rows]:
@@ -371,7 +341,7 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
                 "min-p": kept("min-p", 0.05), "temperature top-p": kept("top-p", p, t),
                 "repetition": penalised(draw.choice([1.1, 1.2, 1.3])), "presence": penalised(1.0, 0.6),
             }.items():  # fmt: skip
-                found = keeps(number)(one, same, arguments.tokens, seed)
+                found = rows(one, same, arguments.tokens, seed, number=number, drawn=True)
                 yield "transformers", cause, found, asked
             clean = make()
             for cause, change in {

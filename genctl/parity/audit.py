@@ -35,7 +35,8 @@ class Auditor(Hypotheses):
         everything = [*range(len(self._rows))]
         self._stage("reading")
         said = self._form
-        for form in [key for key in FORMS if said and key.startswith(said)] or [None]:  # engines have other codes
+        forms: list[str | None] = [key for key in FORMS if said and key.startswith(said)]
+        for form in forms or [None]:  # engines have other codes
             self._form = form
             nothing = self._try((), [RAW], everything, None, exact=True)[0]
             if form is not None:

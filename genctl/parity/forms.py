@@ -131,9 +131,10 @@ def _overflowing(x: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ of 8-bit codes. Those of x are shifted to be positive, and the sum of two products ends at 16 bits."""
     scales = [part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127 for part in (x, weight)]
     codes, weights = (x / scales[0]).round().flatten(0, -2) + 128, (weight / scales[1]).round()
-    rows = [(weights * row).unflatten(-1, (-1, 2)).sum(-1).clamp(-(2**15), 2**15 - 1).sum(-1) for row in codes]
-    found = torch.stack(rows).unflatten(0, x.shape[:-1]) - 128 * weights.sum(-1)
-    return found * scales[0] * scales[1][:, 0]
+    pairs = len(weights), -1, 2
+    rows = [(weights * row).view(pairs).sum(-1).clamp(-(2**15), 2**15 - 1).sum(-1) for row in codes]
+    found = torch.stack(rows).view(*x.shape[:-1], -1) - 128 * weights.sum(-1)
+    return torch.as_tensor(found * scales[0] * scales[1][:, 0])
 
 
 class Coded(Exact):

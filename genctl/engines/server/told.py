@@ -16,7 +16,6 @@ from genctl.engines.server.server import TOLERANCE, UNABLE, Server
 from genctl.engines.server.whole_answers import in_order, patiently
 from genctl.errors import BackendError, GenctlError, InputError
 from genctl.events import UNKNOWN_ID, Token
-from genctl.models.text import encode
 
 TOPS = (20, 5)  # tokens asked for of each distribution: the second where a server gives no more, as OpenAI's
 MOST = 1.001  # that listed probabilities may add up to: servers round log-probabilities
@@ -84,7 +83,7 @@ class TokenNames:
     def text_of(self, ids: Ids) -> str | None:
         """The text that is read as these tokens; None where there is none."""
         text = str(self._tokenizer.decode([*ids], skip_special_tokens=True))
-        return text if text and encode(self._tokenizer, text, add_special_tokens=True) == [*ids] else None
+        return text if text and [*self._tokenizer(text)["input_ids"]] == [*ids] else None
 
     def id_of(self, way: int, text: str) -> int | None:
         """The only token with this text; None where there are several, or none."""
