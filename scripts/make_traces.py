@@ -1,7 +1,8 @@
 """Write traces of engines with planted causes, and count what `genctl audit` says of them.
 
-python scripts/make_traces.py FOLDER [--tokens 500] [--clean 60] [--repeat 2] [--engines transformers,llama,ctranslate2]
-python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1]
+python scripts/make_traces.py FOLDER [--tokens 500] [--repeat 2] [--engines transformers,llama,ctranslate2]
+python scripts/make_traces.py FOLDER --measure [--chosen] [--jobs 1 --job 0] [--only CAUSE]
+python scripts/make_traces.py FOLDER --clean 2000    (continues where it was stopped)
 
 The engines are transformers, llama-cpp-python and CTranslate2, as far as they are installed. Checkpoints are the
 built-in ones, also with a config.json that the engine does not obey. FOLDER/traces.jsonl lists each with its cause.
@@ -18,6 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +38,7 @@ PROMPTS = (
     "Every morning the girl", "A frog jumped into the pond. Then", "Max liked to build",
 )  # fmt: skip
 Rows = list[dict[str, Any]]
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
 
 
 # -- engines: logits of the next token after ids -----------------------------------------------------------------------
@@ -52,10 +55,11 @@ class Transformers:
             setattr(own, key, value)
         kind = transformers.AutoModelForCausalLM
         self.model = kind.from_pretrained(folder, config=own, dtype=getattr(torch, dtype)).eval()
+        self.cache: Callable[[], Any] = lambda: None
 
     @torch.inference_mode()
     def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
-        ids, found, cache, feed = list[int](), list[Tensor](), None, prompt
+        ids, found, cache, feed = list[int](), list[Tensor](), self.cache(), prompt
         for _ in range(most):
             answer = self.model(torch.tensor([feed]), past_key_values=cache, use_cache=True)
             cache, logits = answer.past_key_values, answer.logits[0, -1].float()
@@ -196,13 +200,20 @@ def rows(
     greedy: bool = False,
     number: Callable[[Tensor, list[int], list[int]], Tensor] = plain,
     each: int = 50,
+    drawn: bool = False,
 ) -> Rows:
-    """`prompts`: what was sent, and what the engine reads."""
+    """`prompts`: what was sent, and what the engine reads. `drawn`: from what is written, within its filters."""
     found: Rows = []
     while sum(len(row["completion_ids"]) for row in found) < tokens:
         place = len(found)
         sent, read = prompts[place % len(prompts)]
-        ids, logits = engine.write(read, drawing(seed * 1000 + place, greedy and place < len(prompts)), each)
+        draw, written = drawing(seed * 1000 + place, greedy and place < len(prompts)), list[int]()
+
+        def choose(logits: Tensor, read: Any = read, draw: Any = draw, written: list[int] = written) -> int:
+            written.append(draw(number(logits, read, written) if drawn else logits))
+            return written[-1]
+
+        ids, logits = engine.write(read, choose, each)
         numbers, tops = [], []
         for index, (id, row) in enumerate(zip(ids, logits, strict=True)):
             values = number(row, read, ids[:index])
@@ -241,43 +252,6 @@ def penalised(repetition: float = 1.0, presence: float = 0.0) -> Callable[[Tenso
         return logits.log_softmax(-1)
 
     return number
-
-
-def keeps(number: Any, greedy: bool = False) -> Callable[[Any, Any, int, int], Rows]:
-    """Draw from what is written, so that no token is outside of a filter."""
-
-    def make(engine: Any, prompts: Any, tokens: int, seed: int) -> Rows:
-        drawn: Rows = []
-        while sum(len(row["completion_ids"]) for row in drawn) < tokens:
-            sent, read = prompts[len(drawn) % len(prompts)]
-            generator = torch.Generator().manual_seed(seed * 1000 + len(drawn))
-            written: list[int] = []
-            values: list[Tensor] = []
-
-            def choose(
-                logits: Tensor, read: list[int] = read, written: list[int] = written, values: list[Tensor] = values,
-                generator: torch.Generator = generator,
-            ) -> int:  # fmt: skip
-                values.append(number(logits, read, [*written]))
-                written.append(int(torch.multinomial(values[-1].exp(), 1, generator=generator)))
-                return written[-1]
-
-            engine.write(read, choose, 50)
-            best = [one.topk(TOP) for one in values]
-            drawn.append(
-                {
-                    "prompt_ids": sent,
-                    "completion_ids": written,
-                    "logprobs": [float(one[id].float()) for one, id in zip(values, written, strict=True)],
-                    "top_logprobs": [
-                        [[i, v] for i, v in zip(one.indices.tolist(), one.values.float().tolist(), strict=True)
-                         if math.isfinite(v)] for one in best
-                    ],
-                }
-            )  # fmt: skip
-        return drawn
-
-    return make
 
 
 def mapped(change: Callable[[float], float]) -> Callable[[Rows], Rows]:
@@ -367,7 +341,7 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
                 "min-p": kept("min-p", 0.05), "temperature top-p": kept("top-p", p, t),
                 "repetition": penalised(draw.choice([1.1, 1.2, 1.3])), "presence": penalised(1.0, 0.6),
             }.items():  # fmt: skip
-                found = keeps(number)(one, same, arguments.tokens, seed)
+                found = rows(one, same, arguments.tokens, seed, number=number, drawn=True)
                 yield "transformers", cause, found, asked
             clean = make()
             for cause, change in {
@@ -392,11 +366,8 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
             yield "transformers", "rope-scaling-ignored", make(), {"model": str(place)}
             place = with_config(stories, models / "theta", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
             yield "transformers", "rope-theta-ignored", make(), {"model": str(place)}
-            mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
-            place = with_config(stories, models / "window", **mistral)
+            place = with_config(stories, models / "window", **MISTRAL)
             yield "transformers", "window-ignored", make(), {"model": str(place)}
-            engine = Transformers(with_config(stories, models / "window-11", **{**mistral, "sliding_window": 11}))
-            yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
             place = with_config(stories, models / "epsilon", rms_norm_eps=1e-5)
             yield "transformers", "epsilon", make(), {"model": str(place)}
             place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
@@ -404,6 +375,7 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
             other = with_weights(stories, models / "other", noisy)
             found = make(engine=Transformers(other))
             yield "transformers", "checkpoint-other", found, {**asked, "also": str(other)}
+            yield from planted(stories, models, make)
         if "ctranslate2" in have:
             for cause, form in {"int8": "int8", "bfloat16": "bfloat16"}.items():
                 try:
@@ -416,27 +388,185 @@ def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, s
                 "q8_0": ("Q8_0", "f32"), "q4_0": ("Q4_0", "f32"), "cache-float16": ("F32", "f16"),
             }.items():  # fmt: skip
                 yield "llama", cause, rows(Llama(stories, *how), same, arguments.tokens, seed), asked
-    yield from _clean(have, stories, same, arguments)
 
 
-def _clean(
-    have: set[str], stories: Path, same: Any, arguments: argparse.Namespace
-) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
-    """Traces without a cause, of engines whose arithmetic is declared."""
+def planted(stories: Path, models: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+    """Causes in weights, caches, adapters, soft caps and chats."""
     asked: dict[str, Any] = {"model": "builtin:stories"}
-    engines: list[tuple[Any, dict[str, Any]]] = []
-    if "transformers" in have:
-        engines += [(Transformers(stories, dtype), {"dtype": dtype}) for dtype in ("float32", "bfloat16")]
-    if "ctranslate2" in have:
-        engines += [(CTranslate2(stories), {}), (CTranslate2(stories, "int8"), {"quantize": "int8"})]
-    if "llama" in have:
-        engines += [(Llama(stories), {}), (Llama(stories, "Q8_0"), {"quantize": "int8"})]
-        engines.append((Llama(stories, "BF16"), {"dtype": "bfloat16"}))
-    for number in range(arguments.clean):
-        engine, declared = engines[number % len(engines)]
-        tokens = random.Random(number).choice([60, 120, 200])
-        found = rows(engine, same, tokens, 100 + number, greedy=number % 3 == 0, each=20)
-        yield engine.name, "", found, {**asked, **declared}
+    for cause, form in {
+        "int8-weights": symmetric8, "int4": partial(grouped4, size=32), "int4-128": partial(grouped4, size=128),
+        "nf4": normal4, "fp8": scaled8,
+    }.items():  # fmt: skip
+        place = with_weights(stories, models / cause, partial(linears, change=form))
+        yield "transformers", cause, make(engine=Transformers(place)), asked
+    for cause, dtype in (("cache-fp8", torch.float8_e4m3fn), ("cache-bfloat16", torch.bfloat16)):
+        engine = Transformers(stories)
+        engine.cache = partial(RoundedCache, dtype=dtype)
+        yield "transformers", cause, make(engine=engine), asked
+    adapter, ranks = models / "adapter", lora(stories)
+    adapter.mkdir(parents=True, exist_ok=True)
+    torch_files: Any = import_module("safetensors.torch")
+    torch_files.save_file(ranks, adapter / "adapter_model.safetensors", {"format": "pt"})
+    (adapter / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"],
+        "bias": "none", "base_model_name_or_path": str(stories), "lora_dropout": 0.0,
+    }))  # fmt: skip
+    yield "transformers", "adapter-missing", make(), {**asked, "adapter": str(adapter)}
+    twice = with_weights(stories, models / "twice", partial(merged, ranks=ranks, times=2))
+    yield "transformers", "adapter-doubled", make(engine=Transformers(twice)), {**asked, "adapter": str(adapter)}
+    place = with_config(stories, models / "window", **MISTRAL)
+    engine = Transformers(with_config(stories, models / "window-11", **{**MISTRAL, "sliding_window": 11}))
+    yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
+    capped = gemma(stories, models / "capped")
+    for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
+        engine = Transformers(with_config(capped, models / cap, **{cap: None}))
+        yield "transformers", "softcap-missing", make(engine=engine), {"model": str(capped)}
+    yield from _chats(stories, models / "chat", make)
+
+
+def _chats(stories: Path, place: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+    """A checkpoint with ChatML's template, whose markers are special tokens, and engines that render otherwise."""
+    with_config(stories, place)
+    special = ("<|im_start|>", "<|im_end|>")
+    tokenizer = json.loads((place / "tokenizer.json").read_text())
+    for text in special:  # in place of what is merged last
+        id = tokenizer["model"]["vocab"].pop("".join(tokenizer["model"]["merges"].pop()))
+        tokenizer["model"]["vocab"][text] = id
+        tokenizer["added_tokens"] = [one for one in tokenizer["added_tokens"] if one["id"] != id] + [
+            {"id": id, "content": text, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
+             "single_word": False}]  # fmt: skip
+    (place / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (place / "chat_template.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    loaded: Any = import_module("transformers").AutoTokenizer.from_pretrained(place)
+    plain: Any = import_module("tokenizers").Tokenizer.from_file(str(place / "tokenizer.json"))
+    plain.encode_special_tokens = True
+    chats = [[{"role": "system", "content": "You tell short tales."}, {"role": "user", "content": text}]
+             for text in PROMPTS]  # fmt: skip
+
+    def sent(messages: Any, *, as_text: bool = False, **how: Any) -> list[int]:
+        text = loaded.apply_chat_template(messages, tokenize=False, **{"add_generation_prompt": True, **how})
+        ids: list[int] = plain.encode(text, add_special_tokens=False).ids if as_text else loaded(
+            text, add_special_tokens=False)["input_ids"]  # fmt: skip
+        return ids
+
+    def bare(messages: Any, form: str = "{}") -> list[int]:
+        ids: list[int] = loaded(form.format(messages[-1]["content"]))["input_ids"]
+        return ids
+
+    for cause, read in {
+        "system-lost": lambda one: sent(one[1:]), "no-generation-prompt": lambda one: sent(
+            one, add_generation_prompt=False), "special-as-text": lambda one: sent(one, as_text=True),
+        "template-missing": bare, "template-other": lambda one: bare(one, "[INST] {} [/INST]"),
+    }.items():  # fmt: skip
+        some = [chat[1:] for chat in chats] if cause.startswith("template") else chats
+        found = make([(number, read(chat)) for number, chat in enumerate(some)])
+        yield (
+            "transformers",
+            cause,
+            [
+                {
+                    **{key: value for key, value in row.items() if key != "prompt_ids"},
+                    "messages": some[row["prompt_ids"]],
+                }
+                for row in found
+            ],
+            {"model": str(place)},
+        )
+
+
+# Codes as other engines have them: linear layers alone, rows of a matrix
+
+
+def linears(tensors: dict[str, Tensor], change: Callable[[Tensor], Tensor]) -> None:
+    for name in tensors:
+        if name.endswith("proj.weight"):
+            tensors[name] = change(tensors[name])
+
+
+def symmetric8(rows: Tensor) -> Tensor:
+    scale = rows.abs().amax(1, keepdim=True) / 127
+    return torch.round(rows / scale).clamp(-128, 127) * scale
+
+
+def scaled8(rows: Tensor) -> Tensor:
+    scale = rows.abs().amax(1, keepdim=True) / 448  # as compressed-tensors has them
+    return (rows / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def grouped4(rows: Tensor, size: int) -> Tensor:
+    if rows.shape[1] % size:
+        return rows
+    blocks = rows.view(len(rows), -1, size)
+    low, high = blocks.min(2, True).values.clamp(max=0), blocks.max(2, True).values.clamp(min=0)
+    step = (high - low) / 15
+    zero = torch.round(-low / step)
+    return ((torch.clamp(torch.round(blocks / step) + zero, 0, 15) - zero) * step).view_as(rows)
+
+
+def normal4(rows: Tensor) -> Tensor:
+    """bitsandbytes' NF4: quantiles of the normal distribution, blocks of 64 in the order of storage."""
+    normal = torch.distributions.Normal(0, 1)
+    offset = 0.9677083
+    positive = normal.icdf(torch.linspace(offset, 0.5, 9)[:-1])
+    negative = -normal.icdf(torch.linspace(offset, 0.5, 8)[:-1])
+    levels = torch.cat([positive, torch.zeros(1), negative]).sort().values
+    levels = levels / levels.max()
+    blocks = rows.reshape(-1, 64)
+    scale = blocks.abs().amax(1, keepdim=True)
+    return levels[(blocks[..., None] / scale[..., None] - levels).abs().argmin(-1)].mul(scale).view_as(rows)
+
+
+def lora(source: Path) -> dict[str, Tensor]:
+    torch_files: Any = import_module("safetensors.torch")
+    generator, found = torch.Generator().manual_seed(8), {}
+    for name, tensor in torch_files.load_file(source / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "v_proj.weight")):
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            found[f"{stem}.lora_A.weight"] = 0.1 * torch.randn(4, tensor.shape[1], generator=generator)
+            found[f"{stem}.lora_B.weight"] = 0.05 * torch.randn(tensor.shape[0], 4, generator=generator)
+    return found
+
+
+def merged(tensors: dict[str, Tensor], ranks: dict[str, Tensor], times: int) -> None:
+    for name in tensors:
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in ranks:
+            tensors[name] = (
+                tensors[name] + times * 2.0 * ranks[f"{stem}.lora_B.weight"] @ ranks[f"{stem}.lora_A.weight"]
+            )
+
+
+def gemma(source: Path, place: Path) -> Path:
+    """A Gemma 2 of random weights with soft caps that matter, and the tokenizer of `source`."""
+    transformers: Any = import_module("transformers")
+    torch.manual_seed(4)
+    config = transformers.Gemma2Config(
+        vocab_size=1536, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, final_logit_softcapping=4.0, attn_logit_softcapping=1.0,
+        initializer_range=0.25, max_position_embeddings=512, query_pre_attn_scalar=16, sliding_window=512,
+        bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Gemma2ForCausalLM(config).save_pretrained(place)
+    for file in source.glob("token*"):
+        shutil.copy(file, place)
+    return place
+
+
+class RoundedCache:
+    """Made as transformers' cache, with keys and values in another dtype."""
+
+    def __new__(cls, dtype: torch.dtype) -> Any:
+        cache: Any = import_module("transformers").DynamicCache()
+        update = cache.update
+
+        def rounded(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return update(keys.to(dtype).float(), values.to(dtype).float(), *args, **kwargs)
+
+        cache.update = rounded
+        return cache
 
 
 def _installed(name: str) -> bool:
@@ -459,7 +589,6 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
 
     lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
     right, named, total = Counter[str](), Counter[str](), Counter[str]()
-    clean = accused = 0
     for number, one in enumerate(lines):
         if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in one["cause"]):
             continue
@@ -478,30 +607,93 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
         out.unlink()
         if arguments.chosen:
             path.unlink()
-        if not one["cause"]:
-            clean += 1
-            accused += bool(keys)
-            if audit[0]["verdict"] != "same":
-                print(f"{one['file']}: clean: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
-            continue
         total[one["cause"]] += 1
         first = keys or set((audit[0]["candidates"] or audit[1:] or [{"causes": []}])[0]["causes"])
         right[one["cause"]] += first == set(one["cause"].split())
         named[one["cause"]] += keys == set(one["cause"].split())
         if keys != set(one["cause"].split()):
             print(f"{one['file']}: {one['cause']}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
-    print(
-        f"right cause first: {right.total()} of {total.total()}; named: {named.total()}; accused: {accused} of {clean}"
-    )
+    print(f"right cause first: {right.total()} of {total.total()}; named: {named.total()}")
     for cause in total:
         print(f"  {cause:26} {right[cause]}/{total[cause]} first, {named[cause]}/{total[cause]} named")
+
+
+# -- traces without a cause --------------------------------------------------------------------------------------------
+
+
+def clean(folder: Path, arguments: argparse.Namespace) -> None:
+    """Audit short traces without a cause, one for each number; those in FOLDER/clean.jsonl are done."""
+    torch.set_num_threads(1)
+    have = {name for name in arguments.engines.split(",") if _installed(name)}
+    made: list[tuple[str, Callable[[Path], Any], dict[str, Any]]] = []
+    if "transformers" in have:
+        made += [("transformers float32", Transformers, {}), ("transformers bfloat16",
+                 lambda place: Transformers(place, "bfloat16"), {"dtype": torch.bfloat16})]  # fmt: skip
+    if "ctranslate2" in have:
+        made += [("ctranslate2 float32", CTranslate2, {}),
+                 ("ctranslate2 int8", lambda place: CTranslate2(place, "int8"), {"form": "int8"})]  # fmt: skip
+    if "llama" in have:
+        made += [("llama F32", Llama, {}), ("llama Q8_0", lambda place: Llama(place, "Q8_0"), {"form": "int8"}),
+                 ("llama BF16", lambda place: Llama(place, "BF16"), {"dtype": torch.bfloat16})]  # fmt: skip
+    stories, models = BUILTIN / "stories", folder / "models"
+    places = {"stories": stories, "noisy": with_weights(stories, models / "noisy", noisy)}
+    theta = {"rope_theta": 5e5, "rope_type": "default"}
+    places["theta"] = with_weights(stories, models / "long", noisy, rope_parameters=theta, rms_norm_eps=1e-5)
+    references = {name: reference(place) for name, place in places.items()}
+    engines: dict[tuple[str, str], Any] = {}
+    path = folder / "clean.jsonl"
+    done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()
+    for number in range(arguments.clean):
+        if number in done or number % arguments.jobs != arguments.job:
+            continue
+        draw = random.Random(number)
+        (name, make, declared), model = made[number % len(made)], draw.choice([*references])
+        side, prompts, texts = references[model]
+        if (name, model) not in engines:
+            engines[name, model] = make(places[model])
+        tokens, greedy, top = draw.choice([24, 40, 60]), draw.random() < 0.4, draw.random() < 0.6
+        some = [(ids, ids) for ids in draw.sample(texts, 4)]
+        found = rows(engines[name, model], some, tokens, 10_000 + number, greedy=greedy, each=draw.choice([8, 12, 20]))
+        found = found if top else [{**row, "top_logprobs": None} for row in found]
+        audit = audited(side, prompts, found, **declared)
+        line = {"number": number, "engine": name, "model": model, "tokens": tokens, "greedy": greedy, "lists": top,
+                "verdict": audit.verdict, "reason": audit.reason}  # fmt: skip
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for name in sorted({line["engine"] for line in lines}):
+        print(f"  {name:22} {dict(Counter(line['verdict'] for line in lines if line['engine'] == name))}")
+    print(f"accused: {sum(line['verdict'] == 'explained' for line in lines)} of {len(lines)}")
+
+
+def reference(place: Path) -> tuple[Any, Any, list[list[int]]]:
+    """A checkpoint as an audit loads it, its prompts, and the tokens of some."""
+    from genctl.engines.local.session import Session
+    from genctl.params import Runtime
+    from genctl.parity.prompts import AuditPrompts
+    from genctl.parity.sides import LocalSide, greedy
+
+    session = Session.load(Runtime(model=str(place), dtype="float32"))
+    side = LocalSide(place.name, session, greedy(session.resolve(()), ("max_length",)), whole=True)
+    prompts = AuditPrompts(session.loaded, as_chat=False, variables={}, bos=session.planner.bos)
+    tokenizer: Any = session.loaded.tokenizer
+    return side, prompts, [tokenizer(text)["input_ids"] for text in PROMPTS]
+
+
+def audited(side: Any, prompts: Any, found: Rows, dtype: torch.dtype = torch.float32, form: str | None = None) -> Any:
+    """The audit of rows."""
+    from genctl.parity.audit import Auditor
+    from genctl.parity.shapes import rows_of
+
+    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(found)]
+    return Auditor(side, read, prompts, dtype=dtype, form=form).run("trace")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tokens", type=int, default=500)
-    parser.add_argument("--clean", type=int, default=60)
+    parser.add_argument("--clean", type=int, default=0)
     parser.add_argument("--repeat", type=int, default=2)
     parser.add_argument("--engines", default="transformers,llama,ctranslate2")
     parser.add_argument("--measure", action="store_true")
@@ -510,10 +702,10 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--job", type=int, default=0)
     arguments = parser.parse_args()
-    if arguments.measure:
-        measure(arguments.folder, arguments)
-        return
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.measure or arguments.clean:
+        (measure if arguments.measure else clean)(arguments.folder, arguments)
+        return
     with (arguments.folder / "traces.jsonl").open("w") as listed:
         for number, (engine, cause, found, asked) in enumerate(traces(arguments.folder, arguments)):
             name = f"{number:04}-{engine}-{cause.replace(' ', '+') or 'clean'}.jsonl"

@@ -131,20 +131,22 @@ class _Mode(TorchFunctionMode):
         """x Wᵀ + b, a slice of the outputs at a time."""
         if weight not in self.weights:
             return F.linear(*self._same(x, weight, bias))
+        # processors without products of a narrow dtype are slow at them; all sum up in float32
+        dtype = torch.float32 if self.dtype.itemsize < 4 and x.device.type == "cpu" else self.dtype
         if bias is not None:
-            bias = self._wide(bias) if bias in self.weights else bias.to(self.dtype)
-        x = x.to(self.dtype)
+            bias = (self._wide(bias) if bias in self.weights else bias).to(dtype)
+        x = x.to(self.dtype).to(dtype)
         step = max(SLICE // weight.shape[1], 1)
-        rounded, wide = (
-            self._space(weight, min(step, len(weight)), dtype) for dtype in (self.weights.dtype, self.dtype)
-        )
+        rounded, wide = (self._space(weight, min(step, len(weight)), held) for held in (self.weights.dtype, dtype))
         parts = []
         for at in range(0, weight.shape[0], step):
             part = weight[at : at + step]
-            used = self.coded_weight(wide[: len(part)].copy_(rounded[: len(part)].copy_(part)))
+            if part.dtype != self.weights.dtype:
+                part = rounded[: len(part)].copy_(part)
+            used = self.coded_weight(wide[: len(part)].copy_(part))
             parts.append(F.linear(x, used, None if bias is None else bias[at : at + step]))
-            pages.release(part, self.weights.mapped)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            pages.release(weight[at : at + step], self.weights.mapped)
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).to(self.dtype)
 
     def _space(self, weight: Tensor, rows: int, dtype: torch.dtype) -> Tensor:
         """Space for some rows of a weight. It is used again: the C library's heap grows with each freed slice."""
@@ -193,22 +195,24 @@ class _Mode(TorchFunctionMode):
 
 
 class Exact(_Mode):
-    """float64 throughout."""
+    """float64 throughout, or another wide dtype."""
 
-    dtype = torch.float64
+    def __init__(self, weights: Weights, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(weights)
+        self.dtype = dtype
 
     def cast(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         value = func(*args, **kwargs)
         source = args[0]
         if isinstance(value, Tensor) and value.is_floating_point() and source.is_floating_point():
-            return source.double().to(value.device)
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+            return source.to(value.device, self.dtype)
+        return value.to(self.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     def operands(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         floats = [tensor for tensor in (*_tensors(args), *_tensors(kwargs)) if tensor.is_floating_point()]
         if kwargs.get("dtype") in (torch.float32, torch.bfloat16, torch.float16) and floats:
-            kwargs = {**kwargs, "dtype": torch.float64}
-        if len(floats) < 2 or not any(tensor.dtype == torch.float64 for tensor in floats):
+            kwargs = {**kwargs, "dtype": self.dtype}
+        if len(floats) < 2 or not any(tensor.dtype == self.dtype for tensor in floats):
             return args, kwargs
         name = getattr(func, "__name__", "")
         if name == "__setitem__" or (name.endswith("_") and not name.startswith("__")):
@@ -218,7 +222,7 @@ class Exact(_Mode):
     def _widened(self, tensor: Tensor) -> Tensor:
         if not tensor.is_floating_point():
             return tensor
-        return self._wide(tensor) if tensor in self.weights else tensor.double()
+        return self._wide(tensor) if tensor in self.weights else tensor.to(self.dtype)
 
 
 class Shaken(_Mode):

@@ -7,147 +7,46 @@ distributions turned into another number. docs/audit.md says when one is named. 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
-from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from genctl.errors import GenctlError, percent
+from genctl.errors import percent
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.parity.causes import cause
 from genctl.parity.forms import FORMS
-from genctl.parity.numbers import RAW, Number, numbers, remains, several
+from genctl.parity.hypotheses import Hypotheses
+from genctl.parity.numbers import RAW
+from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
-from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
-from genctl.parity.rereading import LOGITS, Rereader
-from genctl.parity.sides import LocalSide
-from genctl.parity.trial import PLAIN, Tried, Way, beats, contains, excess, likelihood, slope
+from genctl.parity.rereading import kind_of
+from genctl.parity.trial import Tried, beats, contains
 
-SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
-FEWER = 60  # positions on which pairs are tried first
-WAYS = 10  # of reading, to which numbers are fitted
-PAIRS = 12  # of them are tried on the sample
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-Base: TypeAlias = Callable[[Number], Tensor]  # what is left of a number, f64 [E]
 
 
-class Auditor(Rereader):
-    """Tries causes on rows."""
-
-    def __init__(
-        self,
-        side: LocalSide,
-        rows: Sequence[AuditRow],
-        prompts: AuditPrompts,
-        *,
-        others: Sequence[str] = (),
-        on_stage: Callable[[str], object] = lambda stage: None,
-        **how: Any,
-    ) -> None:
-        """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
-        super().__init__(side, rows, **how)
-        self._prompts, self._others, self._stage = prompts, others, on_stage
-        self._count = 0  # hypotheses
-        self._notes: list[str] = []
-        self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
-
-    # -- hypotheses ----------------------------------------------------------------------------------------------------
-
-    def _try(self, ways: tuple[Way, ...], wanted: Sequence[Number] | None, rows: Sequence[int], base: Base | None,
-             *, exact: bool = False) -> list[Tried]:  # fmt: skip
-        """What is left where texts are read in `ways`: for each of `wanted`, or for all numbers that fit (None).
-
-        `base` gives what a number leaves without another way of reading, with which directions are compared.
-        """
-        way = PLAIN
-        for each in ways:
-            way = each.and_(way)
-        logits: list[Tensor] = []
-        groups = [*self._groups(rows)]
-        found: list[Tried] = []
-        if wanted is None:
-            # parameters are fitted on what fits into memory
-            part = groups[0]
-            some = self._logits(way, part)
-            places = self.places.few(self._at(part))
-            wanted = [*numbers(some, places)]
-            del some
-        for number in wanted:
-            found.append(Tried((), ways, number, torch.zeros(0), torch.zeros(0)))
-        left: list[list[Tensor]] = [[] for _ in found]
-        sizes: list[list[Tensor]] = [[] for _ in found]
-        for group in groups:
-            logits = [self._logits(way, group, exact=exact)]
-            places = self.places.few(self._at(group))
-            for place, one in enumerate(found):
-                left[place].append(remains(one.number, logits[0], places))
-                sizes[place].append(places.sizes(left[place][-1]))
-        at = self._at(rows)
-        noise = self.noise(way.dtype or self._dtype)
-        cut = self._cut[at]
-        for place, one in enumerate(found):
-            own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
-            one.causes, one.sizes = own, torch.cat(sizes[place])
-            scale = noise.typical[at] / one.number.temperature
-            if way.form is not None and base is not None:
-                before = base(one.number)
-                moved = before - torch.cat(left[place])
-                direction = slope(before, moved)
-                one.plausible = 0.5 <= direction <= 1.6
-                known_places = self.places.few(at)
-                scale = (scale.square() + (0.3 * known_places.sizes(moved)).square().mean()).sqrt()
-            elif way.dtype is not None and base is not None:
-                before = base(one.number)
-                direction = slope(before, before - torch.cat(left[place]))
-                one.plausible = 0.3 <= direction <= 3.0
-            one.scale = (scale.square() + cut.square()).sqrt()
-        self._count += len(found)
-        return found
-
-    def _judged(self, tried: Sequence[Tried], nothing: Tried, at: Tensor) -> None:
-        """Fill in the figures of hypotheses on positions [K]."""
-        known = self.places.counts[at] > 0
-        whole = excess(nothing, known)
-        for one in tried:
-            one.likelihood = likelihood(one, known)
-            penalty = one.number.parameters * 0.5 * math.log(max(int(known.sum()), 2))
-            one.likelihood = one.likelihood - penalty / max(int(known.sum()), 1)
-            ratios = (one.sizes / one.scale)[known]
-            one.ratio = float(ratios.median())
-            one.explained = 1 - excess(one, known) / whole if whole > 0 else 0.0
-
-    def _fits(self, one: Tried) -> bool:
-        noise = self.noise(self._dtype)
-        return one.ratio <= noise.typical_allowed and one.plausible
-
-    def rows_left(self, one: Tried, rows: Sequence[int]) -> list[int]:
-        """Rows with a position that is beyond noise."""
-        noise = self.noise(self._dtype)
-        at = self._at(rows)
-        upper = torch.maximum(one.scale, (noise.most / noise.typical.median())[at] * one.scale.median())
-        beyond = (one.sizes > noise.allowed * upper) & (self.places.counts[at] > 0)
-        left, start = [], 0
-        for row in rows:
-            end = start + len(self._rows[row].text.token_ids)
-            if bool(beyond[start:end].any()):
-                left.append(row)
-            start = end
-        return left
+class Auditor(Hypotheses):
+    """Says what an engine computed."""
 
     def run(self, name: str) -> Audit:
         """The verdict. Raises ModelError."""
         everything = [*range(len(self._rows))]
         self._stage("reading")
-        nothing = self._try((), [RAW], everything, None, exact=True)[0]
-        if self._form is not None:
-            nothing.scale = self._with_form(nothing, everything)
-        self._judged([nothing], nothing, self._at(everything))
-        if self._fits(nothing) and not self.rows_left(nothing, everything):
-            return self._same(name, nothing)
+        said = self._form
+        forms: list[str | None] = [key for key in FORMS if said and key.startswith(said)]
+        for form in forms or [None]:  # engines have other codes
+            self._form = form
+            nothing = self._try((), [RAW], everything, None, exact=True)[0]
+            if form is not None:
+                nothing.scale = self._with_form(nothing, everything)
+            self._judged([nothing], nothing, self._at(everything))
+            if self._fits(nothing) and not self.rows_left(nothing, everything):
+                if form is not None and FORMS[form].overflows:
+                    self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
+                return self._same(name, nothing)
+        self._form = said
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
             again = self._try((), [RAW], everything, None, exact=True)[0]
@@ -161,33 +60,12 @@ class Auditor(Rereader):
         at = self._at(sample)
         base = self._base(sample)
         first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
-        tried = self._singles(sample, base)
+        tried = self._singles(sample, base, first)
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
-            tried += self._pairs(tried, sample, base, first, at)
+            tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
         tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
         return self._concluded(name, nothing, first, tried, sample)
-
-    def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
-        parts = [
-            remains(number, self._logits(PLAIN, group), self.places.few(self._at(group)))
-            for group in self._groups(rows)
-        ]
-        return torch.cat(parts)
-
-    def _base(self, rows: Sequence[int]) -> Base:
-        """What numbers leave where texts are read as they should be; each is read once."""
-        found: dict[Number, Tensor] = {}
-        groups = [*self._groups(rows)]
-        logits = self._logits(PLAIN, rows) if len(groups) == 1 else None
-        places = self.places.few(self._at(rows))
-
-        def base(number: Number) -> Tensor:
-            if number not in found:
-                found[number] = self._left(rows, number) if logits is None else remains(number, logits, places)
-            return found[number]
-
-        return base
 
     def _with_form(self, nothing: Tried, rows: Sequence[int]) -> Tensor:
         """The noise of a declared form: engines have other codes, so what codes change counts as noise."""
@@ -197,115 +75,6 @@ class Auditor(Rereader):
         own = self._left(rows)
         moved = self.places.few(self._at(rows)).sizes(own - plain)
         return (nothing.scale.square() + moved.square().mean()).sqrt()
-
-    def _sample(self, nothing: Tried) -> list[int]:
-        """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
-        ratios = nothing.sizes / nothing.scale
-        worst = [
-            float(ratios[begin:end].clamp(max=1e3).sum()) / (end - begin) ** 0.5 if end > begin else 0.0
-            for begin, end in pairwise(self._starts)
-        ]
-        chosen: list[int] = []
-        tokens = positions = 0
-        for row in sorted(range(len(self._rows)), key=lambda row: -worst[row]):
-            text = self._rows[row].text
-            tokens += len(text.prompt_ids) + len(text.token_ids)
-            positions += len(text.token_ids)
-            if chosen and (tokens > self._tokens or positions > SAMPLE):
-                break
-            chosen.append(row)
-        return sorted(chosen)
-
-    def _ways(self) -> Iterator[Way]:
-        for key, parameter, prompts in self._prompts.changes(self._rows):
-            yield Way(cause(key, parameter), prompts=tuple(prompts))
-        stored = {tensor.dtype for _, tensor in self._floats()}
-        for key in ("bfloat16", "float16"):
-            if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
-                yield Way(cause(key), dtype=DTYPES[key])
-        for key, form in FORMS.items():
-            if key != self._form:
-                yield Way(cause(key.removesuffix("-llama")), form=form)
-
-    def _singles(self, sample: Sequence[int], base: Base) -> list[Tried]:
-        self._stage("hypotheses")
-        tried = self._try((), None, sample, base)
-        for way in self._ways():
-            tried += self._try((way,), [RAW], sample, base)
-        with OtherModels(self._side, self._others) as models:
-            for key, parameter, load in models.all():
-                try:
-                    tried += self._try((Way(cause(key, parameter), load=load),), [RAW], sample, base)
-                except (GenctlError, ValueError, RuntimeError) as error:
-                    why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
-                    self._notes.append(f"{cause(key, parameter).sentence} is not tried: {why}")
-            self._loaded = (None, self._side)
-        return tried
-
-    def _pairs(
-        self, singles: Sequence[Tried], sample: Sequence[int], base: Base, first: Tried, at: Tensor
-    ) -> list[Tried]:
-        """Causes together: every way of reading with every number, and the best ways of different families."""
-        self._stage("pairs")
-        pairs: list[Tried] = []
-        best = sorted((one for one in singles if one.ways), key=lambda one: float(one.sizes.median()))
-        first_ways = [one.ways[0] for one in best if one.ways[0].prompts is not None]
-        others = [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None]
-        ways = first_ways + others[:3]
-        small = self._side.vocabulary * FEWER <= LOGITS
-        few = [*sample[:1]]
-        for row in sample[1:]:
-            if sum(len(self._rows[each].text.token_ids) for each in few) < FEWER:
-                few.append(row)
-        part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
-        screened: list[Tried] = []
-        begun = self._base(few)
-        for way in ways[: WAYS if small else WAYS // 2]:
-            screened += self._try((way,), None, few, begun)
-        for place, one in enumerate(best[:6]):
-            for other in best[place + 1 : 6]:
-                both = one.ways[0], other.ways[0]
-                if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
-                    screened += self._try(both, [RAW], few, begun)
-        group = next(self._groups(few))
-        logits, places = self._logits(PLAIN, group), self.places.few(self._at(group))
-        more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
-        del logits
-        screened += self._try((), more, few, begun) if more else []
-        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
-        self._judged([begin, *screened], begin, self._at(few))
-        screened.sort(key=lambda one: -float(one.likelihood.sum()))
-        for one in screened[:PAIRS]:
-            pairs += self._try(one.ways, [one.number], sample, base)
-        for key, parameter, prompts in self._truncations(sample):
-            pairs += self._try((Way(cause(key, parameter), prompts=prompts),), [RAW], sample, base)
-        self._judged(pairs, first, at)
-        return pairs
-
-    def _truncations(self, sample: Sequence[int]) -> Iterator[tuple[str, str, tuple[Ids, ...]]]:
-        """The limit of the prompt that explains the first tokens of the longest prompt best."""
-        row = max(sample, key=lambda row: len(self._rows[row].text.prompt_ids))
-        text, length = self._rows[row].text, len(self._rows[row].text.prompt_ids)
-        few = min(len(text.token_ids), 4)
-        places = self.places.few(self._at([row])[:few])
-        if length < 3 or not bool((places.counts > 0).any()):
-            return
-        step = max(length * length // (8 * self._tokens), 1)
-        sizes: dict[tuple[int, bool], float] = {}
-        for limit in range(1, length, step):
-            for keeps_first in (False, True):
-                prompt = _truncated(text.prompt_ids, limit, keeps_first)
-                shorter = replace(text, prompt_ids=prompt)
-                rows = [logits.double().cpu() for _, logits in self._side.whole_text(shorter, range(few))]
-                sizes[limit, keeps_first] = float(places.sizes(remains(RAW, torch.stack(rows), places)).mean())
-        limit, keeps_first = min(sizes, key=lambda key: sizes[key])
-        prompts = tuple(
-            _truncated(each.text.prompt_ids, limit, keeps_first) if len(each.text.prompt_ids) > limit
-            else each.text.prompt_ids
-            for each in self._rows
-        )  # fmt: skip
-        self._count += len(sizes)
-        yield "truncated", str(limit), prompts
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
@@ -325,11 +94,13 @@ class Auditor(Rereader):
             return self._unexplained(name, nothing, tried, [])
         if doubtful:
             return self._unexplained(name, nothing, tried, [best, *doubtful])
-        whole = self._again(best, everything) if len(sample) < len(everything) else best
+        is_other = any(way.load is not None for way in best.ways)
+        whole = self._again(best, everything) if is_other or len(sample) < len(everything) else best
         self._judged([whole], nothing, self._at(everything))
         left = self.rows_left(whole, everything)
         if len(left) > LEFT * len(everything) or whole.ratio > self.noise(self._dtype).typical_allowed:
-            return self._unexplained(name, nothing, tried, [])
+            reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(everything)} rows"
+            return self._audit(name, "unexplained", reason, nothing, nothing, tried, [])
         return self._found(name, nothing, whole, tried, everything)
 
     def _again(self, one: Tried, rows: Sequence[int]) -> Tried:
@@ -338,6 +109,8 @@ class Auditor(Rereader):
             for key, parameter, load in models.all():
                 if any(way.load is not None and way.cause == cause(key, parameter) for way in ways):
                     ways = tuple(replace(way, load=load) if way.load is not None else way for way in ways)
+                    side = self._side_of(next(way for way in ways if way.load is not None))
+                    self._own_noise[one.causes] = self._measured(self._dtype, Oracle(side, kind_of(side)), side)
             found = self._try(ways, [one.number], rows, self._base(rows), exact=True)[0]
             self._loaded = (None, self._side)
         return found
@@ -364,11 +137,9 @@ class Auditor(Rereader):
     ) -> Audit:  # fmt: skip
         noise = self.noise(self._dtype)
         known = (self.places.counts > 0).tolist()
-        chosen: dict[int, float] = {}
-        for place, value in zip(self.places.position[self.places.chosen].tolist(),
-                                self.places.value[self.places.chosen].tolist(), strict=True):  # fmt: skip
-            chosen[place] = value
-        reference = self._chosen()
+        own = self.places.chosen
+        written = (part[own].tolist() for part in (self.places.position, self.places.value, nothing.left))
+        chosen = {place: (value, value - left) for place, value, left in zip(*written, strict=True)}
         upper = torch.maximum(nothing.scale, noise.most)
         positions: list[AuditPosition] = []
         place, first = 0, None
@@ -378,7 +149,7 @@ class Auditor(Rereader):
                     before, after = float(nothing.sizes[place]), float(best.sizes[place])
                     positions.append(
                         AuditPosition(
-                            row.text.id, index, token, chosen.get(place, math.nan), reference[place], before, after,
+                            row.text.id, index, token, *chosen.get(place, (math.nan, math.nan)), before, after,
                             before / float(nothing.scale[place]), after / float(best.scale[place]),
                         )
                     )  # fmt: skip
@@ -404,20 +175,7 @@ class Auditor(Rereader):
             notes.append(f"the trace has {cause(*self.grid).sentence}: this counts as noise")
         return Audit(
             name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
-            tuple(map(line, candidates)), tuple(map(line, tried)), tuple(positions),
+            tuple(map(line, candidates)), tuple(map(line, [*tried, *self._beaten])), tuple(positions),
             tuple(row.text for row in self._rows), best.explained if verdict == "explained" else 0.0,
             left, first, nothing.ratio, noise.typical_allowed, float(noise.typical.median()), tuple(notes),
         )  # fmt: skip
-
-    def _chosen(self) -> list[float]:
-        """The reference's log-probability of every chosen token."""
-        found: list[float] = []
-        for group in self._groups([*range(len(self._rows))]):
-            places = self.places.few(self._at(group))
-            logprobs = self._logits(PLAIN, group).log_softmax(-1)
-            found += logprobs.gather(1, places.token[:, None])[:, 0].tolist()
-        return found
-
-
-def _truncated(prompt: Ids, limit: int, keeps_first: bool) -> Ids:
-    return (*prompt[:1], *prompt[len(prompt) - limit + 1 :]) if keeps_first and limit > 1 else prompt[-limit:]

@@ -62,7 +62,7 @@ _ROWS: dict[Family, tuple[tuple[str, str, str], ...]] = {
     "arithmetic": (
         ("bfloat16", "weights in bfloat16", "load the weights in the dtype of the checkpoint"),
         ("float16", "weights in float16", "load the weights in the dtype of the checkpoint"),
-        ("int8", "int8 weights and activations", "load without 8-bit quantisation"),
+        ("int8", "int8 weights and activations{}", "load without 8-bit quantisation"),
         ("int8-weights", "int8 weights", "load without 8-bit quantisation"),
         ("q8_0", "GGUF Q8_0", "convert with --outtype f32 or bf16"),
         ("q4_0", "GGUF Q4_0", "use a GGUF file with more bits"),

@@ -6,7 +6,8 @@ known then, and only its order of sums is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,6 +82,13 @@ def cast(rows: Tensor, *, dtype: torch.dtype) -> Tensor:
     return rows.to(dtype).to(rows.dtype)
 
 
+def scaled(rows: Tensor) -> Tensor:
+    """8-bit floats; the largest number of a row is the largest of them (compressed-tensors, torchao)."""
+    scale = rows.abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(torch.float8_e4m3fn).max
+    found: Tensor = cast(rows / scale, dtype=torch.float8_e4m3fn) * scale
+    return found
+
+
 @dataclass(frozen=True)
 class Form:
     """What is rounded, besides the weights to a dtype."""
@@ -88,48 +96,86 @@ class Form:
     weights: Rounding | None = None
     activations: Rounding | None = None  # what the products of weights read
     cache: Rounding | None = None  # keys and values
+    overflows: bool = False  # sums of two products of codes end at 16 bits (vpmaddubsw: CTranslate2 without VNNI)
+    linears: bool = False  # the embeddings and the head are as they are
     scores: Rounding | None = None  # what keys and values are multiplied with: llama.cpp rounds both factors alike
 
 
 _ROWS8 = partial(symmetric, bits=8, size=0, half=False)
 _BLOCKS8 = partial(symmetric, bits=8, size=32, half=True)
+# A cause may have several forms, with a name behind it
 FORMS: dict[str, Form] = {
     "int8": Form(_ROWS8, _ROWS8),
+    "int8:linears": Form(_ROWS8, _ROWS8, linears=True),
+    "int8:overflow": Form(_ROWS8, overflows=True),
     "int8-weights": Form(_ROWS8),
+    "int8-weights:linears": Form(_ROWS8, linears=True),
     "q8_0": Form(_BLOCKS8, _BLOCKS8),
     "q4_0": Form(q4_0, _BLOCKS8),
     "int4": Form(partial(asymmetric, bits=4, size=32)),
-    "int4-128": Form(partial(asymmetric, bits=4, size=128)),
-    "nf4": Form(nf4),
-    "fp8": Form(partial(cast, dtype=torch.float8_e4m3fn)),
+    "int4:linears": Form(partial(asymmetric, bits=4, size=32), linears=True),
+    "int4-128": Form(partial(asymmetric, bits=4, size=128), linears=True),
+    "nf4": Form(nf4, linears=True),
+    "fp8": Form(partial(cast, dtype=torch.float8_e4m3fn), linears=True),
+    "fp8:weights": Form(scaled, linears=True),
+    "fp8:rows": Form(scaled, scaled, linears=True),
     "cache-float16": Form(cache=partial(cast, dtype=torch.float16)),
-    "cache-float16-llama": Form(cache=partial(cast, dtype=torch.float16), scores=partial(cast, dtype=torch.float16)),
+    "cache-float16:llama": Form(cache=partial(cast, dtype=torch.float16), scores=partial(cast, dtype=torch.float16)),
     "cache-bfloat16": Form(cache=partial(cast, dtype=torch.bfloat16)),
     "cache-q8_0": Form(cache=_BLOCKS8),
     "cache-fp8": Form(cache=partial(cast, dtype=torch.float8_e4m3fn)),
 }
 
 
-class Coded(Exact):
-    """float64, with numbers rounded as a form says."""
+def _overflowing(x: Tensor, weight: Tensor) -> Tensor:
+    """x Wᵀ of 8-bit codes. Those of x are shifted to be positive, and the sum of two products ends at 16 bits."""
+    scales = [part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127 for part in (x, weight)]
+    codes, weights = (x / scales[0]).round().flatten(0, -2) + 128, (weight / scales[1]).round()
+    pairs = len(weights), -1, 2
+    rows = [(weights * row).view(pairs).sum(-1).clamp(-(2**15), 2**15 - 1).sum(-1) for row in codes]
+    found = torch.stack(rows).view(*x.shape[:-1], -1) - 128 * weights.sum(-1)
+    return torch.as_tensor(found * scales[0] * scales[1][:, 0])
 
-    def __init__(self, weights: Weights, form: Form) -> None:
-        super().__init__(weights)
-        self._form = form
+
+class Coded(Exact):
+    """A wide dtype, with numbers rounded as a form says."""
+
+    def __init__(self, weights: Weights, form: Form, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__(weights, dtype)
+        self._form = self._plain = form
+        self._vocabulary = -1
 
     def coded_weight(self, rows: Tensor) -> Tensor:
         return rows if self._form.weights is None else self._form.weights(rows)
 
+    def _embedding(self, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        self._vocabulary = len(weight)
+        with self._as_they_are(self._plain.linears):
+            return super()._embedding(input, weight, *args, **kwargs)
+
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if self._form.activations is not None and weight in self.weights:
-            x = self._form.activations(x.to(self.dtype))
-        return super()._linear(x, weight, bias)
+        with self._as_they_are(self._plain.linears and len(weight) == self._vocabulary):
+            if self._form.overflows and weight in self.weights and not weight.shape[1] % 2:
+                found = _overflowing(x.to(self.dtype), self.weights.value(weight, self.dtype))
+                return found if bias is None else found + self._wide(bias)
+            if self._form.activations is not None and weight in self.weights:
+                x = self._form.activations(x.to(self.dtype))
+            return super()._linear(x, weight, bias)
+
+    @contextmanager
+    def _as_they_are(self, plain: bool) -> Iterator[None]:
+        """Numbers without codes for the while, if `plain`."""
+        self._form = Form() if plain else self._plain
+        try:
+            yield
+        finally:
+            self._form = self._plain
 
     def _attention(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if self._form.cache is not None:
-            key, value = self._form.cache(key.double()), self._form.cache(value.double())
+            key, value = (self._form.cache(part.to(self.dtype)) for part in (key, value))
         if self._form.scores is not None:
-            query = self._form.scores(query.double())
+            query = self._form.scores(query.to(self.dtype))
         return super()._attention(query, key, value, *args, **kwargs)
 
     def result(self, name: str, value: Any) -> Any:

@@ -19,7 +19,7 @@ from genctl.parity.reading import ReadBoth
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import summary
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict
-from genctl.parity.weights import other_weights
+from genctl.parity.weights import equal_weights, other_weights
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +45,11 @@ def different_settings(reference: Path, other: Path) -> str:
     shown = [f"{name} ({_value(mine.get(name))} and {_value(theirs.get(name))})" for name in names[:SHOWN]]
     left = len(names) - SHOWN
     return ", ".join([*shown, *([f"{left} more"] if left > 0 else [])])
+
+
+def _as_loaded(side: LocalSide) -> tuple[object, object]:
+    """What a side does to weights."""
+    return side.session.forward.dtype, side.session.planner.runtime.quantize
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
@@ -149,6 +154,8 @@ def measure(
     loaded = [side.session.loaded for side in (reference, other)]
     if verdict == "drift" and folders[0] != folders[1] and (why := other_weights(*loaded)):
         verdict, reason = "other weights", f"{why}{f'; config.json differs in {differ}' if differ else ''}"
+    elif verdict == "drift" and differ and _as_loaded(reference) == _as_loaded(other) and equal_weights(*loaded):
+        verdict, reason = "other weights", f"config.json differs in {differ}, and the weights are equal"
     found_fault = FoundFault()
     if measured is not None and (verdict == "defect" or options.layers) and not interrupted():
         on_stage("layers")

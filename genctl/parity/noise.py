@@ -118,6 +118,7 @@ def measure_noise(
     # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
     scale = torch.maximum(scale, by_rounding.max() / spread.max())
     ratios = remains / scale.clamp(min=tiny)
+    allowed, typical_allowed = reached(spread)
     explained = (shift(by_weights).square() + scale.square()).sqrt()
     noise = Noise(
         positions=len(a),
@@ -126,14 +127,14 @@ def measure_noise(
         reference=float(from_exact.median()),
         explained=float(explained.median()),
         residual=float(remains.median()),
-        allowed=ALLOWANCE * float(spread.max()),
+        allowed=allowed,
         typical_ratio=typical,
         largest_ratio=float(ratios.max()),
         how=(
             f"{len(a)} positions read in float64, {SEEDS} times with rounding of {name} moved at random, "
             "alone, together, and with one and two threads"
         ),
-        typical_allowed=ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
+        typical_allowed=typical_allowed,
     )
     largest = max(_margin(best, each) for each in rounding)
     return MeasuredNoise(
@@ -144,6 +145,11 @@ def measure_noise(
 def _margin(best: Tensor, difference: Tensor) -> float:
     """The most by which a difference [M, V] moves the margin between the two best tokens int64 [M, 2], in nats."""
     return float(difference.gather(1, best).diff(dim=1).abs().max()) if best.shape[1] > 1 else 0.0
+
+
+def reached(spread: Tensor) -> tuple[float, float]:
+    """What the largest and the typical ratio may be, by those that shaken readings have among themselves [SEEDS, M]."""
+    return ALLOWANCE * float(spread.max()), ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0)
 
 
 def left_out(shaken: Tensor, tiny: float) -> Tensor:

@@ -78,10 +78,12 @@ class Oracle:
         """The same in arithmetic of `dtype`, its rounding moved at random; f64 [M, V]."""
         return self.shakily(dtype, seed, lambda: self._read(readings)).double()
 
-    def exactly(self, dtype: torch.dtype, read: Callable[[], Found], form: Form | None = None) -> Found:
-        """What `read` finds with weights of `dtype`, without any rounding but that of `form`."""
+    def exactly(
+        self, dtype: torch.dtype, read: Callable[[], Found], form: Form | None = None, wide: torch.dtype = torch.float64
+    ) -> Found:
+        """What `read` finds with weights of `dtype`, without any rounding but that of `form` and of `wide`."""
         weights = self._weights(dtype)
-        with self._model_of(torch.float64), Exact(weights) if form is None else Coded(weights, form):
+        with self._model_of(wide), Exact(weights, wide) if form is None else Coded(weights, form, wide):
             return read()
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:

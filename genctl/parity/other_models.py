@@ -112,8 +112,9 @@ class OtherModels:
                 _without_head(path, folder / path.name)
             elif path.name != "config.json":
                 (folder / path.name).symlink_to(path.resolve())
-        config = json.loads((loaded.path / "config.json").read_text(encoding="utf-8")) | change
-        config = {key: value for key, value in config.items() if value is not None or key not in change}
+        own = json.loads((loaded.path / "config.json").read_text(encoding="utf-8"))
+        # null is not the same as nothing, which may stand for a default
+        config = {key: value for key, value in (own | change).items() if value is not None or key in own}
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
         return str(folder)
 

@@ -12,7 +12,7 @@ from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel
 from genctl.models.text import check_ids, continuation, detokenizer, encode, encode_prompt
-from genctl.parity.traces import TraceRow
+from genctl.parity.shapes import TraceRow
 from genctl.parity.values import Text
 
 Ids: TypeAlias = "tuple[int, ...]"
@@ -230,9 +230,7 @@ class AuditPrompts:
         """The text of a plain prompt; None where its tokens are not those of any."""
         if row.trace.prompt is not None:
             return row.trace.prompt
-        ids = list(row.text.prompt_ids)
-        text = str(self._tokenizer.decode(ids, skip_special_tokens=True))
-        return text if text and encode(self._tokenizer, text, add_special_tokens=True) == ids else None
+        return None if self._names is None else self._names.text_of(row.text.prompt_ids)
 
     def _with_text(self, row: AuditRow, change: Any) -> Ids | None:
         messages = self._messages(row.trace)

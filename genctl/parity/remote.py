@@ -19,7 +19,7 @@ from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTo
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
-from genctl.parity.noise import ALLOWANCE, MeasuredNoise, beyond_weights, left_out, measure_noise, read_rows
+from genctl.parity.noise import MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
 from genctl.parity.oracle import Reading
 from genctl.parity.partial import position_of_server
 from genctl.parity.partings import concluded, judge_margin
@@ -214,13 +214,14 @@ def _judged(
     own = [float(torch.tensor(row, dtype=torch.float64).square().mean().sqrt()) for row in changes.values() if row]
     most = max(own, default=0.0)
     ratios = remains / raised
+    allowed, typical_allowed = reached(spread)
     noise = replace(
         measured.noise,
         variations=(*measured.noise.variations, Variation("server asked twice", quantiles(own), not most)),
         margin=max(measured.noise.margin, 2 * _largest(changes)),
         residual=float(remains.median()),
-        allowed=ALLOWANCE * float(spread.max()),
-        typical_allowed=ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
+        allowed=allowed,
+        typical_allowed=typical_allowed,
         typical_ratio=float((remains / scale).median()),
         largest_ratio=float(ratios.max()),
         changed=_largest(changes),

@@ -5,8 +5,10 @@ M positions, E entries, K positions of some rows, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.forms import FORMS
-from genctl.parity.noise import ALLOWANCE, SEEDS, left_out
+from genctl.parity.noise import SEEDS, left_out, reached
 from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
@@ -27,6 +29,7 @@ CHECKED = 128  # positions on which noise is measured
 LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB
 COST = 2**37  # weights times tokens that are read for a cause; at least one row
 FEW = 64  # tokens that are read for it, at least
+DEAR = 2**27  # weights beyond which a reading takes seconds
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Rereader:
     ) -> None:
         """`dtype` and `form`: what the engine is said to compute in."""
         self._side, self._rows = side, tuple(rows)
-        self._oracle = Oracle(side, _kind(side))
+        self._oracle = Oracle(side, kind_of(side))
         self._dtype, self._form = dtype, form
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
@@ -65,6 +68,7 @@ class Rereader:
         weights = getattr(loaded.model, "num_parameters", None)
         size = weights() if callable(weights) else loaded.checkpoint.weights.bytes / 2
         self._tokens = max(int(COST / max(size, 1)), FEW)
+        self._is_dear = size > DEAR
         # whether the session has the weights as the engine does: then it reads in float32 what is tried
         stored = {tensor.dtype for _, tensor in self._floats()}
         self._is_whole = side.session.forward.dtype == torch.float32 and stored <= {
@@ -73,6 +77,8 @@ class Rereader:
             torch.float16,
         }
         self._is_whole = self._is_whole and all(torch.promote_types(one, dtype) == dtype for one in stored)
+        # rounding of float32 is nothing beside that of a narrow dtype
+        self._is_narrow = torch.finfo(dtype).eps > 1e-4
         self.grid, self._resolution = resolution(self.places)
         self._noises: dict[torch.dtype, RowNoise] = {}
 
@@ -112,39 +118,55 @@ class Rereader:
             texts = with_prompts([self._rows[row] for row in rows], [way.prompts[row] for row in rows])
         side = self._side_of(way)
         form = way.form or (FORMS[self._form] if self._form else None)
-        if not exact and form is None and way.dtype is None and self._is_whole:
+        if (self._is_narrow or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
-        oracle = self._oracle if way.load is None else Oracle(side, _kind(side))
-        return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form)
+        wide = torch.float32 if self._is_dear or self._is_narrow else torch.float64
+        oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
+        return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form, wide)
 
     # -- noise ---------------------------------------------------------------------------------------------------------
 
     def noise(self, dtype: torch.dtype) -> RowNoise:
         """What rounding of a dtype does to the numbers, by readings whose rounding is moved at random."""
         if dtype not in self._noises:
-            self._noises[dtype] = self._measured(dtype)
+            self._noises[dtype] = self._measured(dtype, self._oracle, self._side)
         return self._noises[dtype]
 
-    def _measured(self, dtype: torch.dtype) -> RowNoise:
+    def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
         known = self.places.counts > 0
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
-        step = max(len(order) // 4, 1)
+        count = 1 if self._is_dear else 4
+        step = max(len(order) // count, 1)
         most = max(min(CHECKED, 2**21 // self._side.vocabulary), 16)
         readings, at = [], []
-        for row in sorted(order[::step][:4]):
+        for row in sorted(order[::step][:count]):
             begin, end = self._starts[row], self._starts[row + 1]
             places = [place for place in range(begin, end) if known[place]]
-            share = places[:: max(-(-len(places) * 4 // most), 1)]
+            share = places[:: max(-(-len(places) * count // most), 1)]
             if share:
                 readings.append(Reading(self._rows[row].text, tuple(place - begin for place in share)))
                 at += share
         keep = torch.tensor(at)
         few = self.places.few(keep)
         few = replace(few, owner=None)
-        exact = self._oracle.exact(readings, dtype).log_softmax(-1)[few.position, few.entry]
+        if torch.finfo(dtype).eps > 1e-4 and dtype == self._dtype and self._is_whole:
+            logits = _read(side, [one.text for one in readings])
+            begins = [0, *itertools.accumulate(len(one.text.token_ids) for one in readings)]
+            logits = torch.cat([logits[[begin + index for index in one.indices]]
+                                for begin, one in zip(begins, readings, strict=False)])  # fmt: skip
+        else:
+            logits = oracle.exact(readings, dtype)
+        exact = logits.log_softmax(-1)[few.position, few.entry]
+        if SEEDS * max(len(one.text.token_ids) for one in readings) * side.vocabulary <= 4 * LOGITS:
+            rows = []  # all seeds at once: most of the time goes to weights
+            for place, one in enumerate(readings):
+                read = partial(oracle.side.copies, one.text, SEEDS)
+                rows.append(oracle.shakily(dtype, place, read)[:, [*one.indices]])
+            logits = torch.cat(rows, 1).double().cpu()
+        else:
+            logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
         shaken = torch.stack([
-            few.sizes(self._oracle.shaken(readings, dtype, seed).log_softmax(-1)[few.position, few.entry] - exact)
-            for seed in range(SEEDS)
+            few.sizes(row.log_softmax(-1)[few.position, few.entry] - exact) for row in logits
         ])  # fmt: skip
         tiny = torch.finfo(torch.float64).tiny
         eps = torch.finfo(torch.float32).eps  # of numbers as they are written
@@ -155,12 +177,7 @@ class Rereader:
         written = self.places.sizes(self.places.value) * eps
         typical = (typical.square() + written.square()).sqrt().clamp(min=eps)
         upper = torch.maximum(typical, own.max())
-        return RowNoise(
-            typical,
-            upper,
-            ALLOWANCE * float(spread.max()),
-            ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0),
-        )
+        return RowNoise(typical, upper, *reached(spread))
 
     def _floats(self) -> list[tuple[str, Tensor]]:
         model: Any = self._oracle.side.session.loaded.model
@@ -168,7 +185,7 @@ class Rereader:
         return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
-def _kind(side: LocalSide) -> Any:
+def kind_of(side: LocalSide) -> Any:
     """The runtime of a side."""
     return side.session.forward.kind
 

@@ -173,6 +173,12 @@ class LocalSide:
                 failed[text.id] = error.message
         return failed
 
+    def copies(self, text: Text, count: int) -> Tensor:
+        """Logits [count, T, V] before the tokens of a text that is read `count` times side by side."""
+        ids = [*self._lane(text).tokens, *text.token_ids][:-1]
+        feed = torch.tensor([ids] * count, device=self.session.forward.device)
+        return self.session.forward(Pass(feed, None, first=True, keep=len(text.token_ids))).logits
+
     def whole_text(self, text: Text, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Index and logits before the `wanted` tokens of a text, in order, read in as few passes as memory allows."""
         from genctl.engines.local.score_passes import Passes

@@ -52,6 +52,7 @@ class Tried:
     number: Number
     sizes: Tensor  # f64, nats
     scale: Tensor  # f64, of the noise
+    left: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64 [E], written less predicted
     likelihood: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, its logarithm
     ratio: float = math.nan  # median of sizes to noise
     explained: float = 0.0  # of the difference

@@ -39,6 +39,12 @@ def other_weights(reference: LoadedModel, other: LoadedModel) -> str:
     return f"{len(found)} of {count} tensors are neither rounded nor quantised copies: {shown}{left}"
 
 
+def equal_weights(reference: LoadedModel, other: LoadedModel) -> bool:
+    """Whether all tensors of both are equal, as far as files can be compared."""
+    found = [mine.shape == theirs.shape and torch.equal(mine, theirs) for _, mine, theirs in _pairs(reference, other)]
+    return bool(found) and all(found)
+
+
 def _pairs(reference: LoadedModel, other: LoadedModel) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The tensors of both with their names, rows f32 spread over each."""
     from safetensors import safe_open

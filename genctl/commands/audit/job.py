@@ -19,8 +19,10 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
-from genctl.parity.audit import DTYPES, Auditor
+from genctl.parity.audit import Auditor
+from genctl.parity.hypotheses import DTYPES
 from genctl.parity.prompts import AuditPrompts, AuditRow
+from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.traces import TraceFile
 from genctl.terminal.interrupt import Interrupt
@@ -156,7 +158,7 @@ class AuditJob(Job[AuditOptions]):
                 self.trace.bad[name] = answer.message
                 continue
             try:
-                found = traces.rows_of(answer, f"the answer to prompt {row.name}", id)
+                found = rows_of(answer, f"the answer to prompt {row.name}", id)
             except InputError as error:
                 self.trace.bad[name] = error.message
                 continue

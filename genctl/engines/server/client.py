@@ -158,9 +158,11 @@ class Client:
         """The JSON at a path of the interface, or of the server's root. Raises Trouble or Late."""
         return await self._answer("GET", (self.address.root if root else self.address.base) + path, None, deadline)
 
-    async def post(self, path: str, body: Mapping[str, Any], *, deadline: float | None = None) -> dict[str, Any]:
+    async def post(
+        self, path: str, body: Mapping[str, Any], *, root: bool = False, deadline: float | None = None
+    ) -> dict[str, Any]:
         """The JSON that answers `body`. Raises Trouble or Late."""
-        return await self._answer("POST", self.address.base + path, body, deadline)
+        return await self._answer("POST", (self.address.root if root else self.address.base) + path, body, deadline)
 
     async def _answer(
         self, method: str, url: str, body: Mapping[str, Any] | None, deadline: float | None

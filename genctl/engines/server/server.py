@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeVar
 
 from genctl.engines.server import failure
 from genctl.engines.server.address import Address
@@ -15,6 +16,7 @@ from genctl.engines.server.client import Client
 from genctl.engines.server.failure import MALFORMED, Late, Trouble, one_line
 from genctl.errors import BackendError, InputError
 
+T = TypeVar("T")
 PROMPT = "Hello"
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
 UNABLE = (500, 501)  # what servers answer, besides 400, to what they cannot do
@@ -78,6 +80,24 @@ class Server:
     def gives_several(self) -> bool:
         """Whether one request can ask for several sequences. Some servers accept the field and do not look at it."""
         return self._can("n", {"n": 2, "temperature": 1.0}, lambda data: len(data.get("choices", ())) == 2)
+
+    async def tokenised(self, text: str, deadline: float | None = None) -> list[tuple[int, bytes]]:
+        """The ids and bytes of a prompt, where a server says how it reads it (llama-server). Raises Trouble."""
+        body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
+        answer = await self.client.post("/tokenize", body, root=True, deadline=deadline)
+        try:
+            pieces = [(int(one["id"]), one["piece"]) for one in answer["tokens"]]
+            return [(id, piece.encode() if isinstance(piece, str) else bytes(piece)) for id, piece in pieces]
+        except MALFORMED:
+            raise Trouble("the server does not say which tokens it reads (/tokenize)") from None
+
+    @cached_property
+    def tells_tokens(self) -> bool:
+        """Whether it says which tokens a text has."""
+        try:
+            return bool(self._ask(lambda deadline: self.tokenised(PROMPT, deadline), UNABLE, attempts=1))
+        except Trouble:
+            return False
 
     def why_no_prompt_scores(self) -> str:
         """Why the log-probabilities of a prompt cannot be had, in words; "" if they can.
@@ -183,12 +203,8 @@ class Server:
         return self._ask(lambda deadline: self.client.post(path, body, deadline=deadline), final)
 
     def _ask(
-        self,
-        ask: Callable[[float], Awaitable[dict[str, Any]]],
-        final: Sequence[int] = (),
-        *,
-        attempts: int = failure.ATTEMPTS,
-    ) -> dict[str, Any]:
+        self, ask: Callable[[float], Awaitable[T]], final: Sequence[int] = (), *, attempts: int = failure.ATTEMPTS
+    ) -> T:
         """The answer, asked for again while the server is busy or still loads its model. `ask` gets the deadline.
 
         `final`: statuses that also mean that a server cannot do the request. Raises Trouble, and BackendError once the

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 from genctl.engines.server.answer import tokens_of
-from genctl.engines.server.failure import MALFORMED, Trouble, one_line
-from genctl.engines.server.server import UNABLE, Server
+from genctl.engines.server.failure import MALFORMED, RowFailure, Trouble, one_line
+from genctl.engines.server.server import TOLERANCE, UNABLE, Server
 from genctl.engines.server.whole_answers import in_order, patiently
 from genctl.errors import BackendError, GenctlError, InputError
 from genctl.events import UNKNOWN_ID, Token
 
 TOPS = (20, 5)  # tokens asked for of each distribution: the second where a server gives no more, as OpenAI's
 MOST = 1.001  # that listed probabilities may add up to: servers round log-probabilities
+BIAS = 100  # of a token that is to be written: the most that OpenAI's interface takes
+LONGER = (1000, 1 << 18)  # lists in which a token is looked for, where a server gives such: llama-server all tokens
 Ids: TypeAlias = Sequence[int]
+IsText: TypeAlias = Callable[[int, str], bool]  # whether a text is that of a token
 Asked: TypeAlias = tuple[str, str, Ids, Ids]  # a text: its id, what messages call it, the ids of its prompt and its own
 
 
@@ -71,6 +76,15 @@ class TokenNames:
         """Whether a text is that of a token. A part of a character is written in many ways, and never told apart."""
         return text in (self.ways[way](id), self.ways[1](id) if "\ufffd" in text else None)
 
+    def is_text(self, id: int, text: str) -> bool:
+        """Whether a text is that of a token, in any way."""
+        return any(self.fits(way, id, text) for way in range(len(self.ways)))
+
+    def text_of(self, ids: Ids) -> str | None:
+        """The text that is read as these tokens; None where there is none."""
+        text = str(self._tokenizer.decode([*ids], skip_special_tokens=True))
+        return text if text and [*self._tokenizer(text)["input_ids"]] == [*ids] else None
+
     def id_of(self, way: int, text: str) -> int | None:
         """The only token with this text; None where there are several, or none."""
         if way not in self._ids:
@@ -87,26 +101,130 @@ class TokenNames:
         return frozenset(self._tokenizer.all_special_ids)
 
 
+class Questions:
+    """Requests whose answers tell the log-probabilities of tokens. They list fewer where a server gives no more."""
+
+    def __init__(self, servers: Sequence[Server], most: int = TOPS[0]) -> None:
+        """`most`: tokens that are listed of each distribution."""
+        self._tops = dict.fromkeys(servers, most)
+        self._unable: set[tuple[Server, str]] = set()
+        self._sound: set[Server] = set()  # a bias does not change the numbers that it tells
+
+    async def answer(
+        self, server: Server, path: str, fields: Mapping[str, Any], deadline: float | None = None, late: str = ""
+    ) -> dict[str, Any]:
+        """An answer. Raises RowFailure and BackendError."""
+        key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
+
+        async def ask() -> dict[str, Any]:
+            top = self._tops[server]
+            try:
+                body = {"model": server.model, key: top, **fields}
+                return await server.client.post(path, body, deadline=deadline)
+            except Trouble as trouble:
+                if top <= TOPS[1] or fields.get(key) or trouble.status not in (400, 422, *UNABLE):
+                    raise
+                self._tops[server] = TOPS[1]
+                return await ask()
+
+        return await patiently(server, ask, seed=fields["max_tokens"], deadline=deadline, late=late)
+
+    async def tokens(self, server: Server, fields: Mapping[str, Any], **late: Any) -> tuple[list[Token], str]:
+        """The tokens of a greedy answer, and why it ended. Raises GenctlError."""
+        answer = await self.answer(server, "/completions", {"temperature": 0.0, **fields}, **late)
+        doubts: set[str] = set()
+        try:
+            choice = answer["choices"][0]
+            tokens = tokens_of(choice["logprobs"], int(fields.get("logprobs", self._tops[server])), doubts)
+        except MALFORMED:
+            words = f"{server.name}: the answer does not tell the log-probabilities of its tokens"
+            raise RowFailure(words) from None
+        if doubts:
+            raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
+        return tokens, str(choice.get("finish_reason"))
+
+    async def written(
+        self, server: Server, prompt: Ids, ids: Ids, is_text: IsText, send: Callable[[Ids], Any] = list, **late: Any
+    ) -> list[Token]:
+        """What a server without an echo tells of tokens, as it writes them itself behind a prompt.
+
+        Where it writes another token, the one that is wanted is looked for, and the server goes on behind that. NaN
+        where it does not tell. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
+        """
+        found: list[Token] = []
+        while len(found) < len(ids):
+            before, left = send([*prompt, *ids[: len(found)]]), ids[len(found) :]
+            tokens, _ = await self.tokens(server, {"prompt": before, "max_tokens": len(left)}, **late)
+            agreed = [
+                *itertools.takewhile(lambda pair: is_text(pair[0], pair[1].text), zip(left, tokens, strict=False))
+            ]
+            found += [token for _, token in agreed]
+            if len(agreed) < len(left):
+                other = tokens[len(agreed)] if len(agreed) < len(tokens) else None
+                before = send([*prompt, *ids[: len(found)]])
+                found.append(await self._wanted(server, before, left[len(agreed)], other, is_text, late))
+        return found
+
+    async def _wanted(
+        self, server: Server, prompt: Any, id: int, other: Token | None, is_text: IsText, late: Mapping[str, Any]
+    ) -> Token:
+        """A token that a server does not write: in the list of the `other` one, written with a bias, or in longer ones.
+
+        A bias must leave the number of the best token as it is: else the number of the wanted one is not raw, either.
+        """
+        top = () if other is None else other.top
+        best, one = _best(other), other
+        asks: list[dict[str, Any]] = [{}, {"logit_bias": {str(id): BIAS}}, *({"logprobs": most} for most in LONGER)]
+        for ask in asks:
+            if (kind := (server, str(ask)[:18])) in self._unable:
+                continue
+            if ask:
+                try:
+                    tokens, _ = await self.tokens(server, {"prompt": prompt, "max_tokens": 1, **ask}, **late)
+                except (RowFailure, InputError):
+                    if late.get("deadline") is not None and time.monotonic() >= late["deadline"]:
+                        raise
+                    self._unable.add(kind)
+                    continue
+                one = tokens[0] if tokens else None
+            if one is None:
+                continue
+            now = _best(one)
+            near = now[1] == best[1] and abs(now[0] - best[0]) < TOLERANCE
+            if "logit_bias" in ask and near:
+                self._sound.add(server)
+            if "logit_bias" in ask and not near and (best[1] or server not in self._sound):
+                continue
+            written = is_text(id, one.text)
+            own = [value for _, text, value in one.top if "\ufffd" not in text and is_text(id, text)]
+            if written or len(own) == 1:
+                value, top = one.logprob if written else own[0], top or one.top
+                break
+        else:
+            value = math.nan
+        alike = [is_text(id, text) for _, text, _ in top]
+        marked = tuple((UNKNOWN_ID if own and sum(alike) == 1 else UNKNOWN_ID - 1 - place, text, number)
+                       for place, (own, (_, text, number)) in enumerate(zip(alike, top, strict=True)))  # fmt: skip
+        return Token(id, value, rank=alike.index(True) + 1 if sum(alike) == 1 else None, top=marked)
+
+
+def _best(token: Token | None) -> tuple[float, str]:
+    """The number and the text of the most probable token; no text where it is not told."""
+    top = () if token is None else token.top
+    return max(((value, text) for _, text, value in top), default=(math.nan, ""))
+
+
 def answers(
     servers: Sequence[Server], requests: Sequence[tuple[str, str, dict[str, Any]]], interrupted: Callable[[], object]
 ) -> Iterator[tuple[str, dict[str, Any] | GenctlError]]:
-    """The answers to requests: id, path and fields. `logprobs` are fewer where a server gives no more."""
-    tops = dict.fromkeys(servers, TOPS[0])
+    """The answers to requests: id, path and fields."""
+    questions = Questions(servers)
+    rows = ((id, partial(_answer, questions, path, fields)) for id, path, fields in requests)
+    return in_order(servers, rows, 8, interrupted)
 
-    async def answer(path: str, fields: dict[str, Any], server: Server) -> dict[str, Any]:
-        async def ask() -> dict[str, Any]:
-            key = "top_logprobs" if "top_logprobs" in fields else "logprobs"
-            try:
-                return await server.client.post(path, {"model": server.model, **fields, key: tops[server]})
-            except Trouble as trouble:
-                if tops[server] == TOPS[1] or trouble.status not in (400, 422, *UNABLE):
-                    raise
-                tops[server] = TOPS[1]
-                return await ask()
 
-        return await patiently(server, ask, seed=fields["max_tokens"])
-
-    return in_order(servers, ((id, partial(answer, path, fields)) for id, path, fields in requests), 8, interrupted)
+async def _answer(questions: Questions, path: str, fields: dict[str, Any], server: Server) -> dict[str, Any]:
+    return await questions.answer(server, path, fields)
 
 
 class ToldDistributions:
@@ -118,13 +236,10 @@ class ToldDistributions:
             if not server.endpoint(chat=False).logprobs:
                 why = "the server gives no log-probabilities"
                 raise BackendError(f"{server.name}: parity needs log-probabilities, but {why}", hint=hint)
-            if not server.takes_ids:
-                raise BackendError(
-                    f"{server.name}: takes no token ids, so that it might read other tokens than {reference}", hint=hint
-                )
         self._servers, self._names, self._reference = servers, names, reference
-        self._width, self._hint, self._tops = width, hint, dict.fromkeys(servers, TOPS[0])
-        self.mute = frozenset(server for server in servers if server.why_no_prompt_scores())  # they echo nothing
+        self._width, self._hint, self._questions = width, hint, Questions(servers)
+        # they echo nothing, or not the tokens that they were sent
+        self.mute = frozenset(server for server in servers if not server.takes_ids or server.why_no_prompt_scores())
 
     def read(
         self, texts: Sequence[Asked], interrupted: Callable[[], object]
@@ -142,10 +257,19 @@ class ToldDistributions:
 
     async def _read(self, name: str, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
         if server in self.mute:
-            return await self._written(prompt, ids, server)
+            send = partial(self._sent, server)
+            told = await self._questions.written(server, prompt, ids, self._names.is_text, send)
+            way, _ = self._way(ids, told)
+            return [self._told(server, way, id, token) for id, token in zip(ids, told, strict=True)]
         whole = [*prompt, *ids]
-        tokens, _ = await self._ask(server, {"prompt": whole, "max_tokens": 1, "echo": True}, len(whole))
-        way = self._way(server, name, whole, tokens)
+        tokens, _ = await self._questions.tokens(server, {"prompt": whole, "max_tokens": 1, "echo": True})
+        if len(tokens) < len(whole):
+            raise InputError(f"{server.name}: was sent {len(whole)} tokens and tells of {len(tokens)}")
+        way, at = self._way(whole, tokens)
+        if at < len(whole):
+            own, shown = one_line(self._names.ways[0](whole[at])), one_line(tokens[at].text)
+            which = f"token {at + 1} of text {name} is “{shown}”, and that of {self._reference} “{own}”"
+            raise BackendError(f"{server.name}: another tokenizer: {which}", hint=self._hint)
         found = []
         for place in range(len(prompt), len(whole)):
             if math.isnan(tokens[place].logprob):
@@ -153,85 +277,34 @@ class ToldDistributions:
             found.append(self._told(server, way, whole[place], tokens[place]))
         return found
 
-    async def _written(self, prompt: Ids, ids: Ids, server: Server) -> list[ToldTop]:
-        """The same of a server without an echo: what it tells as it writes; where it parts, it is asked to go on."""
-        found: list[ToldTop] = []
-        while len(found) < len(ids):
-            left = ids[len(found) :]
-            tokens, _ = await self._ask(server, {"prompt": [*prompt, *ids[: len(found)]], "max_tokens": len(left)}, 0)
-            texts = [token.text for token in tokens]
-            agree = [_shared(self._names, way, left, texts) for way in range(len(self._names.ways))]
-            same, way = max(agree), agree.index(max(agree))
-            found += [self._told(server, way, id, token) for id, token in zip(left[:same], tokens, strict=False)]
-            if same == len(left):
-                break
-            if same == len(tokens):  # it ended
-                found.append(ToldTop(left[same], math.nan, ()))
-                continue
-            own = self._own(way, tokens[same], server)
-            told = self._told(server, way, own, tokens[same])
-            found.append(ToldTop(left[same], told.known.get(left[same], math.nan), told.top))
-        return found
-
-    def _own(self, way: int, token: Token, server: Server) -> int:
-        """The id of a token that a server wrote. Raises InputError."""
-        id = self._names.id_of(way, token.text)
-        if id is None:
-            raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(token.text)}”")
-        return id
+    def _sent(self, server: Server, ids: Ids) -> list[int] | str:
+        """What a server is sent for ids: their text if it takes none, where that has these ids. Raises InputError."""
+        if server.takes_ids:
+            return [*ids]
+        if (text := self._names.text_of(ids)) is None:
+            raise InputError(f"{server.name}: takes no token ids, and no text has those of the prompt")
+        return text
 
     async def _write(self, prompt: Ids, ids: Ids, server: Server) -> OwnText | None:
-        tokens, finish = await self._ask(server, {"prompt": [*prompt], "max_tokens": len(ids)}, 0)
-        texts = [token.text for token in tokens]
-        agree = [_shared(self._names, way, ids, texts) for way in range(len(self._names.ways))]
-        same = max(agree)
-        way = agree.index(same)
+        sent = self._sent(server, prompt)
+        tokens, finish = await self._questions.tokens(server, {"prompt": sent, "max_tokens": len(ids)})
+        way, same = self._way(ids, tokens)
         if same == len(ids):
             return None
         if same == len(tokens):
             left_out = finish == "stop" and same == len(ids) - 1 and ids[same] in self._names.special
             return None if left_out else OwnText(same, None, {})
-        id = self._own(way, tokens[same], server)
+        text = tokens[same].text
+        if (id := self._names.id_of(way, text)) is None:
+            raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(text)}”")
         return OwnText(same, id, self._told(server, way, id, tokens[same]).known)
 
-    async def _ask(self, server: Server, fields: dict[str, Any], least: int) -> tuple[list[Token], str]:
-        """The tokens of an answer, at least so many, and why it ended."""
-
-        async def ask() -> tuple[list[Token], str]:
-            top = self._tops[server]
-            body = {"model": server.model, "temperature": 0.0, "logprobs": top, **fields}
-            try:
-                answer = await server.client.post("/completions", body)
-            except Trouble as trouble:
-                if top == TOPS[1] or trouble.status not in (400, 422, *UNABLE):
-                    raise
-                self._tops[server] = TOPS[1]
-                return await ask()
-            doubts: set[str] = set()
-            try:
-                choice = answer["choices"][0]
-                tokens = tokens_of(choice["logprobs"], top, doubts)
-            except MALFORMED:
-                raise Trouble("the answer does not tell the log-probabilities of its tokens", again=True) from None
-            if doubts:
-                raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
-            if len(tokens) < least:
-                raise InputError(f"{server.name}: was sent {least} tokens and tells of {len(tokens)}")
-            return tokens, str(choice.get("finish_reason"))
-
-        return await patiently(server, ask, seed=len(fields["prompt"]))
-
-    def _way(self, server: Server, name: str, ids: Ids, tokens: Sequence[Token]) -> int:
-        """The way in which a server writes tokens. Raises BackendError, which names the first one that fits none."""
-        texts = [token.text for token in tokens]
-        agree = [_shared(self._names, way, ids, texts) for way in range(len(self._names.ways))]
-        at = max(agree)
-        if at < len(ids):
-            shown = f"“{one_line(texts[at])}”, and that of {self._reference} “{one_line(self._names.ways[0](ids[at]))}”"
-            raise BackendError(
-                f"{server.name}: another tokenizer: token {at + 1} of text {name} is {shown}", hint=self._hint
-            )
-        return agree.index(at)
+    def _way(self, ids: Ids, tokens: Sequence[Token]) -> tuple[int, int]:
+        """The way in which tokens are written, and how many from the beginning are those of `ids` then."""
+        pairs = [(id, token.text) for id, token in zip(ids, tokens, strict=False)]
+        fits = [[self._names.fits(way, *pair) for pair in pairs] for way in range(len(self._names.ways))]
+        way = max(range(len(fits)), key=lambda way: sum(fits[way]))
+        return way, [*fits[way], False].index(False)
 
     def _told(self, server: Server, way: int, id: int, token: Token) -> ToldTop:
         top = tuple(
@@ -242,9 +315,3 @@ class ToldDistributions:
         if math.fsum(map(math.exp, listed)) > MOST:
             raise InputError(f"{server.name}: gives probabilities that add up to more than 1")
         return told
-
-
-def _shared(names: TokenNames, way: int, ids: Ids, texts: Sequence[str]) -> int:
-    """How many tokens agree from the beginning."""
-    pairs = enumerate(zip(ids, texts, strict=False))
-    return next((at for at, (id, text) in pairs if not names.fits(way, id, text)), min(len(ids), len(texts)))

@@ -18,9 +18,9 @@ from genctl.decode.runtime import Pass
 from genctl.engines.server import failure
 from genctl.models.resolve import BUILTIN
 from genctl.models.text import detokenizer
-from genctl.parity import traces
+from genctl.parity import rereading, traces
+from genctl.parity.shapes import TraceRow, rows_of
 from genctl.parity.sides import LocalSide
-from genctl.parity.traces import TraceRow
 from tests.cli.tool import Done, genctl
 from tests.commands.parity.test_servers import Model
 from tests.engines.server.stand_in import running
@@ -193,6 +193,17 @@ def test_a_config_that_the_engine_does_not_obey_is_named(tmp_path: Path) -> None
     assert causes(done) == ["rope-scaling-ignored"]
 
 
+@pytest.mark.parametrize("name", ["temperature", "bos-doubled", "bfloat16", "bos-doubled temperature"])
+def test_a_large_model_is_read_less_often(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a billion weights took six minutes: every cause read the whole sample, also where one explained all."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    rows = rollouts(dtype="bfloat16") if name == "bfloat16" else (NUMBERS | PROMPT_CAUSES)[name]()
+    done = audit(written(tmp_path, rows))
+    assert sorted(causes(done)) == sorted(name.split()), done.records[0]
+    if name == "temperature":
+        assert any("not every cause is tried" in note for note in done.records[0]["notes"])
+
+
 def test_what_no_cause_explains_accuses_nobody(tmp_path: Path) -> None:
     """Noise of 0.1 nats in every number: too much for rounding, and in no cause's direction."""
     random = torch.Generator().manual_seed(3)
@@ -292,10 +303,10 @@ def test_chats_are_read_with_the_template(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Once upon a time"}]
     content = [{"token": "x", "id": 5, "logprob": -1.0, "top_logprobs": []}]
     row = {"messages": messages, "choices": [{"message": {"content": "x"}, "logprobs": {"content": content}}]}
-    (found,) = traces.rows_of(row, "row 1", "1")
+    (found,) = rows_of(row, "row 1", "1")
     assert found.messages == tuple(messages)
     assert found.is_chat
-    (lone,) = traces.rows_of(shapes()["LM Studio"], "row 1", "1")
+    (lone,) = rows_of(shapes()["LM Studio"], "row 1", "1")
     assert (lone.prompt, len(lone.pieces)) == ("Once upon a time", 4)
 
 
@@ -310,7 +321,7 @@ def test_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:
     path = tmp_path / "stream.txt"
     path.write_text("".join(f"data: {json.dumps(part)}\n\n" for part in parts) + "data: [DONE]\n")
     (row,) = traces.read(str(path), 10).rows
-    (whole,) = traces.rows_of(body, "row", "1")
+    (whole,) = rows_of(body, "row", "1")
     assert (row.pieces, row.text) == (whole.pieces, whole.text)
 
 

@@ -285,9 +285,13 @@ def test_settings_in_which_checkpoints_differ_are_named(llama: Path, tmp_path: P
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.05, "use_cache": False}))
     done = parity(str(llama), str(other), "the cat sat", "--format", "jsonl", n=6)
     pair = done.records[0]
-    assert pair["verdict"] == "drift"
-    assert pair["reason"].endswith(": the weights, the dtype and config.json explain the difference")
-    assert pair["notes"][0].startswith(f"config.json differs in rms_norm_eps ({before} and 0.05): ")
+    differs = f"config.json differs in rms_norm_eps ({before} and 0.05)"
+    assert (pair["verdict"], done.status) == ("other weights", 4)
+    assert pair["reason"] == f"{differs}, and the weights are equal"
+    assert pair["notes"][0].startswith(f"{differs}: ")
+    narrow = parity(str(llama), f"{other}@dtype=bfloat16", "the cat sat", "--format", "jsonl", n=6).records[0]
+    assert narrow["verdict"] == "drift"  # the dtype, too
+    assert narrow["reason"].endswith(": the weights, the dtype and config.json explain the difference")
 
 
 def test_bits_without_a_difference_have_no_sign() -> None:

@@ -131,6 +131,13 @@ def test_a_server_without_echo_is_compared_by_what_it_writes(by: float, verdict:
     assert near is (verdict == "tie")
 
 
+def test_a_server_that_takes_no_ids_is_sent_texts() -> None:
+    with running(answers=Model(), ids=False) as server:
+        done = parity(server.url, "--format", "jsonl")
+        assert pair_of(done)["verdict"] == "tie", done.err
+        assert all(isinstance(body["prompt"], str) for body in server.asked if body.get("max_tokens", 1) > 2)
+
+
 def test_a_fault_is_a_defect_and_its_bound_holds() -> None:
     with running(answers=Model(scaled(1.05))) as server:
         done = parity(server.url, "--format", "jsonl", "--positions", "--max-kl", "1e-9")
@@ -240,7 +247,6 @@ def test_a_page_has_the_distributions_of_the_server(tmp_path: Path) -> None:
     ("about", "words"),
     [
         ({"logprobs": False}, "parity needs log-probabilities, but the server gives no log-probabilities"),
-        ({"ids": False}, "takes no token ids, so that it might read other tokens than builtin:stories"),
     ],
 )
 def test_a_server_that_cannot_tell_is_refused(about: Body, words: str) -> None:

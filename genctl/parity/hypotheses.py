@@ -1,0 +1,286 @@
+"""Hypotheses about an engine, tried on rows: alone, in pairs, each a reading or a number of its own.
+
+docs/audit.md says which are tried where. M positions, E entries, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, pairwise
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from genctl.errors import GenctlError
+from genctl.parity.causes import Cause, cause
+from genctl.parity.forms import FORMS
+from genctl.parity.numbers import RAW, Number, numbers, remains, several
+from genctl.parity.other_models import OtherModels
+from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
+from genctl.parity.rereading import LOGITS, Rereader, RowNoise
+from genctl.parity.sides import LocalSide
+from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, excess, likelihood, slope
+
+SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
+FEWER = 60  # positions on which pairs are tried first
+WAYS = 10  # of reading, to which numbers are fitted
+PAIRS = 12  # of them are tried on the sample
+SURE = 10  # times the bound: a cheap cause that explains all so well leaves nothing to dear ones
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+Base: TypeAlias = Callable[[Number], Tensor]  # what is left of a number, f64 [E]
+
+
+class Hypotheses(Rereader):
+    """Tries causes on rows."""
+
+    def __init__(
+        self,
+        side: LocalSide,
+        rows: Sequence[AuditRow],
+        prompts: AuditPrompts,
+        *,
+        others: Sequence[str] = (),
+        on_stage: Callable[[str], object] = lambda stage: None,
+        **how: Any,
+    ) -> None:
+        """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
+        super().__init__(side, rows, **how)
+        self._prompts, self._others, self._stage = prompts, others, on_stage
+        self._count = 0  # hypotheses
+        self._notes: list[str] = []
+        self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
+        self._beaten: list[Tried] = []  # on a row, and not tried on others
+        self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
+
+    def _try(self, ways: tuple[Way, ...], wanted: Sequence[Number] | None, rows: Sequence[int], base: Base | None,
+             *, exact: bool = False) -> list[Tried]:  # fmt: skip
+        """What is left where texts are read in `ways`: for each of `wanted`, or for all numbers that fit (None).
+
+        `base` gives what a number leaves without another way of reading, with which directions are compared.
+        """
+        way = PLAIN
+        for each in ways:
+            way = each.and_(way)
+        groups = [*self._groups(rows)]
+        logits = self._logits(way, groups[0], exact=exact)
+        if wanted is None:  # parameters are fitted on what fits into memory
+            wanted = [*numbers(logits, self.places.few(self._at(groups[0])))]
+        parts: list[list[Tensor]] = [[] for _ in wanted]
+        for group in groups:
+            logits = logits if group is groups[0] else self._logits(way, group, exact=exact)
+            places = self.places.few(self._at(group))
+            for part, number in zip(parts, wanted, strict=True):
+                part.append(remains(number, logits, places))
+        del logits
+        known_places = self.places.few(self._at(rows))
+        found: list[Tried] = []
+        for number, part in zip(wanted, parts, strict=True):
+            left = torch.cat(part)
+            found.append(Tried((), ways, number, known_places.sizes(left), torch.zeros(0), left))
+        at = self._at(rows)
+        noise = self.noise(way.dtype or self._dtype)
+        cut = self._cut[at]
+        for one in found:
+            own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
+            one.causes = own
+            scale = noise.typical[at] / one.number.temperature
+            if way.form is not None and base is not None:
+                before = base(one.number)
+                moved = before - one.left
+                one.plausible = 0.5 <= slope(before, moved) <= 1.6
+                scale = (scale.square() + (0.3 * known_places.sizes(moved)).square().mean()).sqrt()
+            elif way.dtype is not None and base is not None:
+                before = base(one.number)
+                one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
+            one.scale = (scale.square() + cut.square()).sqrt()
+        self._count += len(found)
+        return found
+
+    def _judged(self, tried: Sequence[Tried], nothing: Tried, at: Tensor) -> None:
+        """Fill in the figures of hypotheses on positions [K]."""
+        known = self.places.counts[at] > 0
+        whole = excess(nothing, known)
+        for one in tried:
+            one.likelihood = likelihood(one, known)
+            penalty = one.number.parameters * 0.5 * math.log(max(int(known.sum()), 2))
+            one.likelihood = one.likelihood - penalty / max(int(known.sum()), 1)
+            ratios = (one.sizes / one.scale)[known]
+            one.ratio = float(ratios.median())
+            one.explained = 1 - excess(one, known) / whole if whole > 0 else 0.0
+
+    def _fits(self, one: Tried) -> bool:
+        noise = self.noise(self._dtype)
+        return one.ratio <= noise.typical_allowed and one.plausible
+
+    def rows_left(self, one: Tried, rows: Sequence[int]) -> list[int]:
+        """Rows with a position that is beyond noise."""
+        noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
+        scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
+        upper = torch.maximum(scale, (noise.most / noise.typical.median())[at] * scale.median())
+        beyond = (one.sizes > noise.allowed * upper) & (self.places.counts[at] > 0)
+        left, start = [], 0
+        for row in rows:
+            end = start + len(self._rows[row].text.token_ids)
+            if bool(beyond[start:end].any()):
+                left.append(row)
+            start = end
+        return left
+
+    def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
+        parts = [
+            remains(number, self._logits(PLAIN, group), self.places.few(self._at(group)))
+            for group in self._groups(rows)
+        ]
+        return torch.cat(parts)
+
+    def _base(self, rows: Sequence[int]) -> Base:
+        """What numbers leave where texts are read as they should be; each is read once."""
+        found: dict[Number, Tensor] = {}
+        groups = [*self._groups(rows)]
+        logits = self._logits(PLAIN, rows) if len(groups) == 1 else None
+        places = self.places.few(self._at(rows))
+
+        def base(number: Number) -> Tensor:
+            if number not in found:
+                found[number] = self._left(rows, number) if logits is None else remains(number, logits, places)
+            return found[number]
+
+        return base
+
+    def _sample(self, nothing: Tried) -> list[int]:
+        """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
+        ratios = nothing.sizes / nothing.scale
+        worst = [
+            float(ratios[begin:end].clamp(max=1e3).sum()) / (end - begin) ** 0.5 if end > begin else 0.0
+            for begin, end in pairwise(self._starts)
+        ]
+        chosen: list[int] = []
+        tokens = positions = 0
+        for row in sorted(range(len(self._rows)), key=lambda row: -worst[row]):
+            text = self._rows[row].text
+            tokens += len(text.prompt_ids) + len(text.token_ids)
+            positions += len(text.token_ids)
+            if chosen and (tokens > self._tokens or positions > SAMPLE):
+                break
+            chosen.append(row)
+        return sorted(chosen)
+
+    def _ways(self) -> Iterator[Way]:
+        for key, parameter, prompts in self._prompts.changes(self._rows):
+            yield Way(cause(key, parameter), prompts=tuple(prompts))
+        stored = {tensor.dtype for _, tensor in self._floats()}
+        for key in ("bfloat16", "float16"):
+            if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
+                yield Way(cause(key), dtype=DTYPES[key])
+        for key, form in FORMS.items():
+            is_declared = self._form is not None and key.startswith(self._form)
+            if not is_declared and not (form.overflows and self._is_dear):
+                words = ", whose sums overflow 16 bits" if form.overflows else ""
+                yield Way(cause(key.partition(":")[0], words), form=form)
+
+    def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
+        """Every cause alone, on the sample. Of a large model each is first tried on a row, until one explains all."""
+        self._stage("hypotheses")
+        tried, at = self._try((), None, sample, base), self._at(sample)
+        few, begun = sample[:1], self._base(sample[:1]) if self._is_dear else base
+        part = torch.isin(at, self._at(few))
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        with OtherModels(self._side, self._others) as models:
+            others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
+            for way in chain(self._ways(), others):
+                bound = math.log(self._count / ERROR_RATE)
+                if self._is_dear:
+                    self._judged([first, *tried], first, at)
+                    best = max(tried, key=lambda one: float(one.likelihood.sum()))
+                    if self._fits(best) and float((best.likelihood - first.likelihood).sum()) > SURE * bound:
+                        self._notes.append(f"{best.words} explains all, so that not every cause is tried")
+                        break
+                try:
+                    if self._is_dear:
+                        (found,) = self._try((way,), [RAW], few, begun)
+                        self._judged([begin, found], begin, self._at(few))
+                        least = max(float(best.likelihood[part].sum()) - bound, float(begin.likelihood.sum()))
+                        if float(found.likelihood.sum()) < least:
+                            self._beaten.append(found)
+                            continue
+                    tried += self._try((way,), [RAW], sample, base)
+                except (GenctlError, ValueError, RuntimeError) as error:
+                    if way.load is None or way.cause is None:
+                        raise
+                    why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
+                    self._notes.append(f"{way.cause.sentence} is not tried: {why}")
+            self._loaded = (None, self._side)
+        return tried
+
+    def _pairs(
+        self, singles: Sequence[Tried], sample: Sequence[int], base: Base, first: Tried, at: Tensor
+    ) -> list[Tried]:
+        """Causes together: every way of reading with every number, and the best ways of different families."""
+        self._stage("pairs")
+        pairs: list[Tried] = []
+        best = sorted((one for one in singles if one.ways), key=lambda one: float(one.sizes.median()))
+        first_ways = [one.ways[0] for one in best if one.ways[0].prompts is not None]
+        others = [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None]
+        ways = first_ways + others[: 0 if self._is_dear else 3]
+        small = self._side.vocabulary * FEWER <= LOGITS
+        few = [*sample[:1]]
+        for row in sample[1:]:
+            if sum(len(self._rows[each].text.token_ids) for each in few) < (0 if self._is_dear else FEWER):
+                few.append(row)
+        part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
+        screened: list[Tried] = []
+        begun = self._base(few)
+        for way in ways[: WAYS if small or self._is_dear else WAYS // 2]:
+            screened += self._try((way,), None, few, begun)
+        few_best = 2 if self._is_dear else 6
+        for place, one in enumerate(best[:few_best]):
+            for other in best[place + 1 : few_best]:
+                both = one.ways[0], other.ways[0]
+                if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
+                    screened += self._try(both, [RAW], few, begun)
+        group = next(self._groups(few))
+        logits, places = self._logits(PLAIN, group), self.places.few(self._at(group))
+        more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
+        del logits
+        screened += self._try((), more, few, begun) if more else []
+        begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        self._judged([begin, *screened], begin, self._at(few))
+        screened.sort(key=lambda one: -float(one.likelihood.sum()))
+        for one in screened[: 2 if self._is_dear else PAIRS]:
+            pairs += self._try(one.ways, [one.number], sample, base)
+        for key, parameter, prompts in self._truncations(sample):
+            pairs += self._try((Way(cause(key, parameter), prompts=prompts),), [RAW], sample, base)
+        self._judged(pairs, first, at)
+        return pairs
+
+    def _truncations(self, sample: Sequence[int]) -> Iterator[tuple[str, str, tuple[Ids, ...]]]:
+        """The limit of the prompt that explains the first tokens of the longest prompt best."""
+        row = max(sample, key=lambda row: len(self._rows[row].text.prompt_ids))
+        text, length = self._rows[row].text, len(self._rows[row].text.prompt_ids)
+        few = min(len(text.token_ids), 4)
+        places = self.places.few(self._at([row])[:few])
+        if length < 3 or not bool((places.counts > 0).any()):
+            return
+        step = max(length * length // (8 * self._tokens), 1)
+        sizes: dict[tuple[int, bool], float] = {}
+        for limit in range(1, length, step):
+            for keeps_first in (False, True):
+                prompt = _truncated(text.prompt_ids, limit, keeps_first)
+                shorter = replace(text, prompt_ids=prompt)
+                rows = [logits.double().cpu() for _, logits in self._side.whole_text(shorter, range(few))]
+                sizes[limit, keeps_first] = float(places.sizes(remains(RAW, torch.stack(rows), places)).mean())
+        limit, keeps_first = min(sizes, key=lambda key: sizes[key])
+        prompts = tuple(
+            _truncated(each.text.prompt_ids, limit, keeps_first) if len(each.text.prompt_ids) > limit
+            else each.text.prompt_ids
+            for each in self._rows
+        )  # fmt: skip
+        self._count += len(sizes)
+        yield "truncated", str(limit), prompts
+
+
+def _truncated(prompt: Ids, limit: int, keeps_first: bool) -> Ids:
+    return (*prompt[:1], *prompt[len(prompt) - limit + 1 :]) if keeps_first and limit > 1 else prompt[-limit:]
