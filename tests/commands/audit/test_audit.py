@@ -207,12 +207,12 @@ def test_a_large_model_is_read_less_often(name: str, tmp_path: Path, monkeypatch
 def test_what_no_cause_explains_accuses_nobody(tmp_path: Path) -> None:
     """Noise of 0.1 nats in every number: too much for rounding, and in no cause's direction."""
     random = torch.Generator().manual_seed(3)
-    rows = mapped(lambda value: value + 0.1 * float(torch.randn((), generator=random)), rollouts())
+    rows = mapped(lambda value: value + 0.1 * float(torch.randn((), generator=random)), rollouts(most=10))
     done = audit(written(tmp_path, rows))
     assert causes(done) == []
     assert done.records[0]["verdict"] == "unexplained"
     assert done.records[0]["first"] == {"id": "1", "index": 0}
-    assert audit(written(tmp_path, rows), "--allow", "unexplained").status == 0
+    assert audit(written(tmp_path, rows[:1]), "--allow", "unexplained").status == 0
 
 
 def test_too_few_tokens_name_no_cause(tmp_path: Path) -> None:
@@ -426,12 +426,12 @@ def test_a_terminal_shows_bars_and_the_worst_row(width: int, tmp_path: Path, mon
 
 
 def test_records_have_hypotheses_and_positions(tmp_path: Path) -> None:
-    path = written(tmp_path, rollouts(number=_warm))
+    path = written(tmp_path, rollouts(number=_warm, most=10))
     done = audit(path, "--positions", "--allow", "temperature")
     assert done.status == 0
     kinds = [record["kind"] for record in done.records]
     assert kinds[0] == "audit"
-    assert kinds.count("position") == 100
+    assert kinds.count("position") == 10 * len(PROMPTS)
     assert kinds.count("hypothesis") > 20
     table = genctl("audit", path, "-m", STORIES, "--format", "tsv", "-q")
     assert table.out.splitlines()[1].split("\t")[3:5] == ["explained", "temperature"]
