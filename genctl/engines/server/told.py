@@ -148,8 +148,8 @@ class Questions:
     ) -> list[Token]:
         """What a server without an echo tells of tokens, as it writes them itself behind a prompt.
 
-        Where it writes another token, the one that is wanted is looked for, and the server goes on behind that. NaN
-        where it does not tell. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
+        Where it writes another token, it is asked for the number of the one given, and goes on behind that one. NaN
+        where it does not tell a number. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
         """
         found: list[Token] = []
         while len(found) < len(ids):
