@@ -50,7 +50,9 @@ def test_one_two_and_four_workers_write_what_no_worker_writes(
 def test_scores_and_events_are_the_same(llama: Path, rows: Path, tmp_path: Path) -> None:
     for name, more in (("alone", ()), ("workers", ("--workers", "2"))):
         events = tmp_path / f"{name}.events"
-        done = run(llama, rows, tmp_path / f"{name}.jsonl", "--top-logprobs", "2", "--events", str(events), *more)
+        done = run(
+            llama, rows, tmp_path / f"{name}.jsonl", "--no-draft", "--top-logprobs", "2", "--events", str(events), *more
+        )
         assert done.status == 1
     assert (tmp_path / "alone.jsonl").read_bytes() == (tmp_path / "workers.jsonl").read_bytes()
     alone, workers = without_times(tmp_path / "alone.events"), without_times(tmp_path / "workers.events")
