@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 DEFAULT_NEW_TOKENS = 256  # where nothing limits the length
 MOST_DRAFTED = 20  # tokens in a draft where num_assistant_tokens is not set, as in transformers
 GRAMMARS = ("json_schema", "regex", "grammar")  # knobs that say what the whole text must be
-MOST_MATCHED = 64  # tokens that prompt lookup compares; transformers looks for 2
+MOST_MATCHED = 8  # tokens that prompt lookup compares; transformers looks for 2
 DRAFTING = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")  # knobs that select a drafter
 # the tags around a thought: of DeepSeek-R1, Qwen3 and most others; of Claude-like data sets; of Magistral; of Seed-OSS
 THOUGHT_TAGS = (

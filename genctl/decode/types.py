@@ -276,7 +276,7 @@ class Draft:
 
     tokens: list[int]  # D
     distributions: Tensor | None = None  # f32 [D, V] that each token was drawn from; None if none was
-    match: int = 0  # how many tokens before it agree with those before the place that it was taken from
+    rates: Sequence[Any] = ()  # for each token how often such tokens were right (`strategies.draft_length.Rate`)
 
 
 @runtime_checkable

@@ -9,8 +9,8 @@ et al. 2023, arXiv:2211.17192, algorithm 1) and follows the same distribution; i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -22,7 +22,7 @@ from genctl.decode.pass_prices import PassPlan
 from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
 from genctl.params import MOST_DRAFTED
 from genctl.sequences import shared_length
-from genctl.strategies.draft_length import Pauses, Rates, Schedule
+from genctl.strategies.draft_length import FIRST, LATER, Pauses, Rate, Schedule, learn, promise, seldom
 from genctl.strategies.sample import Sample, best
 
 if TYPE_CHECKING:
@@ -134,18 +134,15 @@ class Drafts:
         self.text: list[int] = context.prefix.tokens[0].tolist()
         self.trial: Draft | None = None  # what was drafted last,
         self.tried = 0  # and how many tokens of it are checked
-        self.rates = getattr(strategy.drafter, "rates", None) or Rates()
-        self.pauses = Pauses()
+        self.first, self.later = Rate.guess(FIRST), Rate.guess(LATER)  # of a model's tokens
+        self.pauses = Pauses(seldom(context.model.pass_price))
         self.most = strategy.num_assistant_tokens or MOST_DRAFTED
         model, drafter = context.model, getattr(strategy.drafter, "forward", None)
         # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
         self.watchful = self.free and strategy.price
-
-    def rests(self) -> bool:
-        """Whether nothing is drafted at this step, since drafts have not paid for a while."""
-        return self.watchful and self.pauses.rests()
+        self.rests: Callable[[], bool] = self.pauses.rests if self.watchful else bool
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
         """The draft that the next pass should check, after new tokens; None if there is none, or none that pays."""
@@ -161,7 +158,7 @@ class Drafts:
             return self._free(most, plan)
         if not self.strategy.price:
             return self._try(self._proposed(most))
-        count = plan.best(self.rates.promise(0, most), self.cost)
+        count = plan.best(promise(self._rates(most)), self.cost)
         if not count and not self.pauses.over():
             return None
         if count:
@@ -177,18 +174,18 @@ class Drafts:
     def _free(self, most: int, plan: PassPlan) -> Draft | None:
         """A draft that costs nothing. What is not tried shows whether it would have been right."""
         draft = self._proposed(most)
-        count = plan.best(self.rates.promise(draft.match, len(draft.tokens)))
+        count = plan.best(promise(draft.rates))
         if not count:
             self.trial, self.tried = draft, 0
             return None
         self.pauses.end()
-        return self._try(Draft(draft.tokens[:count], draft.distributions, draft.match), plan)
+        return self._try(Draft(draft.tokens[:count], draft.distributions, draft.rates[:count]), plan)
 
     def _try(self, draft: Draft, plan: PassPlan | None = None) -> Draft | None:
         if not draft.tokens:
             return None
         if plan is not None:
-            plan.take(self.rates.promise(draft.match, len(draft.tokens)), self.cost)
+            plan.take(promise(draft.rates), self.cost)
         self.trial, self.tried = draft, len(draft.tokens)
         return draft
 
@@ -197,10 +194,7 @@ class Drafts:
         draft, self.trial = self.trial, None
         if draft is None or not draft.tokens or not written:
             return
-        if self.tried:
-            self.rates.observe(draft.match, self.tried, shared_length(draft.tokens, written))
-        else:
-            self.rates.observe(draft.match, 1, int(draft.tokens[0] == written[0]))
+        learn(draft.rates[: self.tried or 1], shared_length(draft.tokens, written))
 
     def _proposed(self, count: int) -> Draft:
         if self.free:
@@ -208,10 +202,14 @@ class Drafts:
         rng = self.context.rng
         before = rng.get_state()
         try:
-            return self.propose(self.text, count)
+            draft = self.propose(self.text, count)
         finally:
             if not self.strategy.rejects:  # the same draws decide
                 rng.set_state(before)
+        return replace(draft, rates=self._rates(len(draft.tokens)))
+
+    def _rates(self, count: int) -> list[Rate]:
+        return [self.first, *[self.later] * (count - 1)]
 
     def _draw(self, scores: Tensor, before: int) -> int:
         """What is drawn from scores f32 [1, V] after `before` new tokens, with the next draw of the row."""

@@ -35,7 +35,7 @@ class DraftWriter(Protocol):
 class Drafter(Protocol):
     """A way to draft; one by a model has it as `forward`. `begin` raises ModelError if it cannot draft for a lane.
 
-    One that learns from the lanes of a run has `rates`, and `keep(tokens)` for each text.
+    One that learns from the texts of a run has `keep(tokens)`. Drafts without a model come with `rates`.
     """
 
     @property

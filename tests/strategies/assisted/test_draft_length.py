@@ -19,9 +19,9 @@ from genctl.decode.types import Context, Draft, Prefix
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.auxiliary_models import auxiliary_strategy
-from genctl.strategies.draft_length import LONGEST_PAUSE, PAUSE, Rate, Rates
+from genctl.strategies.draft_length import LONGEST_PAUSE, MEMORY, PATIENCE, PAUSE, SELDOM, Rate, learn, promise, seldom
 from genctl.strategies.draft_models import Drafter, EarlyExitDrafter, ModelDrafter
-from genctl.strategies.suffixes import PromptLookup
+from genctl.strategies.suffixes import Followed, PromptLookup
 from tests import runtimes
 from tests.decode.driver import PROMPTS, Case
 from tests.strategies.assisted.assistants import alike, drafts
@@ -38,13 +38,13 @@ class Flat(PassPrice):
         return 1.0 + self.step * (tokens - 1)
 
 
-def rates(first: float, later: float) -> Rates:
-    """The rates of a drafter that compares nothing."""
-    return Rates({0: Rate.guess(first)}, {0: Rate.guess(later)})
+def promised(first: float, later: float, count: int = 20) -> list[float]:
+    """How many tokens of a model's draft are expected to be right."""
+    return promise([Rate.guess(first), *[Rate.guess(later)] * (count - 1)])
 
 
 def best(price: float, draft: float, rate: float, most: int = 20, rows: int = 1) -> int:
-    return PassPlan(Flat("flat", price), rows, cached=True).best(rates(rate, rate).promise(0, most), draft)
+    return PassPlan(Flat("flat", price), rows, cached=True).best(promised(rate, rate, most), draft)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -54,27 +54,32 @@ def best(price: float, draft: float, rate: float, most: int = 20, rows: int = 1)
 @pytest.mark.parametrize("count", [1, 3, 7])
 def test_with_one_rate_what_a_draft_promises_is_that_of_leviathan(rate: float, count: int) -> None:
     expected = (1 - rate ** (count + 1)) / (1 - rate)
-    assert 1 + rates(rate, rate).promise(0, 10)[count - 1] == pytest.approx(expected)
+    assert 1 + promised(rate, rate)[count - 1] == pytest.approx(expected)
 
 
 def test_first_and_later_tokens_have_rates_of_their_own() -> None:
-    known = rates(0.25, 0.5)
-    assert known.promise(0, 3)[-1] == pytest.approx(0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
-    known.observe(0, 4, 3)  # one first token right; two later ones right, one wrong
-    assert known.first[0].value == pytest.approx((0.25 * 0.9 + 1) / 1.9)
-    known.observe(0, 4, 0)  # says nothing about later ones
-    later = Rate.guess(0.5)
-    later.observe(2, 1)
-    assert known.later[0].value == pytest.approx(later.value)
+    first, later = Rate.guess(0.25), Rate.guess(0.5)
+    draft = [first, later, later, later]
+    assert promise(draft[:3])[-1] == pytest.approx(0.25 + 0.25 * 0.5 + 0.25 * 0.5 * 0.5)
+    learn(draft, 3)  # one first token right; two later ones right, one wrong
+    assert first.value == pytest.approx((0.25 * MEMORY + 1) / (MEMORY + 1))
+    expected = Rate.guess(0.5)
+    expected.observe(2, 1)
+    learn(draft, 0)  # says nothing about later ones
+    assert later.value == pytest.approx(expected.value)
 
 
-def test_drafts_after_long_matches_are_judged_apart() -> None:
-    known = Rates()
-    assert known.promise(1, 1) < known.promise(2, 1) < known.promise(9, 1) == known.promise(15, 1)
-    for _ in range(20):
-        known.observe(2, 4, 0)
-        known.observe(40, 4, 4)
-    assert known.promise(3, 1)[0] < 0.1 < 0.9 < known.promise(64, 1)[0]
+def test_longer_and_steadier_contexts_are_trusted_more_and_each_is_judged_apart() -> None:
+    known = Followed()
+    steady, changed = 3 << 2, 1
+    assert known.rate(1, 0, own=True).value < known.rate(2, 0, own=True).value < known.rate(8, 0, own=True).value
+    assert known.rate(2, changed, own=True).value < known.rate(2, 0, own=True).value
+    assert known.rate(2, 0, own=True).value < known.rate(2, steady, own=True).value
+    for _ in range(200):
+        learn([known.rate(2, 0, own=True)], 0)
+        learn([known.rate(8, 0, own=True)], 1)
+    assert known.rate(2, 0, own=True).value < 0.1 < 0.9 < known.rate(8, 0, own=True).value
+    assert known.rate(2, 0, own=False).value == Followed().rate(2, 0, own=False).value
 
 
 def test_newer_trials_weigh_more() -> None:
@@ -97,13 +102,13 @@ def test_cheap_passes_and_good_drafts_make_drafts_longer() -> None:
 def test_a_number_that_fits_the_products_is_preferred() -> None:
     """Six rows of float32 cost little more than one, seven much more."""
     plan = PassPlan(PassPrice("float32", 500e6), 1, cached=True)
-    assert plan.best(rates(0.75, 0.75).promise(0, 20)) == 5
+    assert plan.best(promised(0.75, 0.75)) == 5
 
 
 def test_beside_many_rows_a_token_more_costs_as_much_as_a_row() -> None:
     price = PassPrice("float32", 500e6)
     assert [never_pays(price, rows) for rows in (1, 8, 12, 21, 64, 128)] == [False] * 3 + [True] * 3
-    sure = rates(1.0, 1.0).promise(0, 20)
+    sure = promised(1.0, 1.0)
     plan = PassPlan(price, 8, cached=True)
     drafted = 0
     while count := plan.best(sure):  # lane after lane adds a draft, until none pays
@@ -122,6 +127,7 @@ class Told:
 
     def __init__(self, cost: float = 0.0) -> None:
         self.right, self.asked = False, 0
+        self.rate = Rate.guess(0.5)
         if cost:
             self.forward = SimpleNamespace(pass_price=Flat("flat", cost))
 
@@ -130,7 +136,7 @@ class Told:
 
     def propose(self, text: Sequence[int], count: int) -> Draft:
         self.asked += 1
-        return Draft([7 if self.right else 8] * count)
+        return Draft([7 if self.right else 8] * count, rates=[self.rate] * count)
 
 
 class Rounds:
@@ -184,9 +190,20 @@ def test_drafts_that_are_right_again_are_taken_up_again() -> None:
 
 def test_a_free_drafter_is_never_tried_in_vain() -> None:
     passes = Rounds(Told(), 0.05)
+    passes.drafts.pauses.seldom = 8
     assert sum(passes.run([False] * 200)[20:]) == 0  # it is watched instead,
-    assert passes.drafter.asked < 60  # and not at every step
-    assert passes.run([True] * 200)[-1] == 20
+    assert passes.drafter.asked < PATIENCE + 30  # and not at every step
+    assert passes.run([True] * 400)[-1] == 20
+
+
+def test_it_is_asked_more_seldom_the_shorter_a_step_is() -> None:
+    asked = [seldom(PassPrice("float32", step)) for step in (10e6, 100e6, 500e6)]
+    assert asked == sorted(asked, reverse=True)
+    assert (asked[0], asked[-1]) == (30, 1)
+    assert seldom(PassPrice("cached", 1e6)) == SELDOM
+    passes = Rounds(Told(), 0.05)
+    passes.run([False] * 200)
+    assert passes.drafter.asked == 200
 
 
 # -- prices ------------------------------------------------------------------------------------------------------------
@@ -232,7 +249,7 @@ def test_tokens_of_a_pass_read_experts_of_their_own() -> None:
 
 
 def test_without_a_cache_a_longer_pass_costs_nothing_more() -> None:
-    sure = rates(0.9, 0.9).promise(0, 20)
+    sure = promised(0.9, 0.9)
     plans = {cached: PassPlan(PassPrice("float32", 1e9), 1, cached=cached) for cached in (False, True)}
     assert plans[False].best(sure) == 20 > plans[True].best(sure) > 0
 

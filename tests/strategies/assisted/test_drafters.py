@@ -36,7 +36,8 @@ from tests.tiny import tiny, tokenizer
         ([5, 2, 7, 1, 2, 8, 1, 2], 2, 1, [8]),  # a longer n-gram wins over an earlier place
         ([1, 2, 8, 5, 2, 7, 1, 2], 1, 1, [7]),
         ([1, 2, 3, 1, 2, 4, 1, 2], 2, 1, [4]),  # of several places the latest
-        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 9, 1, [3]),  # unless more of the last tokens agree
+        ([5, 6, 1, 2, 3, 6, 1, 2, 4, 5, 6, 1, 2], 9, 1, [3]),  # unless more of the last tokens agree: 1, 2, 4, …
+        ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 3, 1, [3]),  # and as many as are asked for
         ([5, 1, 2, 3, 6, 1, 2, 4, 5, 1, 2], 2, 1, [4]),
         ([1, 2, 3, 4], 2, 3, []),
         ([6, 6, 6], 2, 5, [6] * 5),
