@@ -26,16 +26,18 @@ from scripts.benchmarks import (
     rows,
     sides,
     table,
+    texts,
 )
 from scripts.benchmarks.work import Ask, Ran, Setup, Side, Unavailable, Work, checked
 from tests.versions import cache_of
 
 PLAN = rows.Plan(
-    rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
+    rows.Lengths(new=6, new_large=4, long=24, short=6, source=9, text=60, prompts=5, mixed_in=(3, 9), mixed_out=(2, 6)),
     checkpoints.gpt2("tiny-gpt2", 300, 64, n_layer=2, n_head=2, n_embd=32),
     checkpoints.qwen2(
         "tiny-qwen2", 300, 64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     ),
+    by_position=checkpoints.gpt2("tiny-large", 300, 64, n_layer=2, n_head=2, n_embd=32),
     deep=checkpoints.deep("tiny-deep", 300, 64, hidden_size=32, intermediate_size=64, num_attention_heads=4),
     seq2seq=checkpoints.t5("tiny-t5", 300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4),
 )
@@ -116,13 +118,30 @@ def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> 
     assert share > 0
 
 
-@pytest.mark.parametrize("key", ["drafts-code-1-float32", "drafts-json-1-float32", "drafts-summary-1-int8"])
+@pytest.mark.parametrize(
+    "key", ["drafts-code-1-float32", "drafts-json-1-float32", "drafts-summary-1-int8", "large-drafts-rows-1-float32"]
+)
 def test_a_checkpoint_writes_the_text_that_it_knows_by_heart(key: str, stock: Path) -> None:
     (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
     assert measured.tokens[sides.GENCTL] == measured.tokens[sides.UNDRAFTED]
+    count = len(measured.case.work.asks)
+    assert measured.kept(sides.GENCTL) == (count, count)
+    assert f"texts that are with drafts what they are without: genctl {count} of {count}" in table.markdown([measured])
     text = measured.case.size.by_heart
     for ask, written in zip(measured.case.work.asks, measured.tokens[sides.GENCTL], strict=True):
         assert (*ask.prompt, *written) == text[: len(ask.prompt) + len(written)]
+
+
+def test_the_rows_of_a_file_are_asked_where_the_checkpoint_knows_them() -> None:
+    text, places = texts.file_of_rows(400, 50_000, 3)
+    assert len(places) > 3
+    assert places[-1][-1] == len(text) <= 400
+    assert [begin for begin, _, _ in places[1:]] == [end for _, _, end in places[:-1]]
+    _, work = rows.Plan(lengths=rows.Lengths(text=400)).rows_of_a_file({}, checkpoints.gpt2())
+    for ask, (begin, answer, end) in zip(work.asks, places, strict=True):
+        assert ask.prompt[begin:] == text[begin:answer]
+        assert not set(ask.prompt[:begin]) & set(text)  # nothing is drafted from what lies before
+        assert ask.new == end - answer
 
 
 def test_drafts_are_measured_beside_greedy_search_without_them(stock: Path) -> None:

@@ -48,30 +48,30 @@ class Genctl:
             torch.cuda.synchronize()
         waiting = {str(place) for place in range(len(work.asks))}
         self.session.planner.forget_texts()  # each run is one of its own
-        first: float | None = None
+        firsts: list[float] = []  # until every prompt had its first token; of each prompt, if they come one by one
         found: dict[str, tuple[int, ...]] = {}
         collector = Collector()
-        began = time.perf_counter()
+        began = turn = time.perf_counter()
         try:
             requests = list(self._requests(work))
         except PresetError as error:
             raise Unavailable(error.message) from error
         report, ahead = Report(scores=work.scores), 2 * work.width if work.width > 1 else 0  # as in Python
         for event in self.session.stream(requests, report, Flow(work.width, ahead=ahead)):
-            if waiting and isinstance(event, events.Stepped):
-                waiting.difference_update(row.lane for row in event.rows)
-                waiting.difference_update(row.lane for row in event.ended)
-                if not waiting:
-                    first = time.perf_counter() - began
+            if event.lane in waiting and isinstance(event, events.Stepped):
+                waiting.remove(event.lane)
+                if work.width == 1 or not waiting:
+                    firsts.append(time.perf_counter() - turn)
             result = collector.feed(event)
             if result is not None:
+                turn = time.perf_counter() if work.width == 1 else turn
                 if result.error is not None:
                     raise ValueError(result.error.message)
                 found[result.lane] = result.sequences[0].token_ids
         if self.cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-        return checked(work, Ran(tuple(found[str(place)] for place in range(len(work.asks))), seconds, first))
+        return checked(work, Ran(tuple(found[str(place)] for place in range(len(work.asks))), seconds, sum(firsts)))
 
     def _requests(self, work: Work) -> Iterator[Any]:
         from genctl.config.layers import Layer

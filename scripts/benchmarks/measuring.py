@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from .rows import Case
-from .sides import GENCTL, GENERATE, Process
+from .sides import GENCTL, GENERATE, UNDRAFTED, Process
 from .work import Ask, Ran, Side, Unavailable, Work
 
 WARM_UP = 4  # tokens written before anything counts
@@ -26,6 +26,7 @@ class Measured:
     speeds: dict[str, list[float]] = field(default_factory=dict)  # the case's figure
     rans: list[Ran] = field(default_factory=list)  # genctl's
     tokens: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    undrafted: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)  # side -> without drafts
     absent: dict[str, str] = field(default_factory=dict)  # side -> why
     failed: dict[str, str] = field(default_factory=dict)  # side -> with what; a fault, where absence is none
 
@@ -52,6 +53,13 @@ class Measured:
         if side not in self.tokens or GENERATE not in self.tokens:
             return None
         return self.tokens[side] == self.tokens[GENERATE]
+
+    def kept(self, side: str) -> tuple[int, int] | None:
+        """How many texts of a side are with drafts what they are without, and of how many; None if nobody can say."""
+        plain = self.tokens.get(UNDRAFTED) if side == GENCTL else self.undrafted.get(side)
+        if plain is None or side not in self.tokens:
+            return None
+        return sum(one == other for one, other in zip(plain, self.tokens[side], strict=False)), len(plain)
 
     @property
     def wrong(self) -> bool:
@@ -125,6 +133,8 @@ def _once(measured: Measured, name: str, side: Side) -> None:
     measured.speeds.setdefault(name, []).append(value)
     if name == GENCTL:
         measured.rans.append(ran)
+    if ran.undrafted is not None:
+        measured.undrafted[name] = ran.undrafted
     _keep(measured, name, ran)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from . import limit
 from .checkpoints import SPECIAL, Size, deep, gpt2, qwen2, t5
 from .commands import BUILTIN
 from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, LLAMA_DRAFTED, UNDRAFTED
-from .texts import TEXTS, excerpt
+from .texts import TEXTS, excerpt, file_of_rows
 from .work import Ask, Ran, Work
 
 Figure = Literal["tokens/s", "tokens/s after the first", "s to the first token", "s", "MiB"]
@@ -81,6 +82,7 @@ class Lengths:
     long: int = 512  # tokens of a long prompt
     short: int = 32
     source: int = 128
+    text: int = 960  # tokens of a text that a checkpoint knows by heart
     prompts: int = 32  # of mixed lengths, from `mixed_in` tokens to `mixed_out`
     mixed_in: tuple[int, int] = (8, 256)
     mixed_out: tuple[int, int] = (8, 128)
@@ -98,6 +100,9 @@ class Plan:
     large: Size = field(default_factory=qwen2)
     seq2seq: Size = field(default_factory=t5)
     deep: Size = field(default_factory=deep)
+    by_position: Size = field(  # as large as Qwen2.5-0.5B, with positions that can know a text
+        default_factory=lambda: gpt2("gpt2-0.5b", n_layer=24, n_head=20, n_embd=1280)
+    )
 
     def prompt(self, tokens: int, number: int = 0, size: Size | None = None) -> tuple[int, ...]:
         """A prompt of random ids; equal arguments give the same one."""
@@ -111,13 +116,23 @@ class Plan:
         asks = (Ask(self.prompt(tokens, number, size), new, knobs or {}) for number in range(count))
         return Work(tuple(asks), count)
 
-    def by_heart(self, key: str, knobs: Mapping[str, Any], count: int = 1) -> tuple[Size, Work]:
+    def by_heart(self, key: str, knobs: Mapping[str, Any], count: int, size: Size) -> tuple[Size, Work]:
         """A checkpoint that writes one of `texts`, and the last tokens of it, which rows 2 tokens apart write."""
-        new = 2 * self.lengths.new
-        text = excerpt(key, self.lengths.long, self.causal.vocabulary, len(SPECIAL))
-        size = replace(self.causal, name=f"{self.causal.name}-{key}", by_heart=text)
+        new = (2 if key == "summary" or count > 1 else 6) * self.lengths.new
+        text = excerpt(key, self.lengths.text, size.vocabulary, len(SPECIAL))
         ends = (len(text) - new - 2 * number for number in range(count))
-        return size, Work(tuple(Ask(text[:end], new, knobs) for end in ends), count)
+        asks = tuple(Ask(text[:end], new, knobs) for end in ends)
+        return replace(size, name=f"{size.name}-{key}", by_heart=text), Work(asks, count)
+
+    def rows_of_a_file(self, knobs: Mapping[str, Any], size: Size) -> tuple[Size, Work]:
+        """A checkpoint that knows the rows of a file, and its rows, one after another.
+
+        What it writes depends on the position alone: before a row lie tokens that nothing repeats.
+        """
+        text, places = file_of_rows(self.lengths.text, size.vocabulary, len(SPECIAL))
+        before = [*range(size.vocabulary - len(text), size.vocabulary)]
+        asks = tuple(Ask((*before[:begin], *text[begin:answer]), end - answer, knobs) for begin, answer, end in places)
+        return replace(size, name=f"{size.name}-rows", by_heart=text), Work(asks)
 
 
 def decoding(plan: Plan) -> Iterator[Case]:
@@ -211,18 +226,30 @@ def drafts(plan: Plan) -> Iterator[Case]:
     """Drafts of what was written before, in texts that a checkpoint knows by heart, and by a tenth of a model."""
     lengths, sides = plan.lengths, (GENCTL, UNDRAFTED, LLAMA_DRAFTED)
     sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "seed": 1}
-    for key, (words, *_) in TEXTS.items():
-        for count, dtype, knobs in (
+    small, large = ("", "GPT-2 small", plan.causal), ("large-", "24 layers of 1,280", plan.by_position)
+    titles = {**{key: words for key, (words, *_) in TEXTS.items()}, "rows": "rows of one file"}
+    for (key, words), (prefix, name, base), (count, dtype, knobs) in itertools.product(
+        titles.items(),
+        (small, large),
+        (
             *((1, dtype, {}) for dtype in ("float32", "int8", "int4")),
             (1, "float32", sampled), (8, "float32", {}), (8, "int8", {}),
-        ):  # fmt: skip
-            manner, rows = "-sampled" if knobs else "", "8 rows" if count > 1 else "1 row"
-            size, work = plan.by_heart(key, {"draft": True, **knobs}, count)
-            yield Case(
-                f"drafts-{key}-{count}-{dtype}{manner}",
-                f"GPT-2 small size, drafts in {words}, {rows}, {dtype}{manner.replace('-', ', ')}",
-                size, work, dtype, sides if dtype == "float32" and not knobs and count == 1 else sides[:2], equal=None,
-            )  # fmt: skip
+        ),
+    ):  # fmt: skip
+        if (prefix and (knobs or dtype == "int4")) or (count > 1 and (prefix or key == "rows")):
+            continue
+        manner, at_once = "-sampled" if knobs else "", f"{count} row{'s' * (count > 1)} at once"
+        size, work = (
+            plan.rows_of_a_file({"draft": True, **knobs}, base)
+            if key == "rows"
+            else plan.by_heart(key, {"draft": True, **knobs}, count, base)
+        )
+        yield Case(
+            f"{prefix}drafts-{key}-{count}-{dtype}{manner}",
+            f"{name} size, drafts in {words}, {at_once}, {dtype}{manner.replace('-', ', ')}",
+            size, work, dtype, sides if dtype == "float32" and not knobs and count == 1 else sides[:2],
+            figure="tokens/s after the first", equal=None,
+        )  # fmt: skip
     work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)
     title = f"{plan.deep.layers} layers of {plan.deep.hidden}, early exit after 2, float32"
     yield Case("early-exit", title, plan.deep, work, sides=(GENCTL, GENERATE, UNDRAFTED))

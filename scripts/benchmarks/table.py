@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .measuring import Measured
-from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, SIDES
+from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, LLAMA_DRAFTED, SIDES
 
 COLUMNS = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
 LIMIT = (
@@ -38,6 +38,8 @@ def record(measured: Measured, bandwidth: float | None = None) -> dict[str, Any]
             here["target"] = case.targets[name]
         if case.figure == "MiB":
             here["above_weights"] = case.above_weights(here["median"])
+        if kept := measured.kept(name):
+            here["texts_kept_with_drafts"] = kept
         sides[name] = here
     return {
         "row": case.key,
@@ -68,6 +70,8 @@ def markdown(results: Sequence[Measured], bandwidth: float | None = None) -> str
             if name not in COLUMNS and name in measured.speeds:
                 lines.append(_aside(measured, name))
     notes = _absences(results)
+    if kept := _kept(results):
+        notes.insert(0, kept)
     if any("≠" in line for line in lines):
         notes.insert(0, "- ≠: other tokens than generate()'s, as many")
     if any(measured.case.manner == "command" for measured in results):
@@ -121,6 +125,16 @@ def _absences(results: Sequence[Measured]) -> list[str]:
         where = "" if len(keys) == len(results) else f" ({', '.join(keys)})"
         lines.append(f"- {name}{where}: {why}")
     return lines
+
+
+def _kept(results: Sequence[Measured]) -> str:
+    """How many texts stay what they are without drafts, side by side; "" where nothing drafts."""
+    said = []
+    for name in (GENCTL, LLAMA_DRAFTED):
+        found = [kept for measured in results if (kept := measured.kept(name)) is not None]
+        if found:
+            said.append(f"{name} {sum(same for same, _ in found)} of {sum(count for _, count in found)}")
+    return f"- texts that are with drafts what they are without: {', '.join(said)}" if said else ""
 
 
 @dataclass(frozen=True)

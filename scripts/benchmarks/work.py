@@ -87,8 +87,11 @@ class Ran:
 
     tokens: tuple[tuple[int, ...], ...]  # the new tokens of each ask, prompts and padding not included
     seconds: float
-    first_s: float | None = None  # until every prompt had its first token, where the side can tell
+    first_s: float | None = (
+        None  # until every prompt had its first token, where the side can tell (their sum, one by one)
+    )
     peak: int | None = None  # bytes, where the side was asked for nothing else
+    undrafted: tuple[tuple[int, ...], ...] | None = None  # what the side wrote without drafts, where it can tell
 
 
 class Side(Protocol):
