@@ -169,6 +169,8 @@ class Batch:
 
     def arrange(self) -> None:
         """Remove ended lanes and bring the cache into the order of the last choices. Raises OutOfMemory."""
+        if self.kv.stays(self.states):
+            return
         self.states = self.kv.remaining(self.states)
         if not self.states:
             self.clear()  # frees the cache, whoever still holds the batch

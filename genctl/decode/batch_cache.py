@@ -46,11 +46,17 @@ class BatchCache:
                 held[next(place for place, state in enumerate(held) if not state.alive)] = last
         return held + joining
 
+    def stays(self, states: Sequence[LaneState]) -> bool:
+        """Whether every row goes on in its place."""
+        if self.cache is None or len(states) != len(self.held):
+            return False
+        if not all(map(_stays, states, self.held)) or not all([state.alive for state in states]):
+            return False
+        self.reordered = []
+        return True
+
     def arrange(self, states: list[LaneState]) -> None:
         """Reorder the cache to the parents of the lanes' last choices."""
-        if len(states) == len(self.held) and all(map(_stays, states, self.held)) and self.cache is not None:
-            self.reordered = []
-            return
         if states[0].prefix.cache is not None:
             self._arrange(states)
         else:
