@@ -130,7 +130,7 @@ class PoolEngine:
                 if flow.interrupted():
                     return
                 yield event
-            if flow.interrupted() or flow.enough(group.last):
+            if flow.enough(group.last):
                 return
 
     def _events(self, group: WorkGroup, on_shortage: Callable[[int, int], object]) -> Iterator[events.Event]:
