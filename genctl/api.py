@@ -12,8 +12,8 @@ from genctl.config.layers import Layer, resolve
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, UsageError
+from genctl.events.results import Collector, Result
 from genctl.params import Runtime, knobs
-from genctl.results import Collector, Result
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 

@@ -585,7 +585,7 @@ def _installed(name: str) -> bool:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
-    from genctl.cli.app import run
+    from genctl.commands.app import run
 
     lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
     right, named, total = Counter[str](), Counter[str](), Counter[str]()

@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from genctl.cli.app import COMMANDS
+from genctl.commands.app import COMMANDS
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 

@@ -9,7 +9,7 @@ import pytest
 
 from genctl import api
 from genctl.engines.protocol import Flow, Report, Request
-from genctl.results import Collector, Result
+from genctl.events.results import Collector, Result
 from tests.tiny import tiny
 
 PROMPTS = [tuple(range(5 + 3 * n, 9 + 7 * n)) for n in range(5)]  # of 4 to 20 tokens

@@ -23,7 +23,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODULES = (
     *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic", "regex"),
     *(
-        "genctl.cli.app",
+        "genctl.commands.app",
         "genctl.commands.run.options",
         "genctl.commands.run.job",
         "genctl.engines.local.session",

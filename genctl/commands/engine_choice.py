@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from genctl.cli.table import Conflict, OptionGroup, flag_of
+from genctl.commands.table import Conflict, OptionGroup, flag_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Engine, EngineSetup
 from genctl.errors import UsageError

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from genctl import events
+from genctl.events import shared_length
+from genctl.events.results import Sequence as Written
 from genctl.io.records import known_id
-from genctl.results import Sequence as Written
-from genctl.sequences import shared_length
 
 Values: TypeAlias = dict[str, float | None]
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 from genctl.comparing import references
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
 from genctl.errors import InputError
+from genctl.events.results import Result
+from genctl.events.results import Sequence as Written
 from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import TSV_UNSEEN
-from genctl.results import Result
-from genctl.results import Sequence as Written
 
 # -- comparisons as TSV and as Markdown, and numbers in the cells of tables --------------------------------------------
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Loading, Stepped, Token
-from genctl.history import ROOT, LaneHistory, Path
+from genctl.events.history import ROOT, LaneHistory, Path
 
 # inner: has children · returned, finished: a sequence ends here · died: no row continued it ·
 # left: live when the search ended · live: still live

@@ -17,9 +17,9 @@ from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, 
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request, never
 from genctl.errors import GenctlError
+from genctl.events.results import Collector
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.parity.values import Text
-from genctl.results import Collector
 
 # -- a strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
 

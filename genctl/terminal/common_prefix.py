@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from functools import reduce
 
-from genctl.history import ROOT, Endings, LaneHistory, Path
+from genctl.events.history import ROOT, Endings, LaneHistory, Path
 
 # Searches whose first result is the finished sequence with the highest score.
 RANKED = frozenset({"beam", "beam-sample", "diverse-beam", "stochastic-beam"})

@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 from genctl.terminal import theme
 from genctl.terminal.text_width import first_cells, last_cells, one_line
 

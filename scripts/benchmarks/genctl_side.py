@@ -42,7 +42,7 @@ class Genctl:
         from genctl import events
         from genctl.engines.protocol import Flow, Report
         from genctl.errors import PresetError
-        from genctl.results import Collector
+        from genctl.events.results import Collector
 
         if self.cuda:
             torch.cuda.synchronize()

@@ -17,8 +17,8 @@ from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.search_output import StreamView
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
-from genctl.history import LaneHistory
-from genctl.history import Path as Way
+from genctl.events.history import LaneHistory
+from genctl.events.history import Path as Way
 from genctl.pages.page import PageData
 from genctl.pages.search_tree import SearchTrees
 from genctl.terminal.common_prefix import Certain, meet

@@ -11,7 +11,7 @@ from rich.text import Text
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.common_prefix import Certain
 from genctl.terminal.live_region import LiveRegion

@@ -26,10 +26,10 @@ from genctl.config.layers import Resolved
 from genctl.config.sides import Side, check, each, loaded_with
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
+from genctl.events.results import Collector, Result
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
-from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.commands.compare import expectations
 from genctl.commands.options import (
     CHECKS,
@@ -24,6 +23,7 @@ from genctl.commands.options import (
     WATCH_TSV,
     ModelOptions,
 )
+from genctl.commands.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.config import settings
 from genctl.config.found_files import divided
 from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, values_of

@@ -17,7 +17,7 @@ from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.errors import GenctlError, InputError, ModelError, count, percent, size
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import first_cells, hanging, last_cells
 

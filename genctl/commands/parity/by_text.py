@@ -14,8 +14,8 @@ from genctl.comparing.statistics import Interval, bootstrap
 from genctl.engines.protocol import Engine, Flow, Report, Request
 from genctl.engines.scored_text import Options, Scored, TextToScore
 from genctl.errors import GenctlError, InputError, count
+from genctl.events.results import Collector
 from genctl.io.records import SCHEMA, finite
-from genctl.results import Collector
 from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging
 

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.events import Stepped
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.common_prefix import meet
 from genctl.terminal.departures import told_apart

@@ -12,7 +12,7 @@ from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.tree_formats import tree_lines
 from genctl.events import Event, Finished, Hypothesis, Stepped
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.pages.search_tree import SearchTrees
 from genctl.terminal import theme, widgets
 from genctl.terminal.common_prefix import Certain

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from genctl.commands.run.beam_picture import by_score
 from genctl.events import Hypothesis
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal import departures, theme, widgets
 from genctl.terminal.score_formula import number, penalty_of
 from genctl.terminal.summary import DOT

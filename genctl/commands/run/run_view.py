@@ -13,7 +13,7 @@ from rich.text import Text
 from genctl.commands.messages import RepeatedErrors
 from genctl.commands.run.nbest_table import table
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.departures import leaves
 from genctl.terminal.explain import explain_summary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.events import Event
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.io import writers
 from genctl.terminal import widgets
 from genctl.terminal.common_prefix import Certain

@@ -16,7 +16,7 @@ from genctl.comparing import references
 from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
 from genctl.comparing.statistics import RunStatistics, bootstrap
 from genctl.events import Hypothesis, Token
-from genctl.results import Sequence
+from genctl.events.results import Sequence
 from tests.cli.tool import genctl
 
 

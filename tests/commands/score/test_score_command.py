@@ -356,7 +356,7 @@ def test_a_text_is_not_failed_by_its_neighbour(gpt2: Path, monkeypatch: pytest.M
 
 def test_help_imports_no_torch() -> None:
     code = (
-        "import sys; from genctl.cli.app import run; status = run(['score', '--help']);"
+        "import sys; from genctl.commands.app import run; status = run(['score', '--help']);"
         "sys.exit(status or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

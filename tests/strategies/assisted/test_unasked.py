@@ -17,8 +17,8 @@ from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.types import Prefix
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.events.results import Collector, Result
 from genctl.kernels.ops import library
-from genctl.results import Collector, Result
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.sample import Sample
 from genctl.strategies.suffixes import MOST_KEPT, Index, SuffixDrafter
