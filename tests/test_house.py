@@ -105,11 +105,11 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "config": {"params"},
-    "strategies": {"compat", "config.search_conflicts", "decode", "events", "kernels", "params"},
+    "strategies": {"compat", "config.modes", "decode", "events", "kernels", "params"},
     "models": {
         "process",
         "compat",
-        "config.generation_fields",
+        "config.check",
         "decode",
         "events",
         "identity",
@@ -118,7 +118,7 @@ ALLOWED: dict[str, set[str]] = {
         "params",
     },
     "transformers": {"process", "compat", "decode", "models.architectures", "models.packed_layers"},
-    "native": {"compat", "config.generation_fields", "decode", "kernels"},
+    "native": {"compat", "config.check", "decode", "kernels"},
     "decode": {
         "compat",
         "config.check",

@@ -290,7 +290,7 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
     layers += parse_sets(list(sets)) if sets else []
     if strategy is None:
         return layers
-    from genctl.config.named_strategies import layer
+    from genctl.config.modes import layer
 
     return [*layers, layer(strategy, layers)]
 

@@ -16,7 +16,7 @@ from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from genctl.api import Model, load
 from genctl.engines.local.score_passes import Passes, Piece
-from genctl.engines.scored_text import Detail
+from genctl.engines.protocol import Detail
 from genctl.errors import GenctlError, InputError, ModelError, UsageError, count, nearest
 from genctl.events import Token
 from genctl.events.results import Collector, Result

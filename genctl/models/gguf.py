@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_numbers, gguf_header, library_errors
+from genctl.models import check, gguf_header, library_errors, sizes
+from genctl.models.check import GenerationSettings
 from genctl.models.fingerprint import stamps
-from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
 from genctl.models.library_errors import guarded
 from genctl.models.weights import WeightFiles, few, shown
@@ -94,7 +94,7 @@ def _check_metadata(name: str, header: Header) -> None:
         size = key.removeprefix(begin)
         if size == key or type(value) is not int or _TOKENS.fullmatch(size):
             continue
-        most = widest if size in ("embedding_length", "vocab_size") else max(config_numbers.MOST, widest)
+        most = widest if size in ("embedding_length", "vocab_size") else max(sizes.MOST, widest)
         if not 0 <= value <= most:
             shape = f"but no tensor has a dimension above {widest:,}"
             raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")

@@ -18,7 +18,7 @@ from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
 from genctl.models import check, prepare, runtime_choice
-from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
+from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.library_errors import guarded, without_panic_reports
 from genctl.models.progress import OnEvent, quiet
 from genctl.models.resolve import CheckpointFolder, resolve

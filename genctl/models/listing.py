@@ -13,7 +13,7 @@ from typing import Any
 
 from genctl.errors import GenctlError, reason_of
 from genctl.models import check, resolve, runtime_choice
-from genctl.models.config_numbers import context_of
+from genctl.models.sizes import context_of
 from genctl.params import Runtime
 
 

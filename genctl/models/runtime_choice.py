@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError, size
 from genctl.events import Loading
-from genctl.models import generation_settings, prepare
+from genctl.models import check, prepare
 from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
 from genctl.models.progress import OnEvent
@@ -214,7 +214,7 @@ def load(
         kernels = not unusable(device, dtype)
     products = Products(runtime.quantize, pack=runtime.pack, kernels=kernels)
     settings = checkpoint.generation.values
-    special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
+    special = SpecialTokens(check.settings_of_config(checkpoint.config) if checkpoint.gguf else settings)
     family = facts_of(plan_.spec.family).native
     assert family is not None
     model = read(

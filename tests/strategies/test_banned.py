@@ -18,7 +18,7 @@ from genctl import events
 from genctl.api import Model
 from genctl.commands import job
 from genctl.config.layers import Layer
-from genctl.config.search_conflicts import bans as conflicts
+from genctl.config.modes import bans as conflicts
 from genctl.decode.processors.bans import Bans
 from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request

@@ -22,18 +22,8 @@ from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
 from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
-from genctl.models import (
-    check,
-    generation_settings,
-    hub,
-    packed_layers,
-    prepare,
-    resolve,
-    runtime_choice,
-    weights,
-    with_transformers,
-)
-from genctl.models.generation_settings import GenerationSettings
+from genctl.models import check, hub, packed_layers, prepare, resolve, runtime_choice, weights, with_transformers
+from genctl.models.check import GenerationSettings
 from genctl.models.library_errors import guarded
 from genctl.models.progress import quiet
 from genctl.native.graphs import obstacle
@@ -232,7 +222,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
             folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
         )
     check.check_code(config, trust_remote_code)
-    generation = generation_settings.read(folder, config)
+    generation = check.read_settings(folder, config)
     return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 

@@ -13,7 +13,7 @@ from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
 from genctl.engines.local.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.config_numbers import context_of
+from genctl.models.sizes import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Planner:
         return self.latest[1]
 
     def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.search_conflicts import bans, mode_of
+        from genctl.config.modes import bans, mode_of
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 

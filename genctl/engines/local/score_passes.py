@@ -18,7 +18,7 @@ from genctl.decode.encoder_inputs import join_sources
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.score import damaged
 from genctl.decode.types import Sources
-from genctl.engines.scored_text import Detail
+from genctl.engines.protocol import Detail
 from genctl.errors import ModelError
 from genctl.events import Token
 from genctl.kernels.ops import entropy, log_softmax

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
-from genctl.config import chat_settings, search_conflicts
+from genctl.config import chat_settings, modes
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from genctl.engines.local.lane_results import LaneResults
     from genctl.engines.local.planner import PlannedLane
     from genctl.engines.local.scorer import Scorer
-    from genctl.engines.protocol import Outcome
-    from genctl.engines.scored_text import Options, TextToScore
-    from genctl.models.generation_settings import GenerationSettings
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
+    from genctl.models.check import GenerationSettings
     from genctl.models.hub import LoadedModel
 
 
@@ -393,18 +392,22 @@ class Session:
             yield event if completing is None else completing.completed(event)
 
     def score(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: ScoringOptions,
+        *,
+        interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)
         self.use_threads(TEXT * options.batch_size)
         return scorer.score(texts, interrupted)
 
-    def check_scoring(self, options: Options) -> None:
+    def check_scoring(self, options: ScoringOptions) -> None:
         """Raises UsageError or ModelError for unsupported options."""
         self._scorer(options)
 
-    def _scorer(self, options: Options) -> Scorer:
+    def _scorer(self, options: ScoringOptions) -> Scorer:
         from genctl.engines.local.scorer import Scorer
 
         scorer = Scorer(self.planner, options)
@@ -440,8 +443,8 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    clashes = [*search_conflicts.structures(generation), *search_conflicts.reranking(generation)]
-    clashes += [*search_conflicts.bans(generation), *search_conflicts.steering(generation)]
+    clashes = [*modes.structures(generation), *modes.reranking(generation)]
+    clashes += [*modes.bans(generation), *modes.steering(generation)]
     if clashes:
         raise UsageError("\n".join(clashes))
     if any(getattr(generation, knob) is not None for knob in GRAMMARS):

@@ -37,8 +37,7 @@ CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, 
 ROWS_HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Outcome
-    from genctl.engines.scored_text import Options, TextToScore
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
 
 
 def _asked(name: str) -> Any:
@@ -150,14 +149,18 @@ class PoolEngine:
             yield events.Failed(request.id, "worker", f"{group.lost}, each time while they decoded {rows}")
 
     def score(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: ScoringOptions,
+        *,
+        interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
         self.pool.ask("check_scoring", options)
         return self._scored(texts, options, interrupted)
 
     def _scored(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, interrupted: Callable[[], str]
+        self, texts: Iterator[tuple[Key, TextToScore]], options: ScoringOptions, interrupted: Callable[[], str]
     ) -> Iterator[tuple[Key, Outcome]]:
         def groups() -> Iterator[WorkGroup]:
             for first in count_from(0, options.chunk):

@@ -30,7 +30,7 @@ from genctl.params import Runtime
 
 if TYPE_CHECKING:
     from genctl.engines.local.session import Session
-    from genctl.engines.scored_text import Options, Scored, TextToScore
+    from genctl.engines.protocol import Scored, ScoringOptions, TextToScore
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class ScoreWork:
     """Texts that are scored together."""
 
     texts: tuple[TextToScore, ...]
-    options: Options
+    options: ScoringOptions
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ import pytest
 import genctl as package
 from genctl.engines.local.scorer import Options, Scorer
 from genctl.engines.local.session import Session
-from genctl.engines.scored_text import TextToScore
+from genctl.engines.protocol import TextToScore
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
 from tests.cli.tool import genctl
