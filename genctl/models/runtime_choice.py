@@ -14,7 +14,7 @@ from genctl.events import Loading
 from genctl.models import check, prepare
 from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
-from genctl.models.progress import OnEvent
+from genctl.models.libraries import OnEvent
 from genctl.models.weights import few
 from genctl.native.config import NotNative, Unfit
 from genctl.native.plan import DTYPES, WeightPlan

@@ -14,7 +14,7 @@ from genctl.errors import InputError, ModelError, printable
 from genctl.models import check, gguf, text, tokenizer
 from genctl.models.check import GenerationSettings
 from genctl.models.decoding import cleans, decoded
-from genctl.models.library_errors import guarded, without_panic_reports
+from genctl.models.libraries import guarded, without_panic_reports
 from genctl.models.resolve import resolve
 from genctl.models.tokenizer_files import UnsupportedTokenizer
 from genctl.models.weights import WeightFiles, read_json

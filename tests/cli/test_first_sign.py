@@ -113,7 +113,7 @@ def frames(child: pexpect.spawn, width: int) -> list[str]:
 
 SLOW = (  # holds the run up after the prompt was shown, and before it is read
     "import time; from genctl.engines.local.session import Session; load = Session.load\n"
-    "from genctl.models.library_errors import without_panic_reports\n"  # descriptor 2 is a file meanwhile
+    "from genctl.models.libraries import without_panic_reports\n"  # descriptor 2 is a file meanwhile
     "def slow_load(*rest, **named):\n"
     "    with without_panic_reports(): time.sleep(1.6)\n"
     "    return load(*rest, **named)\n"

@@ -19,7 +19,7 @@ from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
-from genctl.comparing import references
+from genctl.comparing import metrics
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
@@ -127,7 +127,7 @@ class CompareJob(Job[CompareOptions]):
     def deliver(self, stack: ExitStack) -> None:
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         several = self.seeds > 1 or any(one.generation.num_return_sequences > 1 for one in self.resolved)
-        if several and not references.is_installed():
+        if several and not metrics.is_installed():
             self.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()

@@ -24,8 +24,7 @@ from genctl.decode.types import Source
 from genctl.errors import ModelError, UsageError
 from genctl.models import check, hub, packed_layers, prepare, resolve, runtime_choice, weights, with_transformers
 from genctl.models.check import GenerationSettings
-from genctl.models.library_errors import guarded
-from genctl.models.progress import quiet
+from genctl.models.libraries import brief, guarded, quiet
 from genctl.native.graphs import obstacle
 from genctl.native.quantized import GROUP, int4_bytes
 from genctl.native.spec import Spec
@@ -128,7 +127,7 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
         except Exception as error:  # any architecture's code may fail on tensors without numbers
             if "meta" not in str(error).lower():
                 problem = f"{skeleton.name} cannot be run as config.json has it"
-                raise ModelError(f"{problem}: {resolve.brief(error)}") from error
+                raise ModelError(f"{problem}: {brief(error)}") from error
             cache = _from_fields(skeleton)
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
         if cache is None:

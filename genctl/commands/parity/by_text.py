@@ -15,8 +15,8 @@ from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, Scori
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
 from genctl.io.records import SCHEMA, finite
-from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging
+from genctl.terminal.widgets import table_lines
 
 Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
 

@@ -27,9 +27,8 @@ from genctl.parity.values import (
 from genctl.parity.values import Text as TextRead
 from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.number_table import first_column, table_lines
 from genctl.terminal.text_width import hanging, last_cells
-from genctl.terminal.widgets import token_text
+from genctl.terminal.widgets import first_column, table_lines, token_text
 
 # -- what tokens and rows are called -----------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from genctl.events import Event
 from genctl.events.history import LaneHistory
 from genctl.io import writers
 from genctl.terminal import widgets
-from genctl.terminal.common_prefix import Certain
 from genctl.terminal.console import Color, make_consoles
+from genctl.terminal.departures import Certain
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.standard_streams import is_terminal
-from genctl.terminal.word_wrap import terminal_wrap
+from genctl.terminal.text_width import terminal_wrap
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -25,7 +25,7 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.summary import put, put_words
 from genctl.terminal.widgets import no_room

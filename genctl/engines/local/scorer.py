@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic
 
-from genctl.engines.local.score_passes import Passes, Piece
-from genctl.engines.local.score_texts import EncodedText, TextReader
+from genctl.engines.local.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
