@@ -152,7 +152,7 @@ def _check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
     if getattr(options, "dry", False):
         return
-    from genctl.engines.pool.checks import check_cores, require_ray
+    from genctl.engines.pool.engine import check_cores, require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):
