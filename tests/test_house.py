@@ -30,16 +30,15 @@ from tests.source import nodes_of, tree_of
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
 # room -> rooms it may import, besides itself, `errors` and `documents`
-_SLICE = {"commands", "config", "engines", "engines.local", "events", "identity", "io", "models", "params", "terminal"}
+_SLICE = {"commands", "config", "engines", "events", "identity", "io", "models", "params", "terminal"}
 _EARLIER = {"events", "params"}
 ALLOWED: dict[str, set[str]] = {
-    "api": {"config", "engines", "engines.local", "io", *_EARLIER},
-    "lm_eval": {"api", "process", "engines", "engines.local", "identity", "models", "terminal", *_EARLIER},
+    "api": {"config", "engines", "io", *_EARLIER},
+    "lm_eval": {"api", "process", "engines", "identity", "models", "terminal", *_EARLIER},
     "tree": {
         "config",
         "decode",
         "engines",
-        "engines.local",
         "events",
         "identity",
         "io",
@@ -61,7 +60,6 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "decode",
         "engines",
-        "engines.local",
         "engines.server",
         "identity",
         "models",
@@ -72,11 +70,9 @@ ALLOWED: dict[str, set[str]] = {
     "pages": {"terminal", *_EARLIER},
     "terminal": {"process", *_EARLIER},
     "io": {"identity", *_EARLIER},
-    "engines": {"config", "events", "params"},
-    "engines.local": {
+    "engines": {
         "config",
         "decode",
-        "engines",
         "kernels",
         "models",
         "native",
@@ -97,7 +93,6 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "decode.threads",
         "engines",
-        "engines.local",
         "identity",
         "kernels",
         "models",
@@ -136,8 +131,8 @@ HEAVY = {
         "commands.run",
         "compat",
         "decode",
-        "engines.local",
         "engines.pool",
+        "engines",
         "kernels",
         "lm_eval",
         "models",
@@ -236,6 +231,11 @@ def test_no_import_leads_back(place_of: Callable[[Path], str]) -> None:
                     leads.setdefault(place_of(path), set()).add(place_of(found))
     assert len(leads) > 20
     TopologicalSorter(leads).prepare()  # raises CycleError, which names the circle
+
+
+def test_the_protocol_of_engines_knows_no_engine() -> None:
+    known = {name for name in imports(PACKAGE / "engines" / "protocol.py") if is_in(name, "genctl")}
+    assert known == {"genctl.config.layers", "genctl.errors", "genctl.events", "genctl.params"}
 
 
 def test_engines_know_no_commands() -> None:

@@ -34,7 +34,7 @@ FLAGS = ("workers", "address")
 
 
 def _local(setup: EngineSetup) -> Engine:
-    from genctl.engines.local.session import Session, load_session
+    from genctl.engines.session import Session, load_session
 
     return load_session(Session, setup)
 
@@ -53,13 +53,13 @@ def _pool(options: Any, setup: EngineSetup) -> Engine:
 
 def shared(setup: EngineSetup) -> Engine:
     """Ranks that compute the same rows together."""
-    from genctl.engines.local.shared import load_shared
+    from genctl.engines.shared import load_shared
 
     return load_shared(setup)
 
 
 def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> Resolved:
-    from genctl.engines.local.session import planned
+    from genctl.engines.session import planned
 
     return planned(runtime, layers, **trust)
 

@@ -15,8 +15,8 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from genctl.api import Model, load
-from genctl.engines.local.score_passes import Passes, Piece
 from genctl.engines.protocol import Detail
+from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import GenctlError, InputError, ModelError, UsageError, count, nearest
 from genctl.events import Token
 from genctl.events.results import Collector, Result

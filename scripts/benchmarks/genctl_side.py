@@ -18,7 +18,7 @@ class Genctl:
         import torch
 
         from genctl.config.layers import Layer, resolve
-        from genctl.engines.local.session import Session
+        from genctl.engines.session import Session
 
         torch.set_num_threads(setup.threads)
         # random weights write circles, in which every draft is right: drafts are measured where they are asked for

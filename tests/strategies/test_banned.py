@@ -20,8 +20,8 @@ from genctl.commands import job
 from genctl.config.layers import Layer
 from genctl.config.modes import bans as conflicts
 from genctl.decode.processors.bans import Bans
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
 from genctl.errors import GenctlError
 from genctl.events.results import Collector
 from genctl.io import resumable

@@ -26,7 +26,7 @@ from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
 
 if TYPE_CHECKING:
-    from genctl.engines.local.planner import Prompt
+    from genctl.engines.planner import Prompt
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 

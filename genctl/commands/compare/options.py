@@ -160,7 +160,7 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
     def ask(run: Side) -> Resolved:
         resolved = run.resolve([beneath[loaded_with(run.early.runtime)]])
         if resolved.runtime.backend is None:
-            from genctl.engines.local.session import check_settings
+            from genctl.engines.session import check_settings
 
             check_settings(resolved.generation)
         return resolved

@@ -43,7 +43,7 @@ from genctl.tree.language import Call, parse_script
 from genctl.tree.results import Continuation, Covered, Result
 
 if TYPE_CHECKING:
-    from genctl.engines.local.session import Session
+    from genctl.engines.session import Session
     from genctl.tree.beside import Second
     from genctl.tree.explorer import Explorer
 

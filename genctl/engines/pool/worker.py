@@ -29,8 +29,8 @@ from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
-    from genctl.engines.local.session import Session
     from genctl.engines.protocol import Scored, ScoringOptions, TextToScore
+    from genctl.engines.session import Session
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Worker:
         if setup.local and not Path(setup.local).is_dir():
             raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
         from genctl.decode.threads import Threads
-        from genctl.engines.local.session import Session
+        from genctl.engines.session import Session
 
         threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
         session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)

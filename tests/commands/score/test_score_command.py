@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import genctl as package
-from genctl.engines.local.scorer import Scorer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import ScoringOptions, TextToScore
+from genctl.engines.scorer import Scorer
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
 from tests.cli.tool import genctl

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.scheduler import Waiting
     from genctl.decode.types import Prefix
-    from genctl.engines.local.lane_results import LaneResults
-    from genctl.engines.local.planner import PlannedLane
-    from genctl.engines.local.scorer import Scorer
+    from genctl.engines.lane_results import LaneResults
+    from genctl.engines.planner import PlannedLane
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
+    from genctl.engines.scorer import Scorer
     from genctl.models.check import GenerationSettings
     from genctl.models.hub import LoadedModel
 
@@ -57,8 +57,8 @@ class Session:
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
         from genctl.decode.prefix_cache import KeptTexts
-        from genctl.engines.local.planner import Planner
-        from genctl.engines.local.runtime import reuse_limit, runtime_of
+        from genctl.engines.planner import Planner
+        from genctl.engines.runtime import reuse_limit, runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -201,7 +201,7 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.engines.local.runtime import cache_notes, undrafted
+        from genctl.engines.runtime import cache_notes, undrafted
 
         if resolved.runtime.is_chat:
             from genctl.models import chat
@@ -408,7 +408,7 @@ class Session:
         self._scorer(options)
 
     def _scorer(self, options: ScoringOptions) -> Scorer:
-        from genctl.engines.local.scorer import Scorer
+        from genctl.engines.scorer import Scorer
 
         scorer = Scorer(self.planner, options)
         scorer.check()

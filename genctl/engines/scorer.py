@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic
 
-from genctl.engines.local.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
+from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
 from genctl.models.sizes import source_context_of
 
 if TYPE_CHECKING:
-    from genctl.engines.local.planner import Planner
+    from genctl.engines.planner import Planner
     from genctl.engines.protocol import Outcome
 
 
