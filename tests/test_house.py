@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands.score": _SLICE,
     "commands.audit": {*_SLICE, "engines.server", "pages", "parity"},
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
-    "commands.inspect": {*_SLICE, "compat", "decode", "native", "transformers"},
+    "commands.inspect": {*_SLICE, "compat", "decode", "native"},
     "comparing": {"io", *_EARLIER},
     "parity": {
         "config",

@@ -59,9 +59,9 @@ def shared(setup: EngineSetup) -> Engine:
 
 
 def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> Resolved:
-    from genctl.engines.session import planned
+    from genctl.engines.session import checkpoint_layer
 
-    return planned(runtime, layers, **trust)
+    return resolve([checkpoint_layer(runtime, **trust), *layers])
 
 
 @dataclass(frozen=True)

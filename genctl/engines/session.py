@@ -463,11 +463,9 @@ def grammar_notes(generation: Generation) -> tuple[str, ...]:
     return () if source is None else source.notes
 
 
-def planned(
-    runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False, trust_remote_code: bool = False
-) -> Resolved:
-    """The job resolved from the checkpoint's settings alone: its weights are not read."""
+def checkpoint_layer(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Layer:
+    """The checkpoint's own settings: its weights are not read."""
     from genctl.models import hub
 
     settings = hub.generation_settings(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return resolve([model_layer(settings.values, runtime.model, settings.file), *layers])
+    return model_layer(settings.values, runtime.model, settings.file)

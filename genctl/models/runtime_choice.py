@@ -153,6 +153,11 @@ def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
     return runtime.dtype if runtime.dtype != "auto" else stored_dtype(checkpoint) or "float32"
 
 
+def is_stored_as(checkpoint: Checkpoint, dtype: str) -> bool:
+    """Whether all weights have this dtype in their files."""
+    return {DTYPES.get(tensor.dtype) for tensor in checkpoint.weights.tensors.values()} == {dtype}
+
+
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of config.json, else that of the weight files (see `weights.WeightFiles`); "" if neither says."""
     dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")

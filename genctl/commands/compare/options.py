@@ -26,7 +26,7 @@ from genctl.commands.options import (
 from genctl.commands.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.config import settings
 from genctl.config.found_files import divided
-from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, values_of
+from genctl.config.layers import Layer, Resolved, flags_layer, values_of
 from genctl.config.sides import FORM, Kind, Side, check, each, is_results, loaded_with, read, read_list
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
@@ -152,10 +152,9 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
         if run.is_server:  # a server keeps its settings to itself
             beneath[key] = Layer("backend", {}, said="user")
         elif key not in beneath:
-            from genctl.models.hub import generation_settings
+            from genctl.engines.session import checkpoint_layer
 
-            settings = generation_settings(runtime, **options.trust)
-            beneath[key] = model_layer(settings.values, runtime.model, settings.file)
+            beneath[key] = checkpoint_layer(runtime, **options.trust)
 
     def ask(run: Side) -> Resolved:
         resolved = run.resolve([beneath[loaded_with(run.early.runtime)]])

@@ -86,7 +86,7 @@ class TreeOutput:
     def close(self, events: Sequence[Event]) -> None:
         """Complete the output; `events` are those of the tree."""
         if self.format == "dot":
-            from genctl.commands.run.tree_formats import dots_of
+            from genctl.commands.tree_formats import dots_of
 
             self._lines(dots_of(events))
         if self._writer is not None:

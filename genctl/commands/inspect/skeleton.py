@@ -20,7 +20,9 @@ from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.foreign import new_cache as new_transformers_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Source
+from genctl.engines.runtime import runtime_of
 from genctl.errors import ModelError, UsageError
 from genctl.models import check, hub, packed_layers, prepare, resolve, runtime_choice, weights, with_transformers
 from genctl.models.check import GenerationSettings
@@ -29,7 +31,6 @@ from genctl.native.graphs import obstacle
 from genctl.native.quantized import GROUP, int4_bytes
 from genctl.native.spec import Spec
 from genctl.params import Runtime
-from genctl.transformers.runtime import TransformersRuntime
 
 PROBE = 8  # tokens of the trial
 MOST_LAYERS = 1024  # each becomes a module
@@ -117,13 +118,13 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
             native.use_slots(windows=True)
         native.convert(form)
         return native.describe()
-    forward = TransformersRuntime(skeleton.model)
+    forward = runtime_of(skeleton.model)
     if form == "off" or not forward.abilities.supports_cache:
         return []
     forward.device = torch.device("meta")
     with quiet():
         try:
-            cache = _tried(forward)
+            cache = _tried(forward, skeleton.model)
         except Exception as error:  # any architecture's code may fail on tensors without numbers
             if "meta" not in str(error).lower():
                 problem = f"{skeleton.name} cannot be run as config.json has it"
@@ -287,13 +288,13 @@ def _model(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) 
     return model.eval()
 
 
-def _tried(forward: TransformersRuntime) -> Cache | None:
+def _tried(forward: ModelRuntime, model: Any) -> Cache | None:
     tokens = [0] * PROBE
     source = None
     if forward.is_encoder_decoder:
         ids = torch.zeros(1, PROBE, dtype=torch.long, device="meta")
         with torch.no_grad():  # not `forward.encode`, which reads its mask
-            states = forward.model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
+            states = model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
         source = Source(ids, states)
     return forward.prefill(tokens, source).cache
 

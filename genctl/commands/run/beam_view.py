@@ -9,7 +9,7 @@ from rich.text import Text
 
 from genctl.commands.run.beam_picture import Turn, picture, table
 from genctl.commands.run.run_view import RunView
-from genctl.commands.run.tree_formats import tree_lines
+from genctl.commands.tree_formats import tree_lines
 from genctl.events import Event, Finished, Hypothesis, Stepped
 from genctl.events.history import LaneHistory, Path
 from genctl.pages.search_tree import SearchTrees

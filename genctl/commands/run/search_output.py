@@ -197,7 +197,7 @@ class Search:
         """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
         if self.trees is None or self.options.tree_format is None:
             return []
-        from genctl.commands.run.tree_formats import tree_record
+        from genctl.commands.tree_formats import tree_record
 
         tree = self.trees.take(lane)
         return [] if tree is None else [tree_record(tree, self.options.tree_format)]
@@ -211,7 +211,7 @@ class Search:
         if self.stream is not None:
             self.stream.close()
         if self.trees is not None and self.err is not None and self.options.tree_format is None:
-            from genctl.commands.run.tree_formats import tree_lines
+            from genctl.commands.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
                 for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):

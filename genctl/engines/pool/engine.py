@@ -66,7 +66,6 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
     """Bytes of the weights that each process needs for itself; 0 if they are shared, or if their size is not known."""
     from genctl.models import check, runtime_choice
     from genctl.models.resolve import resolve
-    from genctl.native.plan import DTYPES
 
     try:
         place = resolve(runtime.model, revision=runtime.revision, offline=True, allow_pickle=trust["allow_pickle"])
@@ -78,7 +77,7 @@ def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
         return 0  # not downloaded yet, or unusable: a worker reports the reason
     dtype = runtime_choice.dtype_of(runtime, checkpoint)
     tensors = checkpoint.weights.tensors.values()
-    if native is not None and runtime.quantize is None and {DTYPES.get(tensor.dtype) for tensor in tensors} == {dtype}:
+    if native is not None and runtime.quantize is None and runtime_choice.is_stored_as(checkpoint, dtype):
         return 0
     if not tensors:
         return checkpoint.weights.bytes
