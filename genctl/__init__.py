@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from genctl.api import generate as generate
     from genctl.api import load as load
     from genctl.errors import GenctlError as GenctlError
-    from genctl.results import Result as Result
+    from genctl.events.results import Result as Result
 
 _HOMES = {
     "Model": "genctl.api",
     "generate": "genctl.api",
     "load": "genctl.api",
     "GenctlError": "genctl.errors",
-    "Result": "genctl.results",
+    "Result": "genctl.events.results",
 }
 
 __all__ = ["GenctlError", "Model", "Result", "__version__", "generate", "load"]

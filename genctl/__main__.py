@@ -59,11 +59,11 @@ def main() -> None:
             print(f"genctl {__version__}", flush=True)
             status = 0
         else:
-            from genctl.cli.app import run
+            from genctl.commands.app import run
 
             status = run()
     except OSError as error:
-        from genctl.cli.app import unwritten
+        from genctl.commands.app import unwritten
 
         status = unwritten(error)
     except KeyboardInterrupt:

@@ -9,11 +9,11 @@ from typing import Any
 from genctl import events
 from genctl.config.chat_settings import KNOBS as CHAT_KNOBS
 from genctl.config.layers import Layer, resolve
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
+from genctl.events.results import Collector, Result
 from genctl.params import Runtime, knobs
-from genctl.results import Collector, Result
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 

@@ -30,9 +30,9 @@ from genctl.decode.loop import decode
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.stopping.row_text import RowText
 from genctl.decode.types import Lane
+from genctl.events.results import Collector
 from genctl.models.text import Detokenizer
 from genctl.params import Generation
-from genctl.results import Collector
 from genctl.strategies.factory import choose
 from genctl.transformers.runtime import TransformersRuntime
 

@@ -585,7 +585,7 @@ def _installed(name: str) -> bool:
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> None:
-    from genctl.cli.app import run
+    from genctl.commands.app import run
 
     lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
     right, named, total = Counter[str](), Counter[str](), Counter[str]()
@@ -668,7 +668,7 @@ def clean(folder: Path, arguments: argparse.Namespace) -> None:
 
 def reference(place: Path) -> tuple[Any, Any, list[list[int]]]:
     """A checkpoint as an audit loads it, its prompts, and the tokens of some."""
-    from genctl.engines.local.session import Session
+    from genctl.engines.session import Session
     from genctl.params import Runtime
     from genctl.parity.prompts import AuditPrompts
     from genctl.parity.sides import LocalSide, greedy

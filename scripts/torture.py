@@ -106,8 +106,10 @@ class Runner:
     def _preload(self) -> None:
         import torch
 
-        from genctl.cli import app  # noqa: F401
-        from genctl.commands import job  # noqa: F401 (imported for the children)
+        from genctl.commands import (
+            app,  # noqa: F401
+            job,  # noqa: F401 (imported for the children)
+        )
         from genctl.models import hub
         from genctl.params import Runtime
 
@@ -160,7 +162,7 @@ class Runner:
             os.dup2(null, 0)
             os.dup2(out, 1)
             os.dup2(out, 2)
-            from genctl.cli import app
+            from genctl.commands import app
             from genctl.models import hub
 
             if not fresh:

@@ -16,12 +16,12 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-from genctl.cli.app import COMMANDS
+from genctl.commands.app import COMMANDS
 from tests.cli.tool import Done, genctl
 from tests.commands.chat.talk import Talk
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "genctl" / "cli" / "skill.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "genctl" / "commands" / "skill.md"]
 TEXTS = {page.name: page.read_text(encoding="utf-8") for page in PAGES}
 LANGUAGES = {"console", "console terminal", "sh", "python", "json", "toml", "yaml", "diff", "text"}
 LEFT_OUT = "…"

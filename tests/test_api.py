@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import genctl
 from genctl.events import Failed
-from genctl.results import Result
+from genctl.events.results import Result
 
 
 def test_a_model_and_a_result_are_printed_in_a_line() -> None:

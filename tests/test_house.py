@@ -16,8 +16,8 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from genctl.cli.app import COMMANDS
-from genctl.cli.table import Command
+from genctl.commands.app import COMMANDS
+from genctl.commands.table import Command
 from genctl.config import listed_knobs
 from genctl.errors import UsageError
 from genctl.io import scored
@@ -30,18 +30,15 @@ from tests.source import nodes_of, tree_of
 PACKAGE = Path(__file__).resolve().parent.parent / "genctl"
 
 # room -> rooms it may import, besides itself, `errors` and `documents`
-_SLICE = {"cli", "commands", "config", "engines", "engines.local", "events", "history", "identity", "io", "models"}
-_SLICE |= {"params", "results", "sequences", "terminal"}
-_EARLIER = {"events", "history", "results", "params"}
+_SLICE = {"commands", "config", "engines", "events", "identity", "io", "models", "params", "terminal"}
+_EARLIER = {"events", "params"}
 ALLOWED: dict[str, set[str]] = {
-    "api": {"config", "engines", "engines.local", "io", *_EARLIER},
-    "lm_eval": {"api", "process", "engines", "engines.local", "identity", "models", "terminal", *_EARLIER},
-    "cli": {"config", "identity", "models.hub", "models.listing", "params", "terminal"},
+    "api": {"config", "engines", "io", *_EARLIER},
+    "lm_eval": {"api", "process", "engines", "identity", "models", "terminal", *_EARLIER},
     "tree": {
         "config",
         "decode",
         "engines",
-        "engines.local",
         "events",
         "identity",
         "io",
@@ -51,37 +48,31 @@ ALLOWED: dict[str, set[str]] = {
     },
     "commands": {*_SLICE, "comparing", "engines.pool", "engines.server", "pages", "tree"},
     "commands.explore": {*_SLICE, "commands.run", "decode", "tree"},
-    "commands.run": {*_SLICE, "decode", "pages", "parity"},
+    "commands.run": {*_SLICE, "decode", "pages", "parity", "process"},
     "commands.chat": {*_SLICE, "commands.explore", "commands.run", "tree"},
     "commands.compare": {*_SLICE, "comparing"},
     "commands.score": _SLICE,
     "commands.audit": {*_SLICE, "engines.server", "pages", "parity"},
     "commands.parity": {*_SLICE, "comparing", "pages", "parity"},
-    "commands.inspect": {*_SLICE, "compat", "decode", "native", "transformers"},
-    "commands.replay": {*_SLICE, "commands.run", "process"},
-    "commands.batch": {*_SLICE, "engines.server"},
-    "comparing": {"io", "sequences", *_EARLIER},
+    "commands.inspect": {*_SLICE, "compat", "decode", "native"},
+    "comparing": {"io", *_EARLIER},
     "parity": {
         "config",
         "decode",
         "engines",
-        "engines.local",
         "engines.server",
         "identity",
         "models",
         "native",
-        "sequences",
         "transformers",
         *_EARLIER,
     },
     "pages": {"terminal", *_EARLIER},
-    "terminal": {"process", "sequences", *_EARLIER},
+    "terminal": {"process", *_EARLIER},
     "io": {"identity", *_EARLIER},
-    "engines": {"config", "events", "params"},
-    "engines.local": {
+    "engines": {
         "config",
         "decode",
-        "engines",
         "kernels",
         "models",
         "native",
@@ -102,7 +93,6 @@ ALLOWED: dict[str, set[str]] = {
         "config",
         "decode.threads",
         "engines",
-        "engines.local",
         "identity",
         "kernels",
         "models",
@@ -110,21 +100,20 @@ ALLOWED: dict[str, set[str]] = {
         *_EARLIER,
     },
     "config": {"params"},
-    "strategies": {"compat", "config.search_conflicts", "decode", "kernels", "params", "sequences"},
+    "strategies": {"compat", "config.modes", "decode", "events", "kernels", "params"},
     "models": {
         "process",
         "compat",
-        "config.generation_fields",
+        "config.check",
         "decode",
         "events",
         "identity",
         "kernels",
         "native",
         "params",
-        "sequences",
     },
     "transformers": {"process", "compat", "decode", "models.architectures", "models.packed_layers"},
-    "native": {"compat", "config.generation_fields", "decode", "kernels"},
+    "native": {"compat", "config.check", "decode", "kernels"},
     "decode": {
         "compat",
         "config.check",
@@ -133,10 +122,7 @@ ALLOWED: dict[str, set[str]] = {
         "identity",
         "kernels",
         "params",
-        "sequences",
     },
-    "results": {"events", "history"},
-    "history": {"events"},
 }
 HEAVY = {
     "torch": {
@@ -145,8 +131,8 @@ HEAVY = {
         "commands.run",
         "compat",
         "decode",
-        "engines.local",
         "engines.pool",
+        "engines",
         "kernels",
         "lm_eval",
         "models",
@@ -158,7 +144,6 @@ HEAVY = {
     },
     "transformers": {"commands.inspect", "decode", "models", "transformers"},
     "rich": {
-        "cli",
         "commands",
         "commands.audit",
         "commands.chat",
@@ -166,7 +151,6 @@ HEAVY = {
         "commands.explore",
         "commands.inspect",
         "commands.parity",
-        "commands.replay",
         "commands.run",
         "commands.score",
         "terminal",
@@ -175,7 +159,7 @@ HEAVY = {
     "pydantic": {"config"},
     "pydantic_core": {"documents"},
     "ray": {"engines.pool"},
-    "typer": {"cli", "commands", "commands.batch"},
+    "typer": {"commands"},
     "httpx2": {"engines.server"},
     "prompt_toolkit": {"commands.chat"},
     "textual": {"commands.explore"},
@@ -249,6 +233,11 @@ def test_no_import_leads_back(place_of: Callable[[Path], str]) -> None:
     TopologicalSorter(leads).prepare()  # raises CycleError, which names the circle
 
 
+def test_the_protocol_of_engines_knows_no_engine() -> None:
+    known = {name for name in imports(PACKAGE / "engines" / "protocol.py") if is_in(name, "genctl")}
+    assert known == {"genctl.config.layers", "genctl.errors", "genctl.events", "genctl.params"}
+
+
 def test_engines_know_no_commands() -> None:
     """Imports in functions and for types count too: an engine is given to a command, never the other way round."""
     wrong = [
@@ -256,7 +245,7 @@ def test_engines_know_no_commands() -> None:
         for path in FILES
         if room_of(path).startswith("engines")
         for name in imports(path)
-        if is_in(name, "genctl.cli") or is_in(name, "genctl.commands") or is_in(name, "genctl.terminal")
+        if is_in(name, "genctl.commands") or is_in(name, "genctl.terminal")
     ]
     assert wrong == []
 
@@ -292,7 +281,7 @@ def test_no_flag_says_where_tokens_are_computed() -> None:
 def test_what_needs_no_model_imports_no_torch() -> None:
     """One process for all of them: what one imports, the next one finds."""
     code = (
-        "import sys; from genctl.cli.app import run\n"
+        "import sys; from genctl.commands.app import run\n"
         "for line in ('--help', 'help run', '--version', '--skill', 'help tokens', 'presets list', 'presets schema'):\n"
         "    assert run(line.split()) == 0, line\n"
         "    heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub'} & set(sys.modules)\n"
@@ -305,7 +294,7 @@ def test_what_needs_no_model_imports_no_torch() -> None:
 def test_options_are_read_without_pydantic() -> None:
     arguments = ["run", "-m", "./nowhere", "--format", "jsonl", "--no-do-sample", "--batch-size", "2", "Once"]
     code = (
-        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+        "import sys; from genctl.commands.app import run; status = run(sys.argv[1:]);"
         "assert status == 3, status; sys.exit('pydantic' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, check=False).returncode == 0

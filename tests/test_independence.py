@@ -9,7 +9,7 @@ import pytest
 
 from genctl import api
 from genctl.engines.protocol import Flow, Report, Request
-from genctl.results import Collector, Result
+from genctl.events.results import Collector, Result
 from tests.tiny import tiny
 
 PROMPTS = [tuple(range(5 + 3 * n, 9 + 7 * n)) for n in range(5)]  # of 4 to 20 tokens
@@ -99,7 +99,7 @@ def test_a_prompt_alone_in_a_batch_and_in_another_order(
 
 def test_every_strategy_has_its_row() -> None:
     """A new strategy cannot be left out."""
-    from genctl.config.named_strategies import NAMED
+    from genctl.config.modes import NAMED
 
     rows = {mode.replace(" ", "-") for mode in MODES}
     covered = {"best_of": "best-of", "mbr": "best-of"}  # both choose among plain samples

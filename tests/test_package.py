@@ -40,7 +40,7 @@ def test_the_wheel_holds_presets_checkpoints_and_the_type_marker(wheel: Path, tm
     for checkpoint in ("stories", "numbers"):
         for file in ("config.json", "model.safetensors", "tokenizer.json", "README.md"):
             assert f"genctl/models/builtin/{checkpoint}/{file}" in names
-    assert {"genctl/py.typed", "genctl/cli/skill.md"} <= names
+    assert {"genctl/py.typed", "genctl/commands/skill.md"} <= names
     compiled = {Path(name).stem for name in names if name.endswith(".so")}
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path, [name for name in names if name.endswith(".so")])
@@ -71,7 +71,7 @@ def test_it_runs_from_the_wheel_in_any_folder(wheel: Path, tmp_path: Path) -> No
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import genctl;"
         "assert genctl.__file__.startswith(sys.argv[1]), genctl.__file__;"
-        "from genctl.cli.app import run;"
+        "from genctl.commands.app import run;"
         "sys.exit(run(['run', '-m', 'builtin:numbers', '-p', 'greedy', '42']))"
     )
     elsewhere = tmp_path / "elsewhere"

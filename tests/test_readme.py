@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import tomli
 
-from genctl.cli.app import COMMANDS
+from genctl.commands.app import COMMANDS
 from genctl.errors import Exit
 from genctl.models import resolve
 from tests.cli.tool import genctl

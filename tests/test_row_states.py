@@ -23,9 +23,9 @@ from genctl.events import (
     Token,
     advance,
 )
+from genctl.events.results import Collector
 from genctl.models.text import Detokenizer
 from genctl.pages.search_tree import Node, TreeBuilder
-from genctl.results import Collector
 from genctl.terminal.run_history import RunHistory
 from tests.lane_texts import with_texts
 from tests.models.tokenizers_made import byte_level

@@ -23,11 +23,11 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MODULES = (
     *("torch", "numpy", "safetensors.torch", "tokenizers", "pydantic", "regex"),
     *(
-        "genctl.cli.app",
+        "genctl.commands.app",
         "genctl.commands.run.options",
         "genctl.commands.run.job",
-        "genctl.engines.local.session",
-        "genctl.engines.local.planner",
+        "genctl.engines.session",
+        "genctl.engines.planner",
     ),
     *("genctl.models.hub", "genctl.models.check", "genctl.native.load", "genctl.native.runtime"),
     *("genctl.strategies.factory", "genctl.decode.loop"),

@@ -1,4 +1,4 @@
-"""What every command is made of: its options, its job from prompts to exit status, its files.
+"""The command line, and what every command is made of: its options, its job from prompts to exit status, its files.
 
-Each command has a room of its own below. None of them knows another's job. Enter by `job` and `options`.
+Large commands have a room of their own below. None of them knows another's job. Enter by `app`, `job` and `options`.
 """

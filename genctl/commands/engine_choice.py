@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from genctl.cli.table import Conflict, OptionGroup, flag_of
+from genctl.commands.table import Conflict, OptionGroup, flag_of
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.engines.protocol import Engine, EngineSetup
 from genctl.errors import UsageError
@@ -34,7 +34,7 @@ FLAGS = ("workers", "address")
 
 
 def _local(setup: EngineSetup) -> Engine:
-    from genctl.engines.local.session import Session, load_session
+    from genctl.engines.session import Session, load_session
 
     return load_session(Session, setup)
 
@@ -53,15 +53,15 @@ def _pool(options: Any, setup: EngineSetup) -> Engine:
 
 def shared(setup: EngineSetup) -> Engine:
     """Ranks that compute the same rows together."""
-    from genctl.engines.local.shared import load_shared
+    from genctl.engines.shared import load_shared
 
     return load_shared(setup)
 
 
 def _planned(runtime: Runtime, layers: list[Layer], trust: dict[str, bool]) -> Resolved:
-    from genctl.engines.local.session import planned
+    from genctl.engines.session import checkpoint_layer
 
-    return planned(runtime, layers, **trust)
+    return resolve([checkpoint_layer(runtime, **trust), *layers])
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _check_workers(options: Any, early: Resolved) -> None:
     """What cannot work with workers, and is known once there are settings. Raises UsageError."""
     if getattr(options, "dry", False):
         return
-    from genctl.engines.pool.checks import check_cores, require_ray
+    from genctl.engines.pool.engine import check_cores, require_ray
 
     flag, runtime = wanted(options), early.runtime
     if options.input == "-" and is_terminal(sys.stdin):

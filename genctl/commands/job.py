@@ -272,9 +272,9 @@ class Job(ABC, Generic[SomeOptions]):
         resolved = engine.resolve(layers)
         plan = engine.plan(resolved)
         if strategy_name is not None:
-            from genctl.config import named_strategies
+            from genctl.config import modes
 
-            named_strategies.check(strategy_name, plan.strategy)
+            modes.check(strategy_name, plan.strategy)
         return resolved, plan
 
     def describe(self, resolved: Resolved, plan: JobPlan, prefix: str = "") -> None:

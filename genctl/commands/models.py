@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from rich.console import Console
 from rich.text import Text
 
-from genctl.cli.table import Color, Command, CommandOptions, option, switch
 from genctl.commands.options import COLOR
+from genctl.commands.table import Color, Command, CommandOptions, option, switch
 from genctl.errors import Exit, size
 
 # A list of things with a few facts each: a table where it fits, else each name with its facts beneath.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
-from genctl.cli.table import (
+from genctl.commands.table import (
     Color,
     CommandOptions,
     Conflict,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from genctl.cli import completion
-from genctl.cli.help import SETTINGS, CommandGroup, TableCommand
+from genctl.commands import completion
+from genctl.commands.help import SETTINGS, CommandGroup, TableCommand
 from genctl.config import presets
 from genctl.config.layers import resolve
 from genctl.config.toml import decode, printable, read_bytes

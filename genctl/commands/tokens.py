@@ -15,11 +15,11 @@ from rich.style import Style
 from rich.text import Text
 
 from genctl import params
-from genctl.cli.help import ALSO
-from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force
 from genctl.commands.engine_choice import LOCAL, EngineChoice
+from genctl.commands.help import ALSO
 from genctl.commands.job import Job
 from genctl.commands.options import FORMAT, IN_OUT, SETTINGS, PresetOptions
+from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force
 from genctl.config import chat_settings
 from genctl.config.layers import Resolved
 from genctl.errors import InputError, UsageError, count, quote

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from genctl.comparing import references
+from genctl.comparing import metrics
 from genctl.comparing.metrics import Divergence, Values, divergence, divergence_entry, mean_of, measure
 from genctl.errors import InputError
+from genctl.events.results import Result
+from genctl.events.results import Sequence as Written
 from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import TSV_UNSEEN
-from genctl.results import Result
-from genctl.results import Sequence as Written
 
 # -- comparisons as TSV and as Markdown, and numbers in the cells of tables --------------------------------------------
 
@@ -123,10 +123,8 @@ def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, s
     Raises InputError where both have one, or where the file does not fit, and UsageError where there is no sacrebleu.
     """
     if path is not None:
-        references.check_installed("--references")
-    listed: list[list[str]] = (
-        [[]] * len(rows) if path is None else [[line] for line in references.read(path, len(rows))]
-    )
+        metrics.check_installed("--references")
+    listed: list[list[str]] = [[]] * len(rows) if path is None else [[line] for line in metrics.read(path, len(rows))]
     prompts = []
     for place, row in enumerate(rows):
         own: Any = [] if isinstance(row, BadRow) else row.extra.get("reference", [])
@@ -134,7 +132,7 @@ def prompts_of(rows: Sequence[InputRow | BadRow], path: str | None, runs: int, s
         if known and listed[place]:
             raise InputError(f"{row.where} has a reference, and so has line {place + 1} of --references")
         if known:
-            references.check_installed(f'{row.where}: "reference"')
+            metrics.check_installed(f'{row.where}: "reference"')
         prompts.append(ComparedPrompt(row, tuple(known or listed[place]), [[None] * seeds for _ in range(runs)]))
     return prompts
 
@@ -157,7 +155,7 @@ def measured(
     sequences_of: dict[str, list[Measured]] = {}
     home = list(runs).index(base)
     for place, run in enumerate(runs):
-        selves = iter(references.self_bleu([sequence.text for sequence in prompt.sequences(place)]))
+        selves = iter(metrics.self_bleu([sequence.text for sequence in prompt.sequences(place)]))
         sequences_of[run] = []
         for repetition, cell in enumerate(prompt.cells[place]):
             if not isinstance(cell, Result):
@@ -166,7 +164,7 @@ def measured(
                 values = measure(sequence)
                 values["self_bleu"] = next(selves)
                 if prompt.references:
-                    values |= references.against(sequence.text, prompt.references)
+                    values |= metrics.against(sequence.text, prompt.references)
                 if timing:
                     tokens = sum(sequence.hypothesis.length for sequence in cell.sequences)
                     values["tokens_per_s"] = tokens / cell.decode_s if cell.decode_s > 0 else None

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from genctl.comparing.metrics import divergence, measure
 from genctl.comparing.statistics import COLUMNS, RunStatistics
 from genctl.events import Began, Event, Token
-from genctl.results import Collector, Result
+from genctl.events.results import Collector, Result
 
 
 class SideBySide:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from genctl.comparing import references
+from genctl.comparing import metrics
 from genctl.comparing.metrics import Values, mean_of, perplexity
 from genctl.comparing.outputs import ComparedPrompt, Measured, number, signed
 
@@ -179,7 +179,7 @@ def tables(statistics: RunStatistics, baseline: str | None, *, intervals: bool) 
         rows = []
         for run, texts in statistics.corpus.items():
             if texts:
-                scores = references.corpus([text for text, _ in texts], [expected for _, expected in texts])
+                scores = metrics.corpus([text for text, _ in texts], [expected for _, expected in texts])
                 rows.append([run, *(number(scores[key], 1) for key in wanted)])
         heads = ["run", *(COLUMNS[key][0] for key in wanted)]
         yield Table("against the references, all texts as one corpus", heads, rows)

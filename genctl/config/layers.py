@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from genctl import params
 from genctl.config.check import (
+    REFUSED,
     UNSAFE,
     ListMistakes,
     Misfit,
@@ -26,7 +27,6 @@ from genctl.config.check import (
     shown,
 )
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
-from genctl.config.generation_fields import REFUSED
 from genctl.config.listed_knobs import LISTS, check_list
 from genctl.config.toml import printable
 from genctl.documents import reader

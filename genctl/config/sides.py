@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from genctl import params
-from genctl.config import named_strategies, presets
+from genctl.config import modes, presets
 from genctl.config.check import known
 from genctl.config.layers import Layer, Resolved, resolve
 from genctl.errors import GenctlError, UsageError, joined
@@ -59,7 +59,7 @@ class Side:
     presets: tuple[str, ...] = ()  # WHAT if it is one, and those of `extends`
     settings: Mapping[str, Any] = field(default_factory=dict)  # those of WHAT and those behind @
     origin: str = ""  # of `settings`
-    mode: str | None = None  # the way to decode that it names (`named_strategies`)
+    mode: str | None = None  # the way to decode that it names (`modes.NAMED`)
     word: str = "run"  # in messages
     resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
     declared: Layer | None = None  # what a server is said to compute with
@@ -138,7 +138,7 @@ def _is_checkpoint(what: str) -> bool:
 
 _IS: dict[Kind, Callable[[str], bool]] = {
     "server": lambda what: what.startswith(SERVER),
-    "mode": named_strategies.NAMED.__contains__,
+    "mode": modes.NAMED.__contains__,
     "preset": _is_preset,
     "file": is_results,
     "checkpoint": _is_checkpoint,
@@ -187,7 +187,7 @@ def read(
     kind = _kind(what, kinds, bare)
     if what and kind is None:
         names = [one.name for one in presets.available()] if "preset" in kinds else []
-        raise UsageError(named_strategies.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
+        raise UsageError(modes.unknown(what, f"{option} {text}", names), hint=_what(kinds, refused))
     if kind is not None and kind in refused:
         raise UsageError(f"{place}: {refused[kind]}")
     settings = read_settings(rest, place, _SPECIAL)
@@ -199,7 +199,7 @@ def read(
     key = {"checkpoint": "model", "server": "backend"}.get(kind or "")
     if key is not None and key in settings:
         raise UsageError(f"{place}: the {key} is said twice, as {what} and as {key} = {settings[key]}")
-    own = {key: what} if key is not None else named_strategies.NAMED[what] if kind == "mode" else {}
+    own = {key: what} if key is not None else modes.NAMED[what] if kind == "mode" else {}
     return Side(
         name or (presets.title(what) if kind == "preset" and not settings else text),
         kind=kind,
@@ -213,9 +213,9 @@ def read(
 
 def _what(kinds: Iterable[Kind], refused: Container[Kind]) -> str:
     """What WHAT may be."""
-    modes = ", ".join(named_strategies.NAMED)
+    names = ", ".join(modes.NAMED)
     *others, last = [words for kind, words in _OTHERS.items() if kind in kinds and kind not in refused]
-    return f"there are: {modes}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
+    return f"there are: {names}; WHAT of {FORM} is one of these, {', '.join(others)} or {last}"
 
 
 def _parts(text: str, option: str, *, colon: bool) -> tuple[str, str, str]:

@@ -120,7 +120,7 @@ class ModelRuntime(ABC):
     watch: Callable[[Passed], None] | None  # called after every pass
     compiled: Any = None  # steps through torch.compile
 
-    # For rotary positions that depend on the length of a text (see `length_rope`), and for windows whose results depend
+    # For rotary positions that depend on the length of a text (see `LengthRope`), and for windows whose results depend
     # on where a text is cut (see `cut_windows`):
     bound: float = math.inf  # up to this length texts may be cut anywhere
     dynamic = False  # beyond it every token is read on its own

@@ -18,13 +18,13 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import InputError, UsageError, printable, quote, reason_of
-from genctl.io import stdin_text
-from genctl.io.pieces import pieces, text_of
+from genctl.io import input_bytes
+from genctl.io.input_bytes import pieces, text_of
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 
 if TYPE_CHECKING:
+    from genctl.io.input_bytes import Pipe
     from genctl.io.jsonl import RowShape
-    from genctl.io.stdin_text import Pipe
     from genctl.io.template import Template
 
 Format: TypeAlias = Literal["lines", "text", "jsonl", "nul", "csv", "tsv", "parquet"]
@@ -100,9 +100,9 @@ def open_prompts(
     Raises InputError for a file that cannot be opened and UsageError for arguments together with
     `input_path` or `format`; while reading, InputError for errors of the system.
     """
-    named = stdin_text.named(arguments, template)
+    named = input_bytes.named(arguments, template)
     if named and not (arguments and input_path is not None):
-        arguments, template = stdin_text.insert(
+        arguments, template = input_bytes.insert(
             arguments, template, input_path, stdin, stdin_is_terminal=stdin_is_terminal, limit=LIMIT
         )
     if arguments:
@@ -115,7 +115,7 @@ def open_prompts(
             raise UsageError(
                 f"--input-format {format} says how --input or stdin is read, but prompts are given as arguments"
             )
-        return Prompts(from_arguments(arguments, template), stdin_text.Unread(None if named else stdin, say).check)
+        return Prompts(from_arguments(arguments, template), input_bytes.Unread(None if named else stdin, say).check)
     if input_path is None and stdin_is_terminal:
         return None
     if input_path is None or str(input_path) == "-":
@@ -124,7 +124,7 @@ def open_prompts(
                 return None
             raise InputError("the prompts could not be read: standard input is closed")
         binary: IO[bytes] = getattr(stdin, "buffer", stdin)  # type: ignore[arg-type]
-        from genctl.io.stdin_text import Pipe
+        from genctl.io.input_bytes import Pipe
 
         pipe = Pipe(binary)
         rows = read(pipe, format=format, name="stdin", shape=shape, template=template, say=say)

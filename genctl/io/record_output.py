@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl.errors import CheckError, Exit
+from genctl.events.results import Result
 from genctl.identity import check_same
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
-from genctl.results import Result
 
 Record = writers.Record
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from genctl import events
+from genctl.events.results import Result
 from genctl.io.rows import SCHEMA as SCHEMA
 from genctl.io.rows import InputRow
-from genctl.results import Result
 
 
 def record(

@@ -18,12 +18,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 from genctl import errors
 from genctl.errors import InputError, quote
 from genctl.io import jsonl
+from genctl.io.input_bytes import BOM, chunks, split
 from genctl.io.jsonl import RowShape
-from genctl.io.pieces import BOM, chunks, split
 from genctl.io.rows import RefusedRow
 
 if TYPE_CHECKING:
-    from genctl.io.stdin_text import Pipe
+    from genctl.io.input_bytes import Pipe
     from genctl.io.template import Template
 
 Cells: TypeAlias = "dict[str, Any] | RefusedRow"

@@ -15,15 +15,15 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm.std import tqdm  # type: ignore[import-untyped]
 
 from genctl.api import Model, load
-from genctl.engines.local.score_passes import Passes, Piece
-from genctl.engines.scored_text import Detail
+from genctl.engines.protocol import Detail
+from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import GenctlError, InputError, ModelError, UsageError, count, nearest
 from genctl.events import Token
+from genctl.events.results import Collector, Result
 from genctl.identity import versions
 from genctl.models.chat import render_chat_text
 from genctl.models.weights import read_json
 from genctl.params import Generation, Runtime, knobs
-from genctl.results import Collector, Result
 
 # -- the `--model_args` of lm_eval: names of its hf backend, and the settings with which genctl loads a checkpoint -----
 

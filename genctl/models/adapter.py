@@ -17,9 +17,9 @@ from typing import Any
 
 from genctl.errors import ModelError
 from genctl.identity import PREFIX
-from genctl.models import check, fingerprint, library_errors, weights
+from genctl.models import check, fingerprint, libraries, weights
 from genctl.models.fingerprint import Stamps, stamps
-from genctl.models.library_errors import guarded
+from genctl.models.libraries import guarded
 from genctl.models.weights import Tensor
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -74,7 +74,7 @@ def find(place: str, *, merge: bool | None) -> Adapter:
     what = f"--adapter {weights.shown(place)}"
     if not (folder / CONFIG).is_file():
         raise ModelError(f"{what}: there is no {CONFIG} in such a folder")
-    library_errors.require(what, ("peft",), "peft")
+    libraries.require(what, ("peft",), "peft")
     config = weights.read_json(folder / CONFIG, CONFIG)
     kind = config.get("peft_type")
     if kind not in _INSIDE or config.get("alora_invocation_tokens"):

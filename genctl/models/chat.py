@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import InputError, ModelError, quote
-from genctl.models.resolve import brief
+from genctl.models.libraries import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from genctl.decode.processors.token_bytes import bytes_of, is_byte, is_byte_level, special_of, steps_of
 from genctl.errors import ModelError
-from genctl.models.library_errors import is_library_error
+from genctl.models.libraries import is_library_error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

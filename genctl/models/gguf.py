@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, config_numbers, gguf_header, library_errors
+from genctl.models import check, gguf_header, libraries, sizes
+from genctl.models.check import GenerationSettings
 from genctl.models.fingerprint import stamps
-from genctl.models.generation_settings import GenerationSettings
 from genctl.models.gguf_header import Header
-from genctl.models.library_errors import guarded
+from genctl.models.libraries import guarded
 from genctl.models.weights import WeightFiles, few, shown
 from genctl.native.gguf_names import ROPE_FACTORS
 
@@ -68,7 +68,7 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
     if magic != gguf_header.MAGIC:
         raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
-    library_errors.require(name, ("gguf",), "gguf")
+    libraries.require(name, ("gguf",), "gguf")
     header = gguf_header.read(path)
     if needed and _LIST not in header.metadata:
         raise ModelError(
@@ -94,7 +94,7 @@ def _check_metadata(name: str, header: Header) -> None:
         size = key.removeprefix(begin)
         if size == key or type(value) is not int or _TOKENS.fullmatch(size):
             continue
-        most = widest if size in ("embedding_length", "vocab_size") else max(config_numbers.MOST, widest)
+        most = widest if size in ("embedding_length", "vocab_size") else max(sizes.MOST, widest)
         if not 0 <= value <= most:
             shape = f"but no tensor has a dimension above {widest:,}"
             raise ModelError(f"{name} says {shown(key, 60)} = {value:,}, {shape}")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import vocabulary_size
+from genctl.models import sizes
 from genctl.models.weights import LARGEST_JSON, LARGEST_NUMBER, Tensor, shown
 
 MAGIC = b"GGUF"
@@ -119,7 +119,7 @@ class _Reader:
         texts = {
             self.data[begin:end]: id
             for id, ((begin, end), kind) in enumerate(special)
-            if kind in vocabulary_size.ADDED and end - begin < 24 and self.data[begin:end] in _END_TEXTS
+            if kind in sizes.ADDED and end - begin < 24 and self.data[begin:end] in _END_TEXTS
         }
         if b"<|return|>" in texts and b"<|call|>" in texts:
             texts.pop(b"<|end|>", None)
@@ -148,7 +148,7 @@ class _Reader:
             self.skip(count * size, shown(key, 60))
             return count
         if key == _TOKENS:
-            vocabulary_size.check(self.name, tokens=count)
+            sizes.check_vocabulary(self.name, tokens=count)
         for _ in range(count):
             before = self.at + 8
             self.skip(self.number("<Q"), shown(key, 60))
@@ -158,16 +158,16 @@ class _Reader:
 
     def check_vocabulary(self, metadata: dict[str, Any]) -> None:
         """Raises ModelError for a vocabulary of which a library would make tables larger than those of any model."""
-        sizes = [end - begin for begin, end in self.tokens]
-        added = sum(size for size, kind in zip(sizes, self.types, strict=False) if kind in vocabulary_size.ADDED)
+        lengths = [end - begin for begin, end in self.tokens]
+        added = sum(size for size, kind in zip(lengths, self.types, strict=False) if kind in sizes.ADDED)
         merges = metadata.get("tokenizer.ggml.merges")
-        vocabulary_size.check(
-            self.name, tokens=len(sizes), merges=merges if isinstance(merges, int) else 0, added=added
+        sizes.check_vocabulary(
+            self.name, tokens=len(lengths), merges=merges if isinstance(merges, int) else 0, added=added
         )
         if metadata.get("tokenizer.ggml.model") == "t5":
-            vocabulary_size.check_unigram(self.name, (self.data[begin:end] for begin, end in self.tokens))
-        elif sum(sizes) > LARGEST_JSON:
-            raise self.refused(f"its tokens have {sum(sizes):,} bytes, far above what any model has")
+            sizes.check_unigram(self.name, (self.data[begin:end] for begin, end in self.tokens))
+        elif sum(lengths) > LARGEST_JSON:
+            raise self.refused(f"its tokens have {sum(lengths):,} bytes, far above what any model has")
 
     def alignment(self, metadata: dict[str, Any]) -> int:
         found = metadata.get("general.alignment", _ALIGNMENT)

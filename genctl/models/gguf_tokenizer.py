@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
-from genctl.models import gguf_header, vocabulary_size
+from genctl.models import gguf_header, sizes
 from genctl.models.gguf_header import Header, TokenLists
 from genctl.models.tokenizer import NAMED, PlainTokenizer
 from genctl.models.tokenizer_files import UnsupportedTokenizer
@@ -20,7 +20,7 @@ from genctl.models.tokenizer_recipes import QWEN2, RECIPES, Fields
 
 _KEY = "tokenizer.ggml"
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
-_CONTROL, _USER = vocabulary_size.ADDED
+_CONTROL, _USER = sizes.ADDED
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES

@@ -18,9 +18,8 @@ from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
 from genctl.models import check, prepare, runtime_choice
-from genctl.models.generation_settings import GenerationSettings, begins_with_bos, known_ids
-from genctl.models.library_errors import guarded, without_panic_reports
-from genctl.models.progress import OnEvent, quiet
+from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
+from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
 from genctl.params import Runtime
 
@@ -145,17 +144,15 @@ def load(
     prepare.check_options(runtime)
     placement: dict[str, Any] = {}
     if runtime.device_map is not None or runtime.max_memory is not None or runtime.offload_folder is not None:
-        from genctl.models import offload
-
-        placement = offload.placement(runtime)
+        placement = prepare.placement(runtime)
     with quiet():
         place, checkpoint = _find(runtime, allow_pickle, trust_remote_code, need_tokenizer, on_event)
         if before_weights is not None:
             before_weights(checkpoint.generation)
         if checkpoint.config.get("quantization_config") is not None:
-            from genctl.models import library_errors
+            from genctl.models import libraries
 
-            library_errors.check_quantization(checkpoint.config)
+            libraries.check_quantization(checkpoint.config)
         added = None
         if runtime.adapter is not None:
             from genctl.models import adapter
@@ -180,9 +177,7 @@ def load(
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
     loaded.adapter = added
     if runtime.device_map is not None:
-        from genctl.models import offload
-
-        loaded.bound = offload.bound(model, checkpoint.weights.files)
+        loaded.bound = prepare.bound(model, checkpoint.weights.files)
     return loaded
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from genctl.errors import GenctlError, reason_of
 from genctl.models import check, resolve, runtime_choice
-from genctl.models.config_numbers import context_of
+from genctl.models.libraries import brief
+from genctl.models.sizes import context_of
 from genctl.params import Runtime
 
 
@@ -52,7 +53,7 @@ def available() -> Iterator[ListedModel]:
         try:
             snapshot = resolve.HubCheckpoint(name, None, True, True, False, None).cached()
         except Exception as error:  # any error of the Hub's client
-            yield ListedModel(name, str(folder), _bytes(folder), error=resolve.brief(error))
+            yield ListedModel(name, str(folder), _bytes(folder), error=brief(error))
             continue
         if snapshot is None:
             why = "the cache holds no whole snapshot of it with a config.json"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genctl.errors import ModelError, UsageError, nearest, reason_of, without_secrets
-from genctl.models.progress import OnEvent, download_bar
+from genctl.models.libraries import OnEvent, brief, download_bar
 from genctl.models.weights import shown
 
 BUILTIN = Path(__file__).with_name("builtin")
@@ -235,11 +235,3 @@ def cached_models(cache: Path) -> list[str]:
         for folder in cache.glob("models--*")
         if any(folder.glob("snapshots/*/config.json"))
     )
-
-
-def brief(error: BaseException, most: int = 240) -> str:
-    """The message of a library's exception on one line, without control characters or a traceback."""
-    text = " ".join("".join(char if char.isprintable() else " " for char in str(error)).split())
-    text = text.partition("Traceback (most recent call last)")[0].strip() or type(error).__name__
-    text = without_secrets(text)
-    return text if len(text) <= most else text[: most - 1] + "…"

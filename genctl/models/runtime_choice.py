@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError, size
 from genctl.events import Loading
-from genctl.models import generation_settings, prepare
+from genctl.models import check, prepare
 from genctl.models.architectures import facts_of, read_native
 from genctl.models.check import Checkpoint
-from genctl.models.progress import OnEvent
+from genctl.models.libraries import OnEvent
 from genctl.models.weights import few
 from genctl.native.config import NotNative, Unfit
 from genctl.native.plan import DTYPES, WeightPlan
@@ -153,6 +153,11 @@ def dtype_of(runtime: Runtime, checkpoint: Checkpoint) -> str:
     return runtime.dtype if runtime.dtype != "auto" else stored_dtype(checkpoint) or "float32"
 
 
+def is_stored_as(checkpoint: Checkpoint, dtype: str) -> bool:
+    """Whether all weights have this dtype in their files."""
+    return {DTYPES.get(tensor.dtype) for tensor in checkpoint.weights.tensors.values()} == {dtype}
+
+
 def stored_dtype(checkpoint: Checkpoint) -> str:
     """The dtype of config.json, else that of the weight files (see `weights.WeightFiles`); "" if neither says."""
     dtype = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
@@ -214,7 +219,7 @@ def load(
         kernels = not unusable(device, dtype)
     products = Products(runtime.quantize, pack=runtime.pack, kernels=kernels)
     settings = checkpoint.generation.values
-    special = SpecialTokens(generation_settings.of_config(checkpoint.config) if checkpoint.gguf else settings)
+    special = SpecialTokens(check.settings_of_config(checkpoint.config) if checkpoint.gguf else settings)
     family = facts_of(plan_.spec.family).native
     assert family is not None
     model = read(

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl.errors import InputError, ModelError, UsageError
+from genctl.events import shared_length
 from genctl.models.decoding import cleans, decoded, safe_cut, vocabulary_of
-from genctl.models.library_errors import is_library_error, without_panic_reports
-from genctl.sequences import shared_length
+from genctl.models.libraries import is_library_error, without_panic_reports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from genctl.errors import InputError, ModelError, printable
 from genctl.models import check, gguf, text, tokenizer
+from genctl.models.check import GenerationSettings
 from genctl.models.decoding import cleans, decoded
-from genctl.models.generation_settings import GenerationSettings
-from genctl.models.library_errors import guarded, without_panic_reports
+from genctl.models.libraries import guarded, without_panic_reports
 from genctl.models.resolve import resolve
 from genctl.models.tokenizer_files import UnsupportedTokenizer
 from genctl.models.weights import WeightFiles, read_json

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.errors import ModelError
-from genctl.models import vocabulary_size
+from genctl.models import sizes
 from genctl.models.architectures import BACKEND as BACKEND
 from genctl.models.architectures import LEFT_TO_TRANSFORMERS, NO_CLASS, facts_of
 from genctl.models.weights import read_json, shown
@@ -105,12 +105,12 @@ _CHARSMAP_GROWTH = 20  # NFKC makes at most 18 characters of one (unicode.org/re
 
 def check(folder: Path) -> None:
     """Raises ModelError for a tokenizer file that is not JSON or that implies more than any tokenizer needs."""
-    vocabulary_size.check_others(folder)
+    sizes.check_others(folder)
     for name in _FILES:
         if not (folder / name).is_file():
             continue
         data = read_json(folder / name, name)
-        vocabulary_size.check_json(name, data)
+        sizes.check_json(name, data)
         if name == "tokenizer.json":
             _keep(folder / name, data)
         if name in ("tekken.json", "special_tokens_map.json"):

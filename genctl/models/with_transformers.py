@@ -14,8 +14,7 @@ from genctl.errors import ModelError
 from genctl.models import adapter, check, prepare, runtime_choice, tokenizer_files
 from genctl.models.architectures import facts_of
 from genctl.models.check import LAYERS, parts
-from genctl.models.library_errors import guarded, without_panic_reports
-from genctl.models.progress import OnEvent, weights_bar
+from genctl.models.libraries import OnEvent, guarded, weights_bar, without_panic_reports
 from genctl.models.weights import Tensor, few, shown, with_whole_index
 from genctl.native.spec import COMPUTED
 from genctl.params import Runtime

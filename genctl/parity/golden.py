@@ -17,8 +17,8 @@ from torch import Tensor
 
 from genctl.config.check import Wrong, check, shown
 from genctl.config.found_files import objection
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.models import runtime_choice
 from genctl.models.hub import LoadedModel

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.models.hub import LoadedModel
 from genctl.parity.sides import LocalSide
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from genctl.events import shared_length
 from genctl.parity.noise import MeasuredNoise
 from genctl.parity.oracle import Reading
 from genctl.parity.statistics import summary
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Verdict, worst
-from genctl.sequences import shared_length
 
 
 def first_difference(reference: Text, other: Text) -> int | None:

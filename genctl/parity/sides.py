@@ -14,12 +14,12 @@ from genctl.config.layers import Resolved
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Choice, Context, Lane, Scores, Search, Sources, Traits
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request, never
+from genctl.engines.session import Session
 from genctl.errors import GenctlError
+from genctl.events.results import Collector
 from genctl.params import MOST_DRAFTED, Generation
 from genctl.parity.values import Text
-from genctl.results import Collector
 
 # -- a strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
 
@@ -181,7 +181,7 @@ class LocalSide:
 
     def whole_text(self, text: Text, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Index and logits before the `wanted` tokens of a text, in order, read in as few passes as memory allows."""
-        from genctl.engines.local.score_passes import Passes
+        from genctl.engines.score_passes import Passes
 
         if not wanted:
             return

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.native.decoder import Decoder, Encoder, LayerWeights, StackWeights
 from genctl.native.norms import same
 from genctl.native.runtime import NativeModel

@@ -20,8 +20,8 @@ from torch import Tensor
 from genctl.decode import transfer
 from genctl.decode.pass_prices import PassPlan
 from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
+from genctl.events import shared_length
 from genctl.params import MOST_DRAFTED
-from genctl.sequences import shared_length
 from genctl.strategies.draft_length import FIRST, LATER, Pauses, Rate, Schedule, learn, promise, seldom
 from genctl.strategies.sample import Sample, best
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.search_conflicts import mode_of
+from genctl.config.modes import mode_of
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Strategy
 from genctl.errors import ModelError

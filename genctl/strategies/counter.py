@@ -71,7 +71,7 @@ def _on_device(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor
 
 
 def _by_kernel(logits: Tensor, places: Sequence[tuple[int, int, int]]) -> Tensor:
-    from genctl.kernels.cuda_draw import draw
+    from genctl.kernels.cuda import draw
 
     (rows, size), device = logits.shape, logits.device
     numbers = [word for seed, *place in places for word in (seed - (seed >> 63 << 64), *place)]  # as signed words

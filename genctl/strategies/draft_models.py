@@ -18,7 +18,7 @@ from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
 from genctl.decode.types import Context, Draft
 from genctl.errors import ModelError
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 
 # (scores f32 [1, V] after the processors, new tokens before) -> the token that is drawn
 Draw: TypeAlias = Callable[[Tensor, int], int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from genctl.config.search_conflicts import check_beams, check_contrastive, check_distinct, check_forced_words
+from genctl.config.modes import check_beams, check_contrastive, check_distinct, check_forced_words
 from genctl.decode.types import Strategy
 from genctl.errors import UsageError
 from genctl.params import Generation

@@ -15,7 +15,7 @@ from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Context, Draft
 from genctl.errors import ModelError
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 from genctl.strategies.draft_models import DraftWriter, Draw
 
 OPEN = "\ufffd"  # the decoding of an incomplete character

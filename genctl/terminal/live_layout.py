@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines
 from genctl.terminal.explain import no_room as no_room_to_explain

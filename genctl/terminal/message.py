@@ -21,7 +21,7 @@ def print_message(line: str, *, color: str = "auto", whole: str = "") -> None:
     if not columns or len(shown) * 2 <= columns:
         print(f"{first and first.join(_ERROR)}{rest}", file=sys.stderr, flush=True)
         return
-    from genctl.terminal.word_wrap import WordWrap
+    from genctl.terminal.text_width import WordWrap
 
     def send(text: str) -> None:
         sys.stderr.write(text.replace("\0", " "))  # no other NUL is left in what is visible

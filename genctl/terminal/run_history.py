@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from genctl.events import Began, Ended, Event, Failed, Finished, Loading, Stepped, Token, Trace
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 
 MOVED_AT_LEAST = 1e-9  # a smaller total variation is rounding
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from genctl.events import Hypothesis
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import widgets
 
 UNSCALED = frozenset({"stochastic-beam"})  # their score is the total

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.errors import count, percent
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.run_history import Totals
 

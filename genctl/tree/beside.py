@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import UsageError
 from genctl.tree.distribution import Distribution
 from genctl.tree.results import Beside

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Prefix
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError
 from genctl.kernels.ops import entropy, log_softmax
 from genctl.tree.nodes import ROOT, Tree

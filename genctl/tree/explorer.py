@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from genctl.config.layers import Layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import never
+from genctl.engines.session import Session
 from genctl.errors import InputError
 from genctl.io.sink import Sink
 from genctl.tree.beside import Second

@@ -13,8 +13,8 @@ from genctl.config.found_files import check_trust
 from genctl.config.layers import Layer, Resolved, overlay
 from genctl.config.listed_knobs import LISTS
 from genctl.decode.score import damaged, is_finite
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Report, Request
+from genctl.engines.session import Session
 from genctl.errors import InputError, ModelError
 from genctl.events import Token
 from genctl.identity import checkpoint_change

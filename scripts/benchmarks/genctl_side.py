@@ -18,7 +18,7 @@ class Genctl:
         import torch
 
         from genctl.config.layers import Layer, resolve
-        from genctl.engines.local.session import Session
+        from genctl.engines.session import Session
 
         torch.set_num_threads(setup.threads)
         # random weights write circles, in which every draft is right: drafts are measured where they are asked for
@@ -42,7 +42,7 @@ class Genctl:
         from genctl import events
         from genctl.engines.protocol import Flow, Report
         from genctl.errors import PresetError
-        from genctl.results import Collector
+        from genctl.events.results import Collector
 
         if self.cuda:
             torch.cuda.synchronize()

@@ -22,7 +22,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n
 
 def code() -> str:
     """Python: a module of genctl."""
-    return (ROOT / "genctl" / "results.py").read_text(encoding="utf-8")
+    return (ROOT / "genctl" / "events" / "results.py").read_text(encoding="utf-8")
 
 
 def structured() -> str:

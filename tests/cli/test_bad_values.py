@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.cli.app import plain_words
+from genctl.commands.app import plain_words
 from tests.cli.tool import genctl
 
 

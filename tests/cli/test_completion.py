@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from genctl.cli.completion import COMPLETIONS
-from genctl.cli.table import COMPLETED
+from genctl.commands.completion import COMPLETIONS
+from genctl.commands.table import COMPLETED
 
 LINES = {
     "genctl ru": ["run"],

@@ -29,7 +29,7 @@ def test_it_is_there_before_torch_and_gone_at_the_end(tmp_path: Path, environmen
     code = (  # says when the import of what brings torch begins
         "import builtins, os, sys; from genctl.__main__ import main; imported = builtins.__import__\n"
         "def heard(name, *rest, **named):\n"
-        "    if name == 'genctl.engines.local.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
+        "    if name == 'genctl.engines.session' and name not in sys.modules and 'torch' not in sys.modules:\n"
         "        os.write(2, b'<torch>')\n"
         "    return imported(name, *rest, **named)\n"
         "builtins.__import__ = heard; main()\n"
@@ -112,8 +112,8 @@ def frames(child: pexpect.spawn, width: int) -> list[str]:
 
 
 SLOW = (  # holds the run up after the prompt was shown, and before it is read
-    "import time; from genctl.engines.local.session import Session; load = Session.load\n"
-    "from genctl.models.library_errors import without_panic_reports\n"  # descriptor 2 is a file meanwhile
+    "import time; from genctl.engines.session import Session; load = Session.load\n"
+    "from genctl.models.libraries import without_panic_reports\n"  # descriptor 2 is a file meanwhile
     "def slow_load(*rest, **named):\n"
     "    with without_panic_reports(): time.sleep(1.6)\n"
     "    return load(*rest, **named)\n"

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from genctl import params
-from genctl.cli.app import COMMANDS
-from genctl.cli.help import ELSEWHERE, GONE
+from genctl.commands.app import COMMANDS
+from genctl.commands.help import ELSEWHERE, GONE
 from genctl.config.presets import schema
 from tests.cli.tool import genctl
 

@@ -121,7 +121,7 @@ def test_a_signal_before_anything_is_known_ends_quietly(
     tmp_path: Path, environment: dict[str, str], number: signal.Signals, status: int
 ) -> None:
     code = (
-        "import sys, time; from genctl.cli import app;"
+        "import sys, time; from genctl.commands import app;"
         "app.run = lambda: (print('importing', file=sys.stderr, flush=True), time.sleep(60));"
         "from genctl.__main__ import main; main()"
     )
@@ -262,7 +262,7 @@ def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment:
     arguments = {"compare": ["-p", "greedy", "-p", "beam5"], "replay": ["-"], "presets": ["list"]}.get(command, [])
     code = BEGUN
     if command == "presets":
-        code += "from genctl.cli import app; app.Root.invoke = lambda *a: time.sleep(60);"
+        code += "from genctl.commands import app; app.Root.invoke = lambda *a: time.sleep(60);"
     process = subprocess.Popen(
         [sys.executable, "-c", code + "main()", command, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, env=environment, cwd=tmp_path, preexec_fn=heard,

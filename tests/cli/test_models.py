@@ -137,7 +137,7 @@ def test_it_fits_a_terminal(full: Path, monkeypatch: pytest.MonkeyPatch, columns
 
 def test_it_imports_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys; from genctl.cli.app import run; run(['models', '-v']); "
+        "import sys; from genctl.commands.app import run; run(['models', '-v']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

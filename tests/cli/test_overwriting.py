@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import typer
 
-from genctl.cli.app import COMMANDS
-from genctl.commands.batch.options import TABLES
+from genctl.commands.app import COMMANDS
+from genctl.commands.batch import TABLES
 from genctl.io import output
 from tests.cli.tool import Done, genctl
 from tests.io.disk import Disk

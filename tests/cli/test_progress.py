@@ -17,8 +17,7 @@ from genctl.io.record_output import RowTally
 from genctl.terminal import live_region
 from genctl.terminal.console import make_consoles, takes_lines
 from genctl.terminal.live_region import DrawnLines, wraps
-from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.rows_bar import RowsBar
+from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from tests.cli.tool import _Stream, genctl
 from tests.terminal.streams import Clock, Terminal, console, written
 

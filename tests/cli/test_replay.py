@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.commands.replay import replay as command
+from genctl.commands.run import replay as command
 from genctl.events import Event, Failed, to_json
 from tests.cli.tool import genctl
 from tests.terminal.beams import search

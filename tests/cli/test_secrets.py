@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from genctl.cli.app import COMMANDS
+from genctl.commands.app import COMMANDS
 from genctl.errors import hide_secrets, without_secrets
 from tests.cli.tool import genctl
 

@@ -9,7 +9,7 @@ import pytest
 
 import genctl as library
 from genctl import events
-from genctl.engines.local.lane_results import ForcedPhrase, ForcedPhrases
+from genctl.engines.lane_results import ForcedPhrase, ForcedPhrases
 from genctl.strategies.constraints import Constraints
 from tests.cli.tool import genctl
 

@@ -91,7 +91,7 @@ def test_a_signal_ends_the_program_from_its_first_line_on(
     code = (
         "import builtins, sys, time; from genctl.__main__ import main; imported = builtins.__import__\n"
         "def slow(name, *rest):\n"
-        "    if name == 'genctl.cli.app':\n"
+        "    if name == 'genctl.commands.app':\n"
         "        print('importing', flush=True); time.sleep(60)\n"
         "    return imported(name, *rest)\n"
         "builtins.__import__ = slow; main()\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from genctl.config.named_strategies import NAMED
+from genctl.config.modes import NAMED
 from tests.cli.tool import genctl
 
 MORE = {

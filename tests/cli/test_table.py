@@ -10,8 +10,8 @@ from typing import Literal
 import pytest
 import typer
 
-from genctl.cli.app import COMMANDS
-from genctl.cli.table import Command, CommandOptions, argument, because, check, given, option, repeated, switch
+from genctl.commands.app import COMMANDS
+from genctl.commands.table import Command, CommandOptions, argument, because, check, given, option, repeated, switch
 from genctl.errors import UsageError
 from tests.cli.tool import genctl
 

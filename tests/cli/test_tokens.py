@@ -228,7 +228,7 @@ def test_no_weights_are_read_and_torch_is_not_imported(tmp_path: Path) -> None:
     lines = [["Once"], ["--count", "Once"], ["--chat", "Once"], ["-m", str(tmp_path), "-m", "builtin:numbers", "Once"]]
     lines += [["--decode", "42"], ["--format", "jsonl", "Once"]]
     code = (
-        "import sys, json; from genctl.cli.app import run\n"
+        "import sys, json; from genctl.commands.app import run\n"
         "for line in json.loads(sys.argv[1]):\n"
         "    assert run(['tokens', *line]) == 0, line\n"
         "    heavy = {'torch', 'transformers'} & set(sys.modules)\n"

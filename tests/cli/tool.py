@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from genctl.cli.app import run
+from genctl.commands.app import run
 
 
 @dataclass(frozen=True)

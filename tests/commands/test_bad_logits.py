@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.models import resolve
 from genctl.params import Runtime

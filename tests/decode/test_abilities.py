@@ -13,7 +13,7 @@ import transformers
 from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.types import Lane
-from genctl.engines.local.score_passes import Passes, Piece
+from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import ModelError
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive

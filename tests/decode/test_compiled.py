@@ -18,7 +18,7 @@ from genctl.decode.loop import decode
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.processors.build import ProcessorContext, build
 from genctl.decode.read_along import ReadAlong, unconditional
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import ModelError, PresetError, UsageError
 from genctl.models import hub, prepare
 from genctl.params import Generation, Runtime

@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime, Pass
 from genctl.decode.types import Draft, Lane
-from genctl.engines.local.score_passes import Passes, Piece
+from genctl.engines.score_passes import Passes, Piece
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample

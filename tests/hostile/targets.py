@@ -185,7 +185,7 @@ def _grammars(resolved: Resolved) -> str:
         value = getattr(generation, knob)
         if isinstance(value, str) and not value.lstrip().startswith(("{", "start:")):
             return ACCEPTED
-    from genctl.engines.local.session import check_settings
+    from genctl.engines.session import check_settings
 
     try:
         check_settings(generation)

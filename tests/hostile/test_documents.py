@@ -175,9 +175,9 @@ def test_prompts_from_an_endless_device_are_refused() -> None:
 
 
 def test_a_line_of_prompts_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from genctl.io import pieces
+    from genctl.io import input_bytes
 
-    monkeypatch.setattr(pieces, "ENDLESS", 1 << 20)
+    monkeypatch.setattr(input_bytes, "ENDLESS", 1 << 20)
     Path("long").write_bytes(b"a\n" + b"x" * (3 << 20))
     done = genctl("run", *STORIES, "-n", "1", "-i", "long")
     assert done.status == 2

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from genctl.models import library_errors
+from genctl.models import libraries
 from tests.warm import python
 
 PANICS: dict[str, dict[str, Any]] = {
@@ -55,11 +55,11 @@ def test_one_line_and_no_report(name: str, gpt2: Path, tmp_path: Path) -> None:
 
 def test_what_others_write_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
     def failing() -> None:
-        with library_errors.without_panic_reports():
+        with libraries.without_panic_reports():
             os.write(2, b"before\n\nthread '<unnamed>' (7) panicked at lib.rs:1:2:\nindex out of bounds\nbacktrace:\n")
             raise ValueError("ours")
 
-    with library_errors.without_panic_reports(), library_errors.without_panic_reports():
+    with libraries.without_panic_reports(), libraries.without_panic_reports():
         writer = threading.Thread(target=lambda: os.write(2, b"a bar of another thread\n"))
         writer.start()
         writer.join()
@@ -70,6 +70,6 @@ def test_what_others_write_meanwhile_is_not_lost(capfd: pytest.CaptureFixture[st
 
 
 def test_a_closed_standard_error_is_no_obstacle() -> None:
-    code = "from genctl.models import library_errors\nwith library_errors.without_panic_reports(): print('fine')"
+    code = "from genctl.models import libraries\nwith libraries.without_panic_reports(): print('fine')"
     done = subprocess.run(["sh", "-c", f'{sys.executable} -c "{code}" 2>&-'], capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"fine\n")

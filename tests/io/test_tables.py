@@ -181,7 +181,7 @@ def test_values_of_parquet_become_those_of_json() -> None:
 def test_what_is_no_parquet_file_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="in: not Parquet: "):
         rows(b"prompt\nx\n", "parquet")
-    from genctl.io.stdin_text import Pipe
+    from genctl.io.input_bytes import Pipe
 
     with pytest.raises(InputError, match="not read from a pipe") as piped:
         list(read(Pipe(io.BytesIO(b"x")), format="parquet", name="stdin"))

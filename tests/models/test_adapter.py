@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from genctl.errors import ModelError, UsageError
-from genctl.models import library_errors
+from genctl.models import libraries
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -227,7 +227,7 @@ def test_embeddings_heads_and_biases_give_the_logits_of_peft(
 
 
 def test_a_missing_peft_is_named(base: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_errors, "is_missing", lambda module: module == "peft")
+    monkeypatch.setattr(libraries, "is_missing", lambda module: module == "peft")
     with pytest.raises(ModelError, match="needs peft, which is not installed") as said:
         load(Runtime(model=str(base), adapter=str(adapter)))
     assert said.value.hint == 'pip install "genctl[peft]"'

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import config_numbers
+from genctl.models import sizes
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.tiny import checkpoint
@@ -84,6 +84,6 @@ def test_no_architecture_of_transformers_is_above_the_bounds_by_its_defaults() -
                 config = json.loads(CONFIG_MAPPING[name]().to_json_string())
             except Exception:  # it needs a library that is not here, or has no defaults
                 continue
-        config_numbers.check_sizes(config, 1 << 19, known=known)
+        sizes.check_sizes(config, 1 << 19, known=known)
         looked_at += 1
     assert looked_at > 300

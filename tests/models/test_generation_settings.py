@@ -12,8 +12,9 @@ import transformers
 from transformers import GenerationConfig
 
 import genctl
+from genctl.config.check import FIELDS
 from genctl.errors import GenctlError
-from genctl.models import generation_settings
+from genctl.models import check
 from tests.cli.tool import genctl as tool
 from tests.tiny import BOS, EOS, PAD, save, tiny
 
@@ -114,11 +115,9 @@ def test_both_runtimes_and_transformers_have_the_same_special_ids(
     kind = transformers.AutoModelForSeq2SeqLM if architecture == "bart" else transformers.AutoModelForCausalLM
     wanted = kind.from_pretrained(folder).generation_config
     config = json.loads((folder / "config.json").read_text())
-    found = generation_settings.read(folder, config)
+    found = check.read_settings(folder, config)
     assert found.file == "config.json"
-    assert found.values == {
-        name: getattr(wanted, name) for name in generation_settings.FIELDS if getattr(wanted, name) is not None
-    }
+    assert found.values == {name: getattr(wanted, name) for name in FIELDS if getattr(wanted, name) is not None}
 
 
 def test_a_nested_decoder_adds_what_the_outer_config_lacks(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_nested_decoder_adds_what_the_outer_config_lacks(tmp_path: Path) -> No
 
 def test_the_fields_are_those_of_the_installed_transformers() -> None:
     known = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
-    assert {*generation_settings.FIELDS} == known
+    assert {*FIELDS} == known
 
 
 @pytest.mark.parametrize("runtime", ["native", "transformers"])
@@ -158,8 +157,8 @@ def test_a_special_id_of_config_json_that_the_model_lacks_is_passed_over_with_a_
 
 
 def test_of_several_eos_ids_in_config_json_only_those_that_the_model_lacks_are_dropped() -> None:
-    settings = generation_settings.GenerationSettings({"eos_token_id": [EOS, 50256]}, "config.json")
-    known, notes = generation_settings.known_ids(settings, 300)
+    settings = check.GenerationSettings({"eos_token_id": [EOS, 50256]}, "config.json")
+    known, notes = check.known_ids(settings, 300)
     assert known.values == {"eos_token_id": [EOS]}
     assert len(notes) == 1
 
@@ -174,7 +173,7 @@ def test_eos_of_generation_config_alone_counts_where_that_file_exists(tmp_path: 
     folder = save(tiny("gpt2"), tmp_path)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": 60, "num_beams": 3}))
-    assert generation_settings.read(folder, json.loads(file.read_text())).values.get("eos_token_id") == EOS
+    assert check.read_settings(folder, json.loads(file.read_text())).values.get("eos_token_id") == EOS
     assert ours(folder) == unpadded(theirs(folder, False)[0])
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from genctl.errors import ModelError
-from genctl.models import library_errors, progress
+from genctl.models import libraries
 from genctl.models.gguf import reader_of
 from genctl.models.hub import load
 from genctl.params import Runtime
@@ -185,7 +185,7 @@ def test_gguf_files_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch:
     assert "cut.gguf is damaged: it ends within its header" in refused(tmp_path / "cut.gguf").message
     assert "holds no tokenizer" in refused(written(tmp_path / "mute.gguf", with_tokenizer=False)).message
     assert "--runtime native: it is a GGUF file" in refused(tmp_path / "whole.gguf", runtime="native").message
-    monkeypatch.setattr(library_errors, "is_missing", lambda module: module == "gguf")
+    monkeypatch.setattr(libraries, "is_missing", lambda module: module == "gguf")
     missing = refused(tmp_path / "whole.gguf")
     assert "whole.gguf needs gguf, which is not installed" in missing.message
     assert missing.hint == 'pip install "genctl[gguf]"'
@@ -214,6 +214,6 @@ def test_the_progress_bar_of_the_reader_is_replaced() -> None:
 
     assert hasattr(reader, "tqdm"), "the reader of GGUF files has another progress bar"
     before = reader.tqdm
-    with progress.gguf_bar(len):
+    with libraries.gguf_bar(len):
         assert reader.tqdm is len
     assert reader.tqdm is before

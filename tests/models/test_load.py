@@ -17,7 +17,7 @@ from genctl.errors import InputError, ModelError, UsageError
 from genctl.events import Loading
 from genctl.models import resolve
 from genctl.models.hub import LoadedModel, load
-from genctl.models.offload import max_memory
+from genctl.models.prepare import max_memory
 from genctl.models.text import decode, encode_prompt
 from genctl.params import Runtime
 from tests.tiny import ARCHITECTURES, EOS, SEQ2SEQ, tiny

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from genctl.models.hub import load
-from genctl.models.offload import disk_speed
+from genctl.models.prepare import disk_speed
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 from tests.tiny import checkpoint, sharpen, tiny

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from genctl.errors import ModelError
-from genctl.models import library_errors
+from genctl.models import libraries
 from genctl.models.hub import load
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -93,7 +93,7 @@ def test_a_quantised_checkpoint_continues_as_with_transformers(make: Callable[[P
 def test_what_a_quantised_checkpoint_lacks_is_named(
     method: str, missing: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_errors, "is_missing", lambda module: True)
+    monkeypatch.setattr(libraries, "is_missing", lambda module: True)
     checkpoint("llama", tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": method}}))
@@ -111,6 +111,6 @@ def test_a_quantization_config_of_another_type_is_refused(tmp_path: Path) -> Non
 
 
 def test_packages_are_looked_for_and_not_imported() -> None:
-    assert not library_errors.is_missing("torch")
-    assert library_errors.is_missing("no_such_package_at_all")
+    assert not libraries.is_missing("torch")
+    assert libraries.is_missing("no_such_package_at_all")
     assert importlib.util.find_spec("no_such_package_at_all") is None

@@ -139,7 +139,7 @@ def test_special_tokens_are_those_of_transformers(tmp_path: Path) -> None:
 
 
 RUN = (
-    "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+    "import sys; from genctl.commands.app import run; status = run(sys.argv[1:]);"
     "found = sorted(name for name in sys.modules if name.split('.')[0] == 'transformers');"
     "print(found[:3], file=sys.stderr); sys.exit(status or bool(found))"
 )
@@ -172,7 +172,7 @@ def test_a_native_run_imports_no_transformers(options: list[str]) -> None:
 
 MODULES = 128  # of genctl that a plain run may import, packages included
 PLAIN = (
-    "import gc, sys; from genctl import process; from genctl.cli.app import run;"
+    "import gc, sys; from genctl import process; from genctl.commands.app import run;"
     "process.pause_collector(); status = run(sys.argv[1:]);"
     "assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
     "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from genctl.errors import ModelError
-from genctl.models import tokenizer_files, vocabulary_size
+from genctl.models import sizes, tokenizer_files
 from tests.cli.tool import genctl
 
 STORIES = Path(tokenizer_files.__file__).parent / "builtin" / "stories"
@@ -72,7 +72,7 @@ TOKENS = {
     "vocab.txt": _lines("vocab.txt"),
     "tiktoken": _lines("tiktoken.model"),
     "tiktoken under another name": _lines("tokenizer.model"),
-    **{name: _spm(name) for name in vocabulary_size._PIECES},
+    **{name: _spm(name) for name in sizes._PIECES},
 }
 MERGES = {
     "tokenizer.json": _json("tokenizer.json", lambda n: {"model": {"merges": ["a b"] * n}}),
@@ -114,7 +114,7 @@ EVERY = [
 def test_more_than_the_bound_is_refused_with_the_bound(
     bound: str, what: str, name: str, make: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary_size, bound, 21)
+    monkeypatch.setattr(sizes, bound, 21)
     make(tmp_path, 21)
     tokenizer_files.check(tmp_path)
     make(tmp_path, 22)
@@ -123,10 +123,10 @@ def test_more_than_the_bound_is_refused_with_the_bound(
 
 
 def test_what_pieces_share_is_in_a_trie_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vocabulary_size, "MOST_PREFIXES", 5)
-    vocabulary_size.check_unigram("x", ["abc", "abd", "ab", "abce"])
+    monkeypatch.setattr(sizes, "MOST_PREFIXES", 5)
+    sizes.check_unigram("x", ["abc", "abd", "ab", "abce"])
     with pytest.raises(ModelError, match="has 6 bytes of pieces"):
-        vocabulary_size.check_unigram("x", ["abc", "abd", "ab", "abce", "b"])
+        sizes.check_unigram("x", ["abc", "abd", "ab", "abce", "b"])
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
     pytest.importorskip("gguf")
     from genctl.models import gguf_header
 
-    monkeypatch.setattr(vocabulary_size, bound, 3)
+    monkeypatch.setattr(sizes, bound, 3)
     for letters, fits in (("abc", True), ("abcd", False)):
         path = tmp_path / f"{letters}.gguf"
         path.write_bytes(_gguf(model, letters, types))
@@ -153,15 +153,13 @@ def test_the_tokens_of_a_gguf_file_have_the_same_bounds(
 
 def test_a_real_vocabulary_fits() -> None:
     """262,144 tokens, 6,242 of them added, and 514,906 merges: Gemma 3's. 28,672 more are added by speech models."""
-    vocabulary_size.check("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
+    sizes.check_vocabulary("x", tokens=262_144 + 28_672, merges=514_906, added=(6_242 + 28_672) * 24)
 
 
 def test_the_command_says_it_in_one_line(tmp_path: Path) -> None:
     folder = shutil.copytree(STORIES, tmp_path / "model")
     data = json.loads((folder / "tokenizer.json").read_text())
-    data["added_tokens"].append(
-        {**data["added_tokens"][0], "id": 9999, "content": "x" * (vocabulary_size.MOST_ADDED + 1)}
-    )
+    data["added_tokens"].append({**data["added_tokens"][0], "id": 9999, "content": "x" * (sizes.MOST_ADDED + 1)})
     (folder / "tokenizer.json").write_text(json.dumps(data))
     done = genctl("run", "-m", str(folder), "Once", "-n", "1")
     assert done.status == 3

@@ -21,7 +21,7 @@ from genctl.decode.cache.static import SlottedLayer, SlottedWindow
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.models import hub
 from genctl.native.graphs import obstacle
 from genctl.native.runtime import NativeModel, NativeRuntime

@@ -463,7 +463,7 @@ for name in sys.argv[2:]:
         assert binary.asm["cubin"] and binary.metadata.shared <= kernel_decoder.SHARED, binary.metadata
         print(chip, name, quantize, launch.kernel.__name__)
 
-from genctl.kernels.cuda_draw import draw
+from genctl.kernels.cuda import draw
 kinds = dict(zip(draw.arg_names, ("*fp32", "*i64", "*fp64", "*i64", "i32", "constexpr")))
 source = ASTSource(fn=draw, signature=kinds, constexprs={"N": 1024})
 assert triton.compile(source, target=GPUTarget("cuda", chip, 32)).asm["cubin"]

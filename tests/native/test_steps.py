@@ -13,7 +13,7 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.runtime import Pass
 from genctl.decode.types import Lane
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.kernels.ops import library
 from genctl.native.runtime import NativeRuntime
 from genctl.native.steps import MOST_BYTES, ROOM, Steps

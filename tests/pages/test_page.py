@@ -154,7 +154,7 @@ def test_memory_is_bounded_by_letting_go_of_trees(monkeypatch: pytest.MonkeyPatc
 
 
 def _detail():  # type: ignore[no-untyped-def]
-    from genctl.pages.tree_columns import TreeDetail
+    from genctl.pages.search_tree import TreeDetail
 
     return TreeDetail()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.config.layers import flags_layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Request
+from genctl.engines.session import Session
 from genctl.params import Runtime
 from genctl.parity.sides import LocalSide
 

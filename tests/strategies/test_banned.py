@@ -18,15 +18,15 @@ from genctl import events
 from genctl.api import Model
 from genctl.commands import job
 from genctl.config.layers import Layer
-from genctl.config.search_conflicts import bans as conflicts
+from genctl.config.modes import bans as conflicts
 from genctl.decode.processors.bans import Bans
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
 from genctl.errors import GenctlError
+from genctl.events.results import Collector
 from genctl.io import resumable
 from genctl.models.text import detokenizer
 from genctl.params import Generation, Runtime
-from genctl.results import Collector
 from genctl.strategies.banned import Trial
 from tests.cli.tool import genctl as tool
 from tests.tiny import EOS, VOCABULARY, checkpoint, tiny, tokenizer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import genctl
-from genctl.config.search_conflicts import mode_of
+from genctl.config.modes import mode_of
 from genctl.decode.types import RowsOfLane
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Generation

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from genctl.commands.run.beam_view import BeamView
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.score_formula import formula, meaning, penalty_of
 from genctl.terminal.text_width import last_cells, wrap

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.commands.run.beam_picture import Turn, picture
+from genctl.commands.run.beam_picture import Turn, picture, table
 from genctl.commands.run.beam_view import BeamView
-from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
 from genctl.events import Ended, Event, Finished, Hypothesis, Row, Stepped, Token
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal.departures import ENDS, SAME, column, departures, leaves, parts, told_apart
 from tests.terminal.beams import search
 from tests.terminal.streams import Clock, console, written

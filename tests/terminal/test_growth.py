@@ -12,16 +12,16 @@ import pytest
 from rich.console import Console
 
 from genctl.commands.event_log import read_recording
+from genctl.commands.run.beam_picture import table
 from genctl.commands.run.beam_view import BeamView
-from genctl.commands.run.nbest_table import table
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.search_output import StreamView
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Row, Stepped, Token, to_json
-from genctl.history import LaneHistory
-from genctl.history import Path as Way
+from genctl.events.history import LaneHistory
+from genctl.events.history import Path as Way
 from genctl.pages.page import PageData
 from genctl.pages.search_tree import SearchTrees
-from genctl.terminal.common_prefix import Certain, meet
+from genctl.terminal.departures import Certain, meet
 from tests.work import growth, lines
 
 SIZE = 60

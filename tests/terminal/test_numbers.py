@@ -10,7 +10,7 @@ from genctl.commands.score import token_heat
 from genctl.comparing import statistics
 from genctl.errors import count
 from genctl.events import Began, Row
-from genctl.history import Path
+from genctl.events.history import Path
 from genctl.terminal import score_formula, widgets
 from genctl.terminal.run_history import RunHistory
 from tests.terminal.streams import token

@@ -10,8 +10,7 @@ from genctl.commands.run.beam_view import BeamView
 from genctl.events import Loading
 from genctl.terminal import first_sign
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.rows_bar import RowsBar
+from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from tests.terminal.beams import search
 from tests.terminal.reflowing import ReflowingTerminal
 from tests.terminal.streams import STORY, Clock, console, lane, written

@@ -28,7 +28,7 @@ from genctl.events import (
     from_json,
     to_json,
 )
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal.run_history import RunHistory, touched
 from tests.terminal.streams import STORY, lane, woven
 

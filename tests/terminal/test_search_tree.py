@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.commands.run.tree_formats import quoted, tree_dot, tree_json, tree_lines
+from genctl.commands.tree_formats import quoted, tree_dot, tree_json, tree_lines
 from genctl.errors import InputError
 from genctl.events import Began, Ended, Event, Failed, Finished, Hypothesis, Row, Stepped, Token
 from genctl.pages.search_tree import SearchTree, SearchTrees

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from genctl.events import Failed, Row, Stepped, Token, Trace
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import message, theme, widgets
 from genctl.terminal.explain import explain_heading, explain_lines, explain_summary, no_room
 from genctl.terminal.message import print_message

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from genctl.terminal.word_wrap import WordWrap
+from genctl.terminal.text_width import WordWrap
 
 STORY = (
     "Once upon a time, a little girl named Lily found a poppy in the park.\n\n"
@@ -100,13 +100,13 @@ def test_after_a_resize_words_wrap_at_the_new_width() -> None:
 
 
 def test_a_word_that_a_narrower_window_cut_stays_and_the_next_begins_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genctl.terminal.word_wrap.wraps", lambda: False)
+    monkeypatch.setattr("genctl.terminal.text_width.wraps", lambda: False)
     page = Page(30)
     page.wrap.write("one two three four")
     page.width = 10
     page.wrap.write(" five")
     assert page.sent.getvalue() == "one two three four\nfive"
-    monkeypatch.setattr("genctl.terminal.word_wrap.wraps", lambda: True)
+    monkeypatch.setattr("genctl.terminal.text_width.wraps", lambda: True)
     page = Page(30)
     page.wrap.write("one two three four")  # two rows of 10, the second with 8 cells
     page.width = 10

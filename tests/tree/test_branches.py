@@ -11,8 +11,8 @@ import torch
 
 from genctl import events
 from genctl.config.layers import Layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Request
+from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.params import Runtime
 from genctl.tree.explorer import Explorer

@@ -14,8 +14,8 @@ import torch
 
 from genctl.config.layers import Layer
 from genctl.decode.processors import trace
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Report, Request
+from genctl.engines.session import Session
 from genctl.params import Runtime
 from genctl.tree.expanding import BLOCK
 from genctl.tree.explorer import Explorer

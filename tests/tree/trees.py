@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from genctl.config.layers import Layer
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.params import Runtime
 from genctl.tree.explorer import Explorer
 from genctl.tree.workspace import MEMORY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genctl import params
-from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
+from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.config.sides import SERVER, read_settings, split
 from genctl.errors import UsageError, nearest
 from genctl.io.writers import ReportFormat

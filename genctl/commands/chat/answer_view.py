@@ -11,11 +11,11 @@ from rich.text import Text
 from genctl.commands.chat.thinking import ThinkSplitter
 from genctl.errors import count
 from genctl.events import Event, Finished, Loading, Stepped
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import theme, widgets
-from genctl.terminal.common_prefix import Certain
+from genctl.terminal.departures import Certain
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.word_wrap import terminal_wrap
+from genctl.terminal.text_width import terminal_wrap
 
 THOUGHT_LINES = 4  # of a thought that are on the screen while it lasts
 

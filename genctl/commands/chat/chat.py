@@ -21,12 +21,12 @@ from genctl.config.layers import Layer, Resolved
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import GenctlError, UsageError
 from genctl.events import Began, Event, Failed, Finished, Stepped, Token
+from genctl.events.results import Collector, Result
 from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Runtime, knobs
-from genctl.results import Collector, Result
 
 if TYPE_CHECKING:
-    from genctl.engines.local.planner import Prompt
+    from genctl.engines.planner import Prompt
 
 CHANGEABLE = frozenset({"system", "seed", "truncate", "row_timeout"})  # of the settings of a run, those of a turn
 

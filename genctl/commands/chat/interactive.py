@@ -24,7 +24,7 @@ from genctl.commands.chat.story import edited, said
 from genctl.commands.options import SHOWN_TOP
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import Exit, GenctlError, count
-from genctl.results import Result
+from genctl.events.results import Result
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.message import print_message

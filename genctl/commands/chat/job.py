@@ -25,13 +25,13 @@ from genctl.config.layers import Layer, Resolved, values_of
 from genctl.documents.reader import kind_of
 from genctl.engines.protocol import Flow, Report
 from genctl.errors import ContractError, Exit, GenctlError, InputError, OutputError, UsageError
+from genctl.events.results import Result
 from genctl.io import jsonl, writers
 from genctl.io.output import open_beside
 from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sink import Sink
-from genctl.results import Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.help import ALSO
-from genctl.cli.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
+from genctl.commands.help import ALSO
 from genctl.commands.options import FORMAT, IN_OUT, SHOWN, PresetOptions
+from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.config import presets
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved

@@ -13,8 +13,8 @@ from genctl.engines.protocol import Engine, Request
 from genctl.errors import GenctlError, ModelError, UsageError
 
 if TYPE_CHECKING:
-    from genctl.engines.local.planner import Prompt
-    from genctl.engines.local.session import Session
+    from genctl.engines.planner import Prompt
+    from genctl.engines.session import Session
 
 # chat: messages in a template; text: one growing text; alone: each turn without those before it
 Kind = Literal["chat", "text", "alone"]
@@ -141,6 +141,6 @@ class Partner:
 
 def local_session(engine: Engine) -> Session | None:
     """The session of an engine that computes in this process."""
-    from genctl.engines.local.session import Session
+    from genctl.engines.session import Session
 
     return engine if isinstance(engine, Session) else None

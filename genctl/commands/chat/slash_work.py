@@ -19,7 +19,7 @@ from genctl.commands.chat.chat import Chat, news, setting
 from genctl.commands.chat.line_input import SIGN
 from genctl.commands.chat.turns import Message, drawn
 from genctl.config.check import shown
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import UsageError, count
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt

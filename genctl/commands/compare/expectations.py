@@ -16,13 +16,12 @@ from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, Known, Natural, value_of
 from genctl.errors import InputError, count, percent, printable
-from genctl.events import LARGEST, Id, Seed
+from genctl.events import LARGEST, Id, Seed, shared_length
 from genctl.identity import change, changed, checkpoint_change
 from genctl.io import jsonl
 from genctl.io.rows import InputRow, RefusedRow
 from genctl.io.writers import to_json
 from genctl.params import Generation, Runtime
-from genctl.sequences import shared_length
 
 SCHEMA = "genctl-compare/1"
 TOLERANCE = 1e-3  # on log-probabilities, nats

@@ -19,17 +19,17 @@ from genctl.commands.compare.view import Column, CompareView
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job, request_of, start_seed
 from genctl.commands.options import SHOWN_TOP
-from genctl.comparing import references
+from genctl.comparing import metrics
 from genctl.comparing.outputs import Cell, ComparedPrompt, Failure, prompts_of
 from genctl.config.dry import to_toml
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side, check, each, loaded_with
 from genctl.engines.protocol import Engine, Flow, JobPlan, Report, Request
 from genctl.errors import CheckError, Exit, GenctlError, InputError, UsageError, extra, printable
+from genctl.events.results import Collector, Result
 from genctl.identity import versions
 from genctl.io.readers import all_rows
 from genctl.io.rows import BadRow, InputRow, row_seed
-from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
@@ -127,7 +127,7 @@ class CompareJob(Job[CompareOptions]):
     def deliver(self, stack: ExitStack) -> None:
         """Decode on each checkpoint in turn; write prompts, tables and the recording."""
         several = self.seeds > 1 or any(one.generation.num_return_sequences > 1 for one in self.resolved)
-        if several and not references.is_installed():
+        if several and not metrics.is_installed():
             self.messages.note(f"self-BLEU is left out: it needs sacrebleu ({extra('metrics')})")
         self._decode()
         self.hide()

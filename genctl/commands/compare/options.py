@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from genctl.cli.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.commands.compare import expectations
 from genctl.commands.options import (
     CHECKS,
@@ -24,9 +23,10 @@ from genctl.commands.options import (
     WATCH_TSV,
     ModelOptions,
 )
+from genctl.commands.table import Command, OptionGroup, given, needless_force, same_file
 from genctl.config import settings
 from genctl.config.found_files import divided
-from genctl.config.layers import Layer, Resolved, flags_layer, model_layer, values_of
+from genctl.config.layers import Layer, Resolved, flags_layer, values_of
 from genctl.config.sides import FORM, Kind, Side, check, each, is_results, loaded_with, read, read_list
 from genctl.errors import GenctlError, UsageError
 from genctl.params import Runtime
@@ -152,15 +152,14 @@ def settled(options: CompareOptions, runs: Sequence[Side]) -> list[Resolved]:
         if run.is_server:  # a server keeps its settings to itself
             beneath[key] = Layer("backend", {}, said="user")
         elif key not in beneath:
-            from genctl.models.hub import generation_settings
+            from genctl.engines.session import checkpoint_layer
 
-            settings = generation_settings(runtime, **options.trust)
-            beneath[key] = model_layer(settings.values, runtime.model, settings.file)
+            beneath[key] = checkpoint_layer(runtime, **options.trust)
 
     def ask(run: Side) -> Resolved:
         resolved = run.resolve([beneath[loaded_with(run.early.runtime)]])
         if resolved.runtime.backend is None:
-            from genctl.engines.local.session import check_settings
+            from genctl.engines.session import check_settings
 
             check_settings(resolved.generation)
         return resolved

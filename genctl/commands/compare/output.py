@@ -20,7 +20,7 @@ from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
-from genctl.terminal import number_table, widgets
+from genctl.terminal import widgets
 from genctl.terminal.summary import DOT, put, stop_words
 
 if TYPE_CHECKING:
@@ -323,7 +323,7 @@ class ComparisonOutput:
         else:
             room = self.width or shown.UNBROKEN
             title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
-            yield [*title, *number_table.table_lines(table.headings, table.rows, self.width)]
+            yield [*title, *widgets.table_lines(table.headings, table.rows, self.width)]
 
 
 def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:

@@ -14,8 +14,7 @@ from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, St
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
-from genctl.terminal.loading_bar import LoadingBar
-from genctl.terminal.rows_bar import RowsBar
+from genctl.terminal.progress_bars import LoadingBar, RowsBar
 from genctl.terminal.run_history import RunHistory
 
 _LOOK = Look()

@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from genctl.commands.explore import marks
 from genctl.commands.explore.panes import RowsPane
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import last_cells
 from genctl.tree.distribution import Distribution

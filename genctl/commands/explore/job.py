@@ -36,14 +36,14 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.io.sink import Sink
 from genctl.params import Generation, knobs
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.progress_bars import LoadingBar
 from genctl.tree.altering import preset_values
 from genctl.tree.file_settings import FileSettings, flag_for, found_of
 from genctl.tree.language import Call, parse_script
 from genctl.tree.results import Continuation, Covered, Result
 
 if TYPE_CHECKING:
-    from genctl.engines.local.session import Session
+    from genctl.engines.session import Session
     from genctl.tree.beside import Second
     from genctl.tree.explorer import Explorer
 
@@ -86,7 +86,7 @@ class TreeOutput:
     def close(self, events: Sequence[Event]) -> None:
         """Complete the output; `events` are those of the tree."""
         if self.format == "dot":
-            from genctl.commands.run.tree_formats import dots_of
+            from genctl.commands.tree_formats import dots_of
 
             self._lines(dots_of(events))
         if self._writer is not None:

@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions, memory_bytes
+from genctl.commands.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
 from genctl.params import Generation, Runtime, knobs

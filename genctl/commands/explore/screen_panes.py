@@ -24,11 +24,10 @@ from genctl.commands.explore import marks
 from genctl.commands.explore.alternatives import Alternatives, Beams
 from genctl.commands.explore.dialogs import PromptLine
 from genctl.commands.explore.panes import TextPane, TreePane
-from genctl.commands.explore.screen_place import Place
-from genctl.commands.explore.screen_source import NodeLook, TreeSource
+from genctl.commands.explore.screen_source import NodeLook, Place, TreeSource
 from genctl.commands.explore.screen_worker import CommandBegan, CommandDone, DiffersAt, ModelThread
 from genctl.errors import count
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.terminal import widgets
 from genctl.tree.language import COMMANDS
 from genctl.tree.results import Result, Searching, TokenWritten

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from genctl.commands.inspect.measurement import CROSS, STATE, divided
-from genctl.config.search_conflicts import check_distinct, check_returned
+from genctl.config.modes import check_distinct, check_returned
 from genctl.errors import UsageError
 from genctl.io.records import SCHEMA
-from genctl.models.config_numbers import context_of, source_context_of
+from genctl.models.sizes import context_of, source_context_of
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:

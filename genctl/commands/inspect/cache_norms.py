@@ -18,8 +18,8 @@ from genctl.commands.inspect.cache_report import PIPE
 from genctl.decode.cache.cache import Cache
 from genctl.decode.cache_observer import CacheObserver
 from genctl.decode.runtime import ModelRuntime
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Report, Request
+from genctl.engines.session import Session
 from genctl.errors import ModelError
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import hanging

@@ -13,10 +13,10 @@ from genctl.commands.inspect import cache_report as tables
 from genctl.commands.inspect.cache_report import Layer, grouped, share
 from genctl.errors import size
 from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
-from genctl.history import ROOT, LaneHistory
+from genctl.events.history import ROOT, LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import ErasedView, LiveRegion
-from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.text_width import last_cells
 
 FEW = 4  # lines that are no layers: heading, heads of columns, sums, text

@@ -89,7 +89,7 @@ class InspectJob(Job[InspectOptions]):
 
     def load(self) -> None:
         """Load the checkpoint and check the settings on it."""
-        from genctl.engines.local.session import Session
+        from genctl.engines.session import Session
 
         session = self.load_engine(self.early, self.layers, on_event=self.view.feed, live=self.live)
         assert isinstance(session, Session)  # measurements look into the model

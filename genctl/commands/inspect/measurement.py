@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.io.records import SCHEMA
 
 CROSS = "cross-attention"

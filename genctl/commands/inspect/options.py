@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.cli.table import (
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.commands.table import (
     Command,
     Conflict,
     OptionGroup,
@@ -16,7 +17,6 @@ from genctl.cli.table import (
     needless_force,
     same_file,
 )
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
 from genctl.config.layers import Resolved
 from genctl.errors import UsageError
 

@@ -14,10 +14,10 @@ from genctl.commands.inspect.measurement import CROSS, STATE
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import Passed
 from genctl.decode.types import Prefix
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, InputError, ModelError, count, percent, size
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 from genctl.terminal import theme, widgets
 from genctl.terminal.text_width import first_cells, hanging, last_cells
 

@@ -20,27 +20,17 @@ from genctl.decode.cache.cache import Cache, new_cache
 from genctl.decode.cache.foreign import new_cache as new_transformers_cache
 from genctl.decode.cache.growing import GrowingLayer
 from genctl.decode.cache.layer import CROSS, CacheLayer
+from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Source
+from genctl.engines.runtime import runtime_of
 from genctl.errors import ModelError, UsageError
-from genctl.models import (
-    check,
-    generation_settings,
-    hub,
-    packed_layers,
-    prepare,
-    resolve,
-    runtime_choice,
-    weights,
-    with_transformers,
-)
-from genctl.models.generation_settings import GenerationSettings
-from genctl.models.library_errors import guarded
-from genctl.models.progress import quiet
+from genctl.models import check, hub, packed_layers, prepare, resolve, runtime_choice, weights, with_transformers
+from genctl.models.check import GenerationSettings
+from genctl.models.libraries import brief, guarded, quiet
 from genctl.native.graphs import obstacle
 from genctl.native.quantized import GROUP, int4_bytes
 from genctl.native.spec import Spec
 from genctl.params import Runtime
-from genctl.transformers.runtime import TransformersRuntime
 
 PROBE = 8  # tokens of the trial
 MOST_LAYERS = 1024  # each becomes a module
@@ -128,17 +118,17 @@ def probe(skeleton: Skeleton, form: str) -> list[dict[str, Any]]:
             native.use_slots(windows=True)
         native.convert(form)
         return native.describe()
-    forward = TransformersRuntime(skeleton.model)
+    forward = runtime_of(skeleton.model)
     if form == "off" or not forward.abilities.supports_cache:
         return []
     forward.device = torch.device("meta")
     with quiet():
         try:
-            cache = _tried(forward)
+            cache = _tried(forward, skeleton.model)
         except Exception as error:  # any architecture's code may fail on tensors without numbers
             if "meta" not in str(error).lower():
                 problem = f"{skeleton.name} cannot be run as config.json has it"
-                raise ModelError(f"{problem}: {resolve.brief(error)}") from error
+                raise ModelError(f"{problem}: {brief(error)}") from error
             cache = _from_fields(skeleton)
             skeleton.notes.append("this architecture cannot be tried without weights: sizes are those in config.json")
         if cache is None:
@@ -232,7 +222,7 @@ def _checkpoint(folder: Path, allow_pickle: bool, trust_remote_code: bool) -> ch
             folder, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, need_tokenizer=False
         )
     check.check_code(config, trust_remote_code)
-    generation = generation_settings.read(folder, config)
+    generation = check.read_settings(folder, config)
     return check.Checkpoint(folder, config, generation, weights.WeightFiles((), {}), has_tokenizer=False)
 
 
@@ -298,13 +288,13 @@ def _model(kind: Any, config: Any, dtype: torch.dtype, trust_remote_code: bool) 
     return model.eval()
 
 
-def _tried(forward: TransformersRuntime) -> Cache | None:
+def _tried(forward: ModelRuntime, model: Any) -> Cache | None:
     tokens = [0] * PROBE
     source = None
     if forward.is_encoder_decoder:
         ids = torch.zeros(1, PROBE, dtype=torch.long, device="meta")
         with torch.no_grad():  # not `forward.encode`, which reads its mask
-            states = forward.model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
+            states = model.get_encoder()(input_ids=ids, return_dict=True).last_hidden_state
         source = Source(ids, states)
     return forward.prefill(tokens, source).cache
 

@@ -11,13 +11,12 @@ from rich.text import Text as Line
 
 from genctl.commands.parity.view import short_names, signed
 from genctl.comparing.statistics import Interval, bootstrap
-from genctl.engines.protocol import Engine, Flow, Report, Request
-from genctl.engines.scored_text import Options, Scored, TextToScore
+from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
 from genctl.errors import GenctlError, InputError, count
+from genctl.events.results import Collector
 from genctl.io.records import SCHEMA, finite
-from genctl.results import Collector
-from genctl.terminal.number_table import table_lines
 from genctl.terminal.text_width import hanging
+from genctl.terminal.widgets import table_lines
 
 Outcomes = dict[str, "Scored | GenctlError"]  # by the id of a row
 
@@ -40,7 +39,9 @@ def score(
 ) -> Outcomes:
     """The score of each text, or why there is none."""
     outcomes: Outcomes = {}
-    for id, outcome in engine.score(iter(texts), Options(batch_size=width, captions=False), interrupted=interrupted):
+    for id, outcome in engine.score(
+        iter(texts), ScoringOptions(batch_size=width, captions=False), interrupted=interrupted
+    ):
         outcomes[id] = outcome if isinstance(outcome, GenctlError) else outcome[0]
     return outcomes
 

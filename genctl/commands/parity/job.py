@@ -21,8 +21,7 @@ from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
 from genctl.config.sides import Side
-from genctl.engines.protocol import Engine, Request
-from genctl.engines.scored_text import TextToScore
+from genctl.engines.protocol import Engine, Request, TextToScore
 from genctl.errors import CheckError, GenctlError, InputError, ModelError, count
 from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow

@@ -14,9 +14,9 @@ from genctl.commands.parity.options import FLAGS
 from genctl.commands.parity.sides import BY_TEXT
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side, loaded_with
-from genctl.engines.local.score_texts import TextReader
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Engine, EngineSetup, Request, never
+from genctl.engines.score_passes import TextReader
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.io.rows import InputRow
 from genctl.models.hub import LoadedModel

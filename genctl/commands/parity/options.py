@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genctl import params
-from genctl.cli.table import (
+from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
+from genctl.commands.parity.sides import BY_TEXT, DECODING, is_prompt, read_sides
+from genctl.commands.table import (
     Command,
     Conflict,
     OptionGroup,
@@ -17,8 +19,6 @@ from genctl.cli.table import (
     needless_force,
     same_file,
 )
-from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
-from genctl.commands.parity.sides import BY_TEXT, DECODING, is_prompt, read_sides
 from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.config.sides import FORM, Side, is_results

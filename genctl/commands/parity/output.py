@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
-from genctl.cli.table import flag_of
 from genctl.commands.parity import by_text, view
 from genctl.commands.parity.by_text import TextParity
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.commands.parity.view import Naming
+from genctl.commands.table import flag_of
 from genctl.io import writers
 from genctl.io.records import SCHEMA, finite
 from genctl.parity.values import Parity, Position, TextParting

@@ -14,7 +14,7 @@ from genctl.commands.parity import view
 from genctl.commands.parity.view import Naming
 from genctl.engines.server.told import ToldTop
 from genctl.errors import count, without_secrets
-from genctl.pages import charts
+from genctl.pages import page
 from genctl.pages.page import digest, file_text, filled
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, LayerDifference, Parity, Position, Text
@@ -138,7 +138,7 @@ def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[s
     layers = ""
     if one.curve:
         lines = [("one", [layer.size for layer in one.curve]), ("two", [layer.noise for layer in one.curve])]
-        layers = charts.curve("Difference by layer", lines, FLOOR)
+        layers = page.curve("Difference by layer", lines, FLOOR)
     return {
         "other": visible(one.other),
         "heads": view.HEADS,
@@ -169,7 +169,7 @@ def _histogram(one: Parity) -> str:
     for position in one.positions:
         counts[sum(position.kl >= edge for edge in EDGES)] += 1
     labels = ["0", *(f"{edge:.0e}".replace("e+00", "").replace("e-0", "e-") for edge in EDGES)]
-    return charts.bars("Histogram of KL", labels, counts)
+    return page.bars("Histogram of KL", labels, counts)
 
 
 def _curve(one: Parity) -> str:
@@ -178,7 +178,7 @@ def _curve(one: Parity) -> str:
         by_index.setdefault(position.index, []).append(position.kl)
     ordered = [by_index[index] for index in sorted(by_index)]
     means = [math.fsum(values) / len(values) for values in ordered]
-    return charts.curve("KL by position", [("one", means), ("two", [max(values) for values in ordered])], FLOOR)
+    return page.curve("KL by position", [("one", means), ("two", [max(values) for values in ordered])], FLOOR)
 
 
 def _part(point: LayerDifference, one: Parity) -> dict[str, Any]:

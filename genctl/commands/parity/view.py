@@ -12,6 +12,7 @@ from rich.text import Text
 
 from genctl import errors
 from genctl.errors import count, printable
+from genctl.events import shared_length
 from genctl.parity.values import (
     ENCODER,
     SEVERITY,
@@ -24,12 +25,10 @@ from genctl.parity.values import (
     Verdict,
 )
 from genctl.parity.values import Text as TextRead
-from genctl.sequences import shared_length
 from genctl.terminal import theme, widgets
 from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.number_table import first_column, table_lines
 from genctl.terminal.text_width import hanging, last_cells
-from genctl.terminal.widgets import token_text
+from genctl.terminal.widgets import first_column, table_lines, token_text
 
 # -- what tokens and rows are called -----------------------------------------------------------------------------------
 

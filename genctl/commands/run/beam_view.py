@@ -7,15 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.run.beam_picture import Turn, picture
-from genctl.commands.run.nbest_table import table
+from genctl.commands.run.beam_picture import Turn, picture, table
 from genctl.commands.run.run_view import RunView
-from genctl.commands.run.tree_formats import tree_lines
+from genctl.commands.tree_formats import tree_lines
 from genctl.events import Event, Finished, Hypothesis, Stepped
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.pages.search_tree import SearchTrees
 from genctl.terminal import theme, widgets
-from genctl.terminal.common_prefix import Certain
+from genctl.terminal.departures import Certain
 from genctl.terminal.live_layout import best_path, names, place_words, returned
 from genctl.terminal.score_formula import formula, meaning, searches
 from genctl.terminal.summary import lane_summary, put, stop_words

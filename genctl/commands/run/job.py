@@ -22,11 +22,11 @@ from genctl.config.chat_settings import check_is_chat
 from genctl.config.layers import Resolved
 from genctl.engines.protocol import Flow, Report, Request, Skipped
 from genctl.errors import Exit, UsageError, count
+from genctl.events.results import Collector, Result
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record
 from genctl.io.rows import BadRow, InputRow
 from genctl.io.writers import FORMATS
-from genctl.results import Collector, Result
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from genctl.cli.help import ALSO
-from genctl.cli.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
+from genctl.commands.help import ALSO
 from genctl.commands.options import (
     CHECKS,
     CHOOSING,
@@ -25,6 +24,7 @@ from genctl.commands.options import (
     PresetOptions,
     TreeFormat,
 )
+from genctl.commands.table import Command, Conflict, because, given, needless_force, same_file
 from genctl.config.layers import Layer, Resolved
 from genctl.errors import UsageError
 from genctl.io.writers import FORMATS, Format

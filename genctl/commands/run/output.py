@@ -12,11 +12,11 @@ from genctl.commands.messages import Messages
 from genctl.commands.run.options import RunOptions
 from genctl.engines.protocol import About
 from genctl.errors import Exit
+from genctl.events.results import Result
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput, ResumedOutput, RowTally
 from genctl.io.records import other_entry, result_record
 from genctl.io.rows import InputRow
-from genctl.results import Result
 
 
 @dataclass

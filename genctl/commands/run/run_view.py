@@ -11,18 +11,18 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from genctl.commands.messages import RepeatedErrors
-from genctl.commands.run.nbest_table import table
+from genctl.commands.run.beam_picture import table
 from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
-from genctl.history import LaneHistory, Path
+from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.departures import leaves
 from genctl.terminal.explain import explain_summary
 from genctl.terminal.live_layout import Look, names, no_room, place_words, returned, sections_of, step_lines, tail
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.summary import failure, lane_summary, put, put_words, stop_words, summary
-from genctl.terminal.word_wrap import terminal_wrap
+from genctl.terminal.text_width import terminal_wrap
 
 
 class RunView:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from genctl.commands.run.run_view import RunView
     from genctl.commands.run.search_output import Search
-    from genctl.terminal.rows_bar import RowsBar
+    from genctl.terminal.progress_bars import RowsBar
 
 
 class Screen:
@@ -70,7 +70,7 @@ class Screen:
     def open_bar(self, stack: ExitStack, total: int | None, done: int) -> None:
         """Begin to count rows, if a bar is wanted."""
         if self.err is not None and self.wants_bar:
-            from genctl.terminal.rows_bar import RowsBar
+            from genctl.terminal.progress_bars import RowsBar
 
             self.bar = RowsBar(self.err, total, done=done)
             stack.callback(self.bar.close)

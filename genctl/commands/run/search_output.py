@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.events import Event
-from genctl.history import LaneHistory
+from genctl.events.history import LaneHistory
 from genctl.io import writers
 from genctl.terminal import widgets
-from genctl.terminal.common_prefix import Certain
 from genctl.terminal.console import Color, make_consoles
+from genctl.terminal.departures import Certain
 from genctl.terminal.run_history import RunHistory
 from genctl.terminal.standard_streams import is_terminal
-from genctl.terminal.word_wrap import terminal_wrap
+from genctl.terminal.text_width import terminal_wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -197,7 +197,7 @@ class Search:
         """The records of a finished lane's tree, which replace its texts; none without --tree-format."""
         if self.trees is None or self.options.tree_format is None:
             return []
-        from genctl.commands.run.tree_formats import tree_record
+        from genctl.commands.tree_formats import tree_record
 
         tree = self.trees.take(lane)
         return [] if tree is None else [tree_record(tree, self.options.tree_format)]
@@ -211,7 +211,7 @@ class Search:
         if self.stream is not None:
             self.stream.close()
         if self.trees is not None and self.err is not None and self.options.tree_format is None:
-            from genctl.commands.run.tree_formats import tree_lines
+            from genctl.commands.tree_formats import tree_lines
 
             for tree in self.trees.take_all():
                 for line in tree_lines(tree, self.err.width if self.err.is_terminal else None):

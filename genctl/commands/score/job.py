@@ -16,7 +16,7 @@ from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions, check_encoding
 from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
-from genctl.engines.scored_text import Detail, Options, Scored, TextToScore
+from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
@@ -25,7 +25,7 @@ from genctl.io.rows import BadRow, InputRow
 from genctl.params import Runtime
 from genctl.terminal import theme, widgets
 from genctl.terminal.interrupt import Interrupt
-from genctl.terminal.loading_bar import LoadingBar
+from genctl.terminal.progress_bars import LoadingBar
 from genctl.terminal.standard_streams import is_terminal
 from genctl.terminal.summary import put, put_words
 from genctl.terminal.widgets import no_room
@@ -143,10 +143,10 @@ class ScoreJob(Job[ScoreOptions]):
         self.messages.detail(*self.engine.done.shares)
         return status
 
-    def scoring(self, width: int) -> Options:
+    def scoring(self, width: int) -> ScoringOptions:
         """How texts are scored, `width` in a pass."""
         options = self.options
-        return Options(
+        return ScoringOptions(
             add_eos=options.add_eos,
             stride=options.stride,
             window=options.window,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from genctl import params
-from genctl.cli.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
+from genctl.commands.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
 from genctl.io.writers import ReportFormat
 

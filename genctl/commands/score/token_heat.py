@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from genctl.engines.scored_text import Scored
+from genctl.engines.protocol import Scored
 from genctl.errors import count
 from genctl.events import Token
 from genctl.terminal import departures, theme, widgets

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 
 if TYPE_CHECKING:
     from genctl.decode.stopping.stops import Stops

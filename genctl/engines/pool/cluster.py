@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,10 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import genctl
 from genctl import process
-from genctl.decode.threads import cores
-from genctl.engines.pool.checks import TOKEN, is_running, nothing_there, probe, sends_token, threads_for
+from genctl.decode.threads import cores, from_environment
 from genctl.errors import UsageError, count
 from genctl.kernels.variant import VARIABLE
 
@@ -139,6 +138,76 @@ def _init(address: str | None, cpus: int, group: RayGroup | None) -> None:
         if sends_token() and not hint:
             hint = f"the token may be wrong or missing: {TOKEN}"
         raise nothing_there(address, reason, hint) from error
+
+
+def is_running() -> bool:
+    """Whether this process uses a Ray already."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def threads_for(cores: int, workers: int) -> int:
+    """Threads of each worker: OMP_NUM_THREADS where it is set, else an equal share of the cores at most."""
+    given = from_environment()
+    return max(cores // workers, 1) if given is None else given[0]
+
+
+# -- whether a Ray cluster answers at an address: Ray itself would wait for minutes, or for ever, and say little -------
+
+ANSWER_S = 15.0  # until an address that accepts connections and does not answer is given up
+CONNECT_S = 10.0  # until one that does not accept is
+CLIENT = "ray://"
+TOKEN = "Ray reads it from RAY_AUTH_TOKEN, from the file RAY_AUTH_TOKEN_PATH, or from ~/.ray/auth_token"
+# Ray's head (`HOST:PORT`) and its client server (`ray://HOST:PORT`) speak gRPC. Each has a call that only asks whether
+# it is there, with what is sent: "are you alive?" to a head, "ping" to a client server (ray/protobuf).
+_HEAD = ("/ray.rpc.NodeInfoGcsService/CheckAlive", b"")
+_CLIENT_SERVER = ("/ray.rpc.RayletDriver/ClusterInfo", b"\x08\x04")
+
+
+def probe(address: str) -> None:
+    """Raises UsageError where no Ray cluster answers at HOST:PORT, or where it asks for a token and Ray sends none.
+
+    `auto` is not looked at.
+    """
+    host, colon, port = address.removeprefix(CLIENT).rpartition(":")
+    if not (colon and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise nothing_there(address, getattr(error, "strerror", None) or "no answer") from error
+    if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+        return  # Ray has the certificates
+    try:
+        import grpc
+    except ImportError:  # Ray without its client
+        return
+    method, request = _CLIENT_SERVER if address.startswith(CLIENT) else _HEAD
+    reasons = {
+        grpc.StatusCode.UNIMPLEMENTED: "what listens there speaks gRPC, but is not Ray's",
+        grpc.StatusCode.DEADLINE_EXCEEDED: f"what listens there does not answer within {ANSWER_S:.0f} s",
+        grpc.StatusCode.UNAVAILABLE: "what listens there does not speak Ray's protocol",
+    }
+    with grpc.insecure_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            channel.unary_unary(method)(request, timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            code = error.code()
+            if code in reasons:
+                raise nothing_there(address, reasons[code]) from error
+            if code == grpc.StatusCode.UNAUTHENTICATED and not sends_token():
+                message = f"--address {address}: the cluster asks for a token, and none is sent"
+                raise UsageError(message, hint=f"RAY_AUTH_MODE=token sends it; {TOKEN}") from error
+
+
+def sends_token() -> bool:
+    """Whether Ray sends a token. It says nothing of one that is not there or not right."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+
+
+def nothing_there(address: str, reason: str, hint: str = "") -> UsageError:
+    """The error of an address at which there is no cluster to join."""
+    return UsageError(f"--address {address}: there is no Ray cluster to join: {reason}", hint=hint)
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
@@ -293,7 +362,7 @@ def worker_env(*, here: bool) -> Iterator[dict[str, Any]]:
 def _python_path() -> str:
     """PYTHONPATH with whole paths, since workers start elsewhere. It leads to genctl where nothing else does."""
     entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    home = str(Path(genctl.__file__).absolute().parents[1])
+    home = str(Path(__file__).absolute().parents[3])
     if home not in (*entries, *sys.path[1:]):  # a checkout, found because it is the working folder
         entries.append(home)
     return os.pathsep.join(entries)

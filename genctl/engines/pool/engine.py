@@ -6,16 +6,16 @@ batch whenever a place is free. Elsewhere whole groups go out, which are decoded
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import count as count_from
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genctl import events, process
-from genctl.decode.threads import from_environment
-from genctl.engines.pool.checks import check_memory
-from genctl.engines.pool.cluster import RayCluster, start_cluster
+from genctl.decode.threads import cores, from_environment
+from genctl.engines.pool.cluster import RayCluster, is_running, start_cluster
 from genctl.engines.pool.pool import HELD, IN_FLIGHT, WorkerPool, WorkGroup
 from genctl.engines.pool.worker import DecodedGroup, DecodeWork, ScoredGroup, ScoreWork, WorkerSetup
 from genctl.engines.protocol import (
@@ -24,21 +24,83 @@ from genctl.engines.protocol import (
     EngineSetup,
     Flow,
     Key,
+    Outcome,
     Report,
     Request,
     Rows,
+    ScoringOptions,
     Skipped,
+    TextToScore,
     WorkDone,
     never,
 )
-from genctl.errors import ModelError, count
+from genctl.errors import GenctlError, ModelError, UsageError, count, extra, size
+from genctl.params import Runtime
 
 CALLS = 8  # that bring the rows of a batch: more of them cost the driver more, with fewer a row waits for others of its
 ROWS_HELD = 32  # times as many rows as are decoded at once are on their way or wait for an earlier one
+PROCESS = 400 << 20  # bytes of a worker besides weights: Python, torch and Ray
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int4": 0.5}
 
-if TYPE_CHECKING:
-    from genctl.engines.protocol import Outcome
-    from genctl.engines.scored_text import Options, TextToScore
+# -- what is refused before workers start: more of them than fit -------------------------------------------------------
+# Each worker has its own copy of the weights, unless they stay in their files: the native runtime maps weights from
+# safetensors files, which all processes share, if it computes in their dtype.
+
+
+def require_ray(flag: str) -> None:
+    """Raises UsageError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError(f"{flag} needs Ray, which is not installed", hint=extra("ray"))
+
+
+def check_cores(workers: int | None, address: str | None) -> None:
+    """Raises UsageError for more workers than there are cores here."""
+    number = cores()
+    if workers is None or address is not None or is_running() or workers <= number:
+        return
+    there = f"there {'is' if number == 1 else 'are'} {count(number, 'core')}"
+    raise UsageError(f"--workers {workers}: {there}, and each worker takes one", hint=f"--workers {number} fits")
+
+
+def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
+    """Bytes of the weights that each process needs for itself; 0 if they are shared, or if their size is not known."""
+    from genctl.models import check, runtime_choice
+    from genctl.models.resolve import resolve
+
+    try:
+        place = resolve(runtime.model, revision=runtime.revision, offline=True, allow_pickle=trust["allow_pickle"])
+        if place.gguf is not None:
+            return place.gguf.stat().st_size
+        checkpoint = check.inspect(place.folder, need_tokenizer=False, **trust)
+        native, _ = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust["trust_remote_code"])
+    except (GenctlError, OSError):
+        return 0  # not downloaded yet, or unusable: a worker reports the reason
+    dtype = runtime_choice.dtype_of(runtime, checkpoint)
+    tensors = checkpoint.weights.tensors.values()
+    if native is not None and runtime.quantize is None and runtime_choice.is_stored_as(checkpoint, dtype):
+        return 0
+    if not tensors:
+        return checkpoint.weights.bytes
+    return int(sum(tensor.numel for tensor in tensors) * _BYTES.get(runtime.quantize or dtype, 2))
+
+
+def check_memory(workers: int, runtime: Runtime, trust: dict[str, bool]) -> None:
+    """Raises UsageError for more workers than memory is free for. Where their size is not known, nothing is checked."""
+    import psutil
+
+    weights = own_weights(runtime, trust)
+    free = int(psutil.virtual_memory().available)
+    fitting = free // (weights + PROCESS)
+    if workers > 1 and workers > fitting:
+        fits = max(int(fitting), 1)
+        raise UsageError(
+            f"--workers {workers}: each needs {size(weights + PROCESS)} of memory (weights: {size(weights)}), and "
+            f"{size(free)} are free",
+            hint=f"--workers {fits} fits" if fitting else "not even one worker is sure to fit",
+        )
+
+
+# -- the engine --------------------------------------------------------------------------------------------------------
 
 
 def _asked(name: str) -> Any:
@@ -130,7 +192,7 @@ class PoolEngine:
                 if flow.interrupted():
                     return
                 yield event
-            if flow.interrupted() or flow.enough(group.last):
+            if flow.enough(group.last):
                 return
 
     def _events(self, group: WorkGroup, on_shortage: Callable[[int, int], object]) -> Iterator[events.Event]:
@@ -150,14 +212,18 @@ class PoolEngine:
             yield events.Failed(request.id, "worker", f"{group.lost}, each time while they decoded {rows}")
 
     def score(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: ScoringOptions,
+        *,
+        interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for what it cannot do."""
         self.pool.ask("check_scoring", options)
         return self._scored(texts, options, interrupted)
 
     def _scored(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, interrupted: Callable[[], str]
+        self, texts: Iterator[tuple[Key, TextToScore]], options: ScoringOptions, interrupted: Callable[[], str]
     ) -> Iterator[tuple[Key, Outcome]]:
         def groups() -> Iterator[WorkGroup]:
             for first in count_from(0, options.chunk):

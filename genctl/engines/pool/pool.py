@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from genctl.engines.pool.cluster import RayCluster
-from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerProgress, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import OpenedWorker, Worker, WorkerSetup, own_genctl
 from genctl.engines.protocol import About, StreamProgress
 from genctl.errors import ModelError
 
@@ -26,7 +25,6 @@ IN_FLIGHT = 2  # groups that a worker has at once, where their rows do not join 
 HELD = 4  # times as many groups as workers are then on their way or wait for an earlier one
 RETRIES = 2  # of a load, by Ray; and of a group whose workers die: first beside others, and then alone
 POLL_S = 0.1  # between two looks at signals
-REPORT_S = 0.5  # between two reports of a worker's progress
 SLOW_S = 60.0  # without all workers, until somebody is told
 _LACKING = "No module named 'genctl"  # in what Ray says of a worker that could not be made
 
@@ -63,20 +61,8 @@ class WorkerHandle:
     groups: list[WorkGroup] = field(default_factory=list)  # that it has
     done: int = 0  # groups
     rows: int = 0
-    written: dict[int, int] = field(default_factory=dict)  # tokens of each of its processes
-    ahead: int = 0  # rows that are done of groups that are not
+    tokens: int = 0
     deaths: int = 0  # with groups that were then tried alone
-    report_due: float = 0.0
-
-    def count(self, progress: WorkerProgress) -> None:
-        """Take in what a process has done. Older numbers of tokens may come late."""
-        self.written[progress.process] = max(progress.tokens, self.written.get(progress.process, 0))
-        self.ahead = progress.rows
-
-    @property
-    def tokens(self) -> int:
-        """The tokens that it wrote."""
-        return sum(self.written.values())
 
     @property
     def name(self) -> str:
@@ -92,19 +78,13 @@ class WorkerPool:
 
         self._ray = ray
         # retries are said of the actor, not of its calls: else a call fails while the actor is started again
-        actor = ray.remote(
-            max_restarts=-1,
-            max_task_retries=RETRIES,
-            num_cpus=1,
-            num_gpus=cluster.gpus,
-            concurrency_groups={"report": 1},
-        )
+        actor = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=1, num_gpus=cluster.gpus)
         spread = {} if cluster.alone else {"scheduling_strategy": "SPREAD"}
         self.workers = [
             WorkerHandle(number, actor(Worker).options(**spread).remote(setup))
             for number in range(1, cluster.workers + 1)
         ]
-        self._calls: dict[Any, Callable[[Any], None]] = {}  # by the reference of its result, what takes each in
+        self._calls: dict[Any, tuple[WorkerHandle, WorkGroup | None]] = {}  # by the result's reference; None: `open`
         for worker in self.workers:
             self._open(worker)
         self._first: tuple[WorkerHandle, OpenedWorker] | None = None  # the first that had loaded the checkpoint
@@ -142,13 +122,12 @@ class WorkerPool:
             return self._ray.get(ref)
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause or error from error
-        except self._ray.exceptions.OutOfMemoryError as error:
-            raise _Died(": no memory is left on its machine") from error
         except self._ray.exceptions.RayError as error:
-            raise _Died("") from error
+            memory = isinstance(error, self._ray.exceptions.OutOfMemoryError)
+            raise _Died(": no memory is left on its machine" if memory else "") from error
 
     def _open(self, worker: WorkerHandle) -> None:
-        self._calls[worker.actor.open.remote()] = partial(self._take_opened, worker)
+        self._calls[worker.actor.open.remote()] = worker, None
 
     def _take_opened(self, worker: WorkerHandle, ref: Any) -> None:
         """Take a worker in, or do without it if it cannot be started again. Raises ModelError for the last one."""
@@ -244,32 +223,34 @@ class WorkerPool:
 
     def _give(self, worker: WorkerHandle, group: WorkGroup) -> None:
         worker.groups.append(group)
-        call = worker.actor.work.options(max_task_retries=0).remote(group.work)
-        self._calls[call] = partial(self._take_result, worker, group)
+        self._calls[worker.actor.work.options(max_task_retries=0).remote(group.work)] = worker, group
 
     def _wait(self) -> None:
         """Take in what has arrived, or wait a moment for something."""
-        self._ask_for_reports()
         refs = list(self._calls)
         if not refs:
             time.sleep(POLL_S)
             return
         self._ray.wait(refs, num_returns=1, timeout=POLL_S)
         for ref in self._ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
-            self._calls.pop(ref)(ref)
+            worker, group = self._calls.pop(ref)
+            if group is None:
+                self._take_opened(worker, ref)
+            else:
+                self._take_result(worker, group, ref)
         if self.on_progress is not None:
             self.on_progress()
 
     def _take_result(self, worker: WorkerHandle, group: WorkGroup, ref: Any) -> None:
         worker.groups.remove(group)
         try:
-            group.value, progress = self._get(ref)
+            group.value = self._get(ref)
         except _Died as died:
             self._take_back(worker, group, died.why)
             return
         worker.done += 1
         worker.rows += group.rows
-        worker.count(progress)
+        worker.tokens += group.value.tokens
         self._finished[group.number] = group
 
     def _take_back(self, worker: WorkerHandle, group: WorkGroup, why: str) -> None:
@@ -285,32 +266,11 @@ class WorkerPool:
             worker.ready = False
             self._open(worker)
 
-    # -- progress ------------------------------------------------------------------------------------------------------
-
-    def _ask_for_reports(self) -> None:
-        """Ask each worker for a report, where somebody wants to know."""
-        now = time.monotonic()
-        for worker in self.workers if self.on_progress is not None else ():
-            if worker.groups and now >= worker.report_due:
-                worker.report_due = float("inf")  # until it has come
-                call = worker.actor.report.options(concurrency_group="report", max_task_retries=0)
-                self._calls[call.remote()] = partial(self._take_report, worker, worker.done)
-
-    def _take_report(self, worker: WorkerHandle, done: int, ref: Any) -> None:
-        worker.report_due = time.monotonic() + REPORT_S
-        with suppress(_Died):  # its groups tell
-            progress: WorkerProgress = self._get(ref)
-            # rows of a group that was done meanwhile are no longer ahead
-            worker.count(progress if worker.done == done else progress._replace(rows=worker.ahead))
-
     def progress(self) -> StreamProgress:
-        """What the workers have done so far; of rows, those whose results were not given out."""
-        ahead = sum(worker.ahead for worker in self.workers if worker.groups)
-        rows = ahead + sum(group.rows for group in self._finished.values())
-        tokens, seconds = [worker.tokens for worker in self.workers], max(time.monotonic() - self.began, 1e-9)
+        """The groups that are done so far; of rows, those whose results were not given out."""
+        rows, tokens = sum(group.rows for group in self._finished.values()), [worker.tokens for worker in self.workers]
+        seconds = max(time.monotonic() - self.began, 1e-9)
         return StreamProgress(rows, sum(tokens), tuple(number / seconds for number in tokens))
-
-    # -- ends ----------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End all workers."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from genctl import events
 from genctl.config.layers import Layer
@@ -29,8 +29,8 @@ from genctl.identity import __version__, sources, versions
 from genctl.params import Runtime
 
 if TYPE_CHECKING:
-    from genctl.engines.local.session import Session
-    from genctl.engines.scored_text import Options, Scored, TextToScore
+    from genctl.engines.protocol import Scored, ScoringOptions, TextToScore
+    from genctl.engines.session import Session
 
 
 @dataclass(frozen=True)
@@ -57,20 +57,13 @@ class OpenedWorker:
     genctl: str = ""  # what must be that of the driver
 
 
-class WorkerProgress(NamedTuple):
-    """What a worker's process has done."""
-
-    process: int
-    rows: int  # that are done of groups that are not
-    tokens: int  # of all groups
-
-
 @dataclass(frozen=True)
 class DecodedGroup:
     """The events of a group; the widths that were too much for the memory, each with the one to go on with."""
 
     events: tuple[events.Event, ...]
     shortages: tuple[tuple[int, int], ...] = ()
+    tokens: int = 0  # that were written
 
 
 @dataclass(frozen=True)
@@ -92,33 +85,18 @@ class ScoredGroup:
     outcomes: tuple[list[Scored] | GenctlError, ...]
     findings: tuple[str, ...]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that were scored."""
+        return sum(scored.count for texts in self.outcomes if isinstance(texts, list) for scored in texts)
+
 
 @dataclass(frozen=True)
 class ScoreWork:
     """Texts that are scored together."""
 
     texts: tuple[TextToScore, ...]
-    options: Options
-
-
-def without_steps(stream: Iterator[events.Event], parents: bool) -> Iterator[events.Event]:
-    """The events without steps, which are most of what has to be sent. Their counts of drafts remain, in one step.
-
-    With `parents` the steps of beam searches are kept.
-    """
-    drafts: dict[str, list[int]] = {}  # of the lanes that are left without steps: tokens tried, and accepted
-    for event in stream:
-        if isinstance(event, events.Began):
-            if not (parents and "beam" in event.strategy):
-                drafts[event.lane] = [0, 0]
-        elif isinstance(event, events.Stepped) and event.lane in drafts:
-            counts = drafts[event.lane]
-            counts[0] += event.drafted
-            counts[1] += event.accepted
-            continue
-        elif isinstance(event, (events.Finished, events.Failed)) and (counts := drafts.pop(event.lane, [0, 0]))[0]:
-            yield events.Stepped(event.lane, 1, (), (), *counts)
-        yield event
+    options: ScoringOptions
 
 
 @dataclass(eq=False)
@@ -127,7 +105,7 @@ class _Call:
 
     work: DecodeWork | ScoreWork
     events: list[events.Event] = field(default_factory=list)
-    done: int = 0  # rows
+    tokens: int = 0
     result: Future[Any] = field(default_factory=Future)
 
 
@@ -136,8 +114,6 @@ class WorkQueue:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.rows = 0  # that are finished, of work that is not
-        self.tokens = 0  # of all work
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()  # that have not begun
         threading.Thread(target=self._perform, name="work", daemon=True).start()
 
@@ -149,7 +125,7 @@ class WorkQueue:
 
     def _perform(self) -> None:
         while True:
-            first, lanes, self.rows = self._calls.get(), dict[str, _Call](), 0
+            first, lanes = self._calls.get(), dict[str, _Call]()
             try:
                 if isinstance(first.work, ScoreWork):
                     first.result.set_result(self._score(first.work))
@@ -161,38 +137,38 @@ class WorkQueue:
                         call.result.set_exception(error)
 
     def _score(self, work: ScoreWork) -> ScoredGroup:
-        outcomes = []
         options = dataclasses.replace(work.options, chunk=len(work.texts))
-        for _, outcome in self.session.score(enumerate(work.texts), options):
-            outcomes.append(outcome)
-            self.rows += 1
-            if not isinstance(outcome, GenctlError):
-                self.tokens += sum(scored.count for scored in outcome)
-        return ScoredGroup(tuple(outcomes), self.session.done.findings)
+        outcomes = tuple(outcome for _, outcome in self.session.score(enumerate(work.texts), options))
+        return ScoredGroup(outcomes, self.session.done.findings)
 
     def _decode(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> None:
         """Decode until no row is left. The work of a run is alike but for its rows, so that of the first call says how.
 
-        `lanes` gets those that have begun and not ended, each with its call. Steps that nobody reads are left out.
+        `lanes` gets those that have begun and not ended, each with its call. Steps that nobody reads, which are most of
+        what would have to be sent, are left out, but for their counts of drafts.
         """
         if work.threads is not None:
             set_threads(work.threads)
+        report, whole = work.report, set[str]()  # lanes whose steps are read
+        steps = report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)
         shortages: list[tuple[int, int]] = []
         flow = Flow(work.width, ahead=work.ahead, on_shortage=lambda width, fewer: shortages.append((width, fewer)))
-        stream = self._counted(self.session.stream(self._requests(first, work, lanes), work.report, flow))
-        if not (work.report.steps or any(row.resolved.runtime.processed_logprobs for row in work.requests)):
-            stream = without_steps(stream, work.report.parents)
-        for event in stream:
+        for event in self.session.stream(self._requests(first, work, lanes), report, flow):
             assert not isinstance(event, events.Loading)
             call = lanes[event.lane]
+            if isinstance(event, events.Began) and (steps or (report.parents and "beam" in event.strategy)):
+                whole.add(event.lane)
+            elif isinstance(event, events.Stepped):
+                call.tokens += event.new_tokens
+                if event.lane not in whole:
+                    if not event.drafted:
+                        continue
+                    event = events.Stepped(event.lane, 1, (), (), event.drafted, event.accepted)
             call.events.append(event)
             if isinstance(event, (events.Finished, events.Failed)):
                 del lanes[event.lane]
-                call.done += 1
-                self.rows += 1
                 if call not in lanes.values():
-                    self.rows -= call.done
-                    call.result.set_result(DecodedGroup(tuple(call.events), tuple(shortages)))
+                    call.result.set_result(DecodedGroup(tuple(call.events), tuple(shortages), call.tokens))
                     shortages.clear()
 
     def _requests(self, first: _Call, work: DecodeWork, lanes: dict[str, _Call]) -> Iterator[Request | None]:
@@ -209,12 +185,6 @@ class WorkQueue:
                 return
             call = None if self._calls.empty() else self._calls.get()
 
-    def _counted(self, stream: Iterator[events.Event]) -> Iterator[events.Event]:
-        for event in stream:
-            if isinstance(event, events.Stepped):
-                self.tokens += event.new_tokens
-            yield event
-
 
 class Worker:
     """A process that works on groups. After a restart it loads the checkpoint again at its first call."""
@@ -224,51 +194,37 @@ class Worker:
         if Path(setup.folder).is_dir():
             os.chdir(setup.folder)
         self.setup = setup
-        self.queue: WorkQueue | None = None
-        self._opened: OpenedWorker | None = None
-        self._loading = threading.Lock()
 
     def open(self) -> OpenedWorker:
         """Load the checkpoint, if that is not done yet."""
         with self._placed():
-            self._loaded()
-        assert self._opened is not None
-        return self._opened
+            return self._loaded[0]
 
-    async def work(self, work: DecodeWork | ScoreWork) -> tuple[DecodedGroup | ScoredGroup, WorkerProgress]:
+    async def work(self, work: DecodeWork | ScoreWork) -> DecodedGroup | ScoredGroup:
         """Work on a group."""
         with self._placed():
-            return await asyncio.wrap_future(self._loaded().put(work)), self.report()
-
-    def report(self) -> WorkerProgress:
-        """What was done so far."""
-        return WorkerProgress(os.getpid(), *((0, 0) if self.queue is None else (self.queue.rows, self.queue.tokens)))
+            done: DecodedGroup | ScoredGroup = await asyncio.wrap_future(self._loaded[1].put(work))
+        return done
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """What the session's method `name` returns."""
         with self._placed():
-            return getattr(self._loaded().session, name)(*arguments)
+            return getattr(self._loaded[1].session, name)(*arguments)
 
-    def _loaded(self) -> WorkQueue:
-        with self._loading:
-            if self.queue is None:
-                session, self._opened = self._load()
-                self.queue = WorkQueue(session)
-            return self.queue
-
-    def _load(self) -> tuple[Session, OpenedWorker]:
+    @cached_property  # calls take turns: Ray runs them all in the loop of coroutines
+    def _loaded(self) -> tuple[OpenedWorker, WorkQueue]:
         setup = self.setup
         if setup.local and not Path(setup.local).is_dir():
             raise ModelError(f"{setup.runtime.model} is a local folder, and there is no {setup.local}")
         from genctl.decode.threads import Threads
-        from genctl.engines.local.session import Session
+        from genctl.engines.session import Session
 
         threads = Threads(setup.threads if setup.exact else None, share=setup.threads)
         session = Session.load(setup.runtime, layers=setup.layers, threads=threads, **setup.options)
         if setup.layers:
             session.plan(session.resolve(setup.layers))
-        computes = session.forward.device.type == "cpu"
-        return session, OpenedWorker(platform.node(), identity_of(session), session.about, own_genctl(computes))
+        genctl = own_genctl(computes=session.forward.device.type == "cpu")
+        return OpenedWorker(platform.node(), identity_of(session), session.about, genctl), WorkQueue(session)
 
     @contextmanager
     def _placed(self) -> Iterator[None]:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from genctl.engines.protocol import Key
-from genctl.engines.scored_text import Options, Scored, TextToScore, ranked
+from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
 from genctl.engines.server.answer import EchoedPrompt, echoed, scored_after
 from genctl.engines.server.failure import MALFORMED, Trouble
 from genctl.engines.server.server import Server
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class RemoteScorer:
     """Scores texts on servers. Raises BackendError where they cannot, UsageError for options that they lack."""
 
-    def __init__(self, servers: Sequence[Server], options: Options, unable: Sequence[str] = ()) -> None:
+    def __init__(self, servers: Sequence[Server], options: ScoringOptions, unable: Sequence[str] = ()) -> None:
         """`unable`: flags that are set and that no server has. As many requests are in flight as `batch_size` says."""
         if unable:
             raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")

@@ -39,8 +39,7 @@ from genctl.io.rows import row_seed
 from genctl.params import DEFAULT_NEW_TOKENS, Generation
 
 if TYPE_CHECKING:
-    from genctl.engines.protocol import Outcome
-    from genctl.engines.scored_text import Options, TextToScore
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.models.tokenizer_alone import LoneTokenizer
 
 IN_FLIGHT = 8  # requests, where batch_size does not say
@@ -142,7 +141,11 @@ class RemoteSession:
             server.client.hear()
 
     def score(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: ScoringOptions,
+        *,
+        interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or BackendError at once for what servers cannot do."""
         from genctl.engines.server.scorer import RemoteScorer

@@ -85,7 +85,7 @@ def test_what_is_typed_during_an_answer_is_not_in_its_text(own_state: Path) -> N
 STUCK = """
 import hashlib, sys
 sys.path.insert(0, {root!r})
-from genctl.cli.app import run
+from genctl.commands.app import run
 from genctl.commands.chat.chat import Chat
 say = Chat.say
 def stuck(self, text, turn, listeners, *how):

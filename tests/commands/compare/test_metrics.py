@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.comparing import references
+from genctl.comparing import metrics
 from genctl.comparing.metrics import distinct, divergence, longest_repeat, mean_of, measure, words
 from genctl.comparing.statistics import RunStatistics, bootstrap
 from genctl.events import Hypothesis, Token
-from genctl.results import Sequence
+from genctl.events.results import Sequence
 from tests.cli.tool import genctl
 
 
@@ -156,10 +156,10 @@ def test_a_tally_pairs_prompts() -> None:
 
 
 def test_references_are_scored_by_sacrebleu() -> None:
-    same = references.against("The cat sat on the mat. ", ["A dog.", "The cat sat on the mat."])
+    same = metrics.against("The cat sat on the mat. ", ["A dog.", "The cat sat on the mat."])
     assert same == {"exact_match": 1.0, "chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
     # one of four words is another one: TER is 1 edit by 4 words
-    other = references.against("one two three five", ["one two three four"])
+    other = metrics.against("one two three five", ["one two three four"])
     assert other["exact_match"] == 0.0
     assert other["ter"] == pytest.approx(25.0)
     # precisions 3/4, 2/3, 1/2 and, smoothed, 1/2: BLEU = (1/8)^(1/4)
@@ -167,12 +167,12 @@ def test_references_are_scored_by_sacrebleu() -> None:
 
 
 def test_an_empty_text_can_be_scored() -> None:
-    assert references.against("", ["one"]) == {"exact_match": 0.0, "chrf": 0.0, "bleu": 0.0, "ter": 100.0}
+    assert metrics.against("", ["one"]) == {"exact_match": 0.0, "chrf": 0.0, "bleu": 0.0, "ter": 100.0}
 
 
 def test_a_corpus_takes_rows_with_different_numbers_of_references() -> None:
     texts = ["the cat sat on the mat", "a dog barked at the moon"]
-    found = references.corpus(texts, [["the cat sat on the mat"], ["nothing alike here", "a dog barked at the moon"]])
+    found = metrics.corpus(texts, [["the cat sat on the mat"], ["nothing alike here", "a dog barked at the moon"]])
     assert found == {"chrf": 100.0, "bleu": pytest.approx(100.0), "ter": 0.0}
 
 
@@ -199,8 +199,8 @@ def test_without_sacrebleu_references_are_refused_and_self_bleu_is_left_out(
 
 
 def test_self_bleu_is_high_where_samples_are_alike() -> None:
-    same = references.self_bleu(["the cat sat on the mat"] * 3)
+    same = metrics.self_bleu(["the cat sat on the mat"] * 3)
     assert same == [pytest.approx(100.0)] * 3
-    mixed = references.self_bleu(["one two three four five", "six seven eight nine ten"])
+    mixed = metrics.self_bleu(["one two three four five", "six seven eight nine ten"])
     assert all(score is not None and score < 20 for score in mixed)
-    assert references.self_bleu(["alone"]) == [None]
+    assert metrics.self_bleu(["alone"]) == [None]

@@ -14,7 +14,7 @@ from genctl.commands.compare import report as shown
 from genctl.commands.compare.view import Column, CompareView, picture
 from genctl.comparing.metrics import Divergence
 from genctl.events import Event, Failed, Stepped, Token
-from genctl.terminal import number_table
+from genctl.terminal import widgets
 from genctl.terminal.run_history import RunHistory
 from tests import screens
 from tests.cli.tool import genctl
@@ -105,7 +105,7 @@ def test_what_stays_is_texts_with_marks_and_tables(width: int) -> None:
         ["nucleus", "16.5", "-0.832 [-0.950, -0.790]", "2.30", "-0.832", "1.05", "0.86", "1.00", "1 eos, 1 length"],
         ["a run whose name is very long indeed", "–", "–", "∞", "+0.1", "–", "–", "–", "–"],
     ]
-    lines += number_table.table_lines(headings, rows, width)
+    lines += widgets.table_lines(headings, rows, width)
     for line in lines:
         assert cell_len(line.plain) <= width
         out.print(line)
@@ -194,7 +194,7 @@ def test_the_whole_program_on_a_terminal(columns: int, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_columns_are_shared_evenly_among_as_few_tables_as_fit(width: int) -> None:
     headings = ["run", *(f"column {number}" for number in range(11))]
-    lines = [line.plain for line in number_table.table_lines(headings, [["a", *("0.125" for _ in range(11))]], width)]
+    lines = [line.plain for line in widgets.table_lines(headings, [["a", *("0.125" for _ in range(11))]], width)]
     tables = "\n".join(lines).split("\n\n")
     counts = [len(table.splitlines()[1].split()) - 1 for table in tables]
     assert sum(counts) == 11

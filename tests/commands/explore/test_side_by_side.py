@@ -11,7 +11,7 @@ import pytest
 from genctl.commands.explore.options import told_apart
 from genctl.commands.explore.screen_app import ExploreApp
 from genctl.commands.explore.screen_source import TreeSource
-from genctl.engines.local.session import Session
+from genctl.engines.session import Session
 from genctl.errors import UsageError
 from genctl.params import Runtime
 from genctl.tree.beside import Second

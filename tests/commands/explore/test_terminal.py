@@ -179,7 +179,7 @@ import sys
 sys.path.insert(0, {root!r})
 from genctl.commands.explore import screen_app
 from genctl.commands.explore.screen_source import TreeSource
-from genctl.cli.app import _explained
+from genctl.commands.app import _explained
 from tests.tree.trees import explorer
 def fail(self, *command):
     raise ZeroDivisionError("planted")

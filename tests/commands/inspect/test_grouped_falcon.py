@@ -13,8 +13,8 @@ import pytest
 from genctl import events
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.config.layers import flags_layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Request
+from genctl.engines.session import Session
 from genctl.errors import InputError
 from genctl.params import Generation, Runtime
 from tests.native import variations

@@ -10,8 +10,8 @@ import pytest
 from genctl import events
 from genctl.commands.inspect.measurement import Measurement, per_token
 from genctl.config.layers import flags_layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Request
+from genctl.engines.session import Session
 from genctl.params import Runtime
 from tests.tiny import WINDOW, checkpoint
 from tests.versions import CACHE

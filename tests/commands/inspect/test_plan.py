@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.cli.table import check
 from genctl.commands.inspect.cache_estimate import Part, Size, largest, plan, rows_of, total
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
 from genctl.commands.inspect.plan import COLUMNS, perform
 from genctl.commands.inspect.skeleton import MOST_LAYERS, build
 from genctl.commands.options import memory_bytes
+from genctl.commands.table import check
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError, ModelError, UsageError
 from genctl.models.hub import load
@@ -300,7 +300,7 @@ HUB = """
 import json, sys
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.commands.inspect.options import CONFLICTS, InspectOptions
-from genctl.cli.table import check
+from genctl.commands.table import check
 from genctl.config.layers import resolve
 from genctl.errors import GenctlError
 from genctl.params import Generation, Runtime

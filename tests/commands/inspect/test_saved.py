@@ -17,7 +17,7 @@ from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane, Prefix, Strategy
 from genctl.errors import InputError
-from genctl.sequences import shared_length
+from genctl.events import shared_length
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample

@@ -12,8 +12,8 @@ import torch
 from genctl import events
 from genctl.commands.inspect.cache_estimate import plan
 from genctl.config.layers import flags_layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Request
+from genctl.engines.session import Session
 from genctl.params import Generation, Runtime
 from tests.tiny import checkpoint, tiny, tokenizer
 

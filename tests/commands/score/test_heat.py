@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from genctl.commands.score import token_heat
-from genctl.engines.scored_text import Scored
+from genctl.engines.protocol import Scored
 from genctl.events import Token
 from genctl.terminal import theme
 from tests.screens import check_screen

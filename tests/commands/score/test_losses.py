@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from genctl.decode.runtime import ModelRuntime, Pass
-from genctl.engines.local import score_passes as passes
-from genctl.engines.local.score_passes import Passes, Piece
-from genctl.engines.scored_text import Detail
+from genctl.engines import score_passes as passes
+from genctl.engines.protocol import Detail
+from genctl.engines.score_passes import Passes, Piece
 from genctl.errors import ModelError
 from genctl.events import Token
 from tests import runtimes

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 import genctl as package
-from genctl.engines.local.scorer import Options, Scorer
-from genctl.engines.local.session import Session
-from genctl.engines.scored_text import TextToScore
+from genctl.engines.protocol import ScoringOptions, TextToScore
+from genctl.engines.scorer import Scorer
+from genctl.engines.session import Session
 from genctl.errors import GenctlError, ModelError
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -319,7 +319,7 @@ def test_quiet_leaves_the_figures() -> None:
 
 
 def test_texts_are_read_a_chunk_at_a_time_and_an_interrupt_ends_it(gpt2: Path) -> None:
-    scorer = Scorer(Session.load(Runtime(model=str(gpt2))).planner, Options(batch_size=2, chunk=4))
+    scorer = Scorer(Session.load(Runtime(model=str(gpt2))).planner, ScoringOptions(batch_size=2, chunk=4))
     read: list[int] = []
 
     def texts() -> Iterator[tuple[int, TextToScore]]:
@@ -338,7 +338,7 @@ def test_texts_are_read_a_chunk_at_a_time_and_an_interrupt_ends_it(gpt2: Path) -
 
 
 def test_a_text_is_not_failed_by_its_neighbour(gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer = Scorer(Session.load(Runtime(model=str(gpt2))).planner, Options())
+    scorer = Scorer(Session.load(Runtime(model=str(gpt2))).planner, ScoringOptions())
     cat, dog = ids("the cat"), ids("a dog")
     original = scorer.passes.read
 
@@ -356,7 +356,7 @@ def test_a_text_is_not_failed_by_its_neighbour(gpt2: Path, monkeypatch: pytest.M
 
 def test_help_imports_no_torch() -> None:
     code = (
-        "import sys; from genctl.cli.app import run; status = run(['score', '--help']);"
+        "import sys; from genctl.commands.app import run; status = run(['score', '--help']);"
         "sys.exit(status or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

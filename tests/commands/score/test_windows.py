@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genctl.engines.local.scorer import windows
+from genctl.engines.scorer import windows
 from tests.cli.tool import genctl
 from tests.commands.score.oracle import plain
 from tests.tiny import CONTEXT, tiny, tokenizer

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import genctl
-from genctl.config.search_conflicts import structures
+from genctl.config.modes import structures
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.thinking import FAMILIES, Thinking, thinking
 from genctl.errors import GenctlError, UsageError

@@ -13,8 +13,8 @@ from genctl.decode.stopping import Stop, Written
 from genctl.decode.stopping.build import NamedCriterion, stops_of
 from genctl.decode.stopping.row_text import RowText
 from genctl.decode.stopping.stops import Marks
+from genctl.events import shared_length
 from genctl.models.text import Detokenizer
-from genctl.sequences import shared_length
 
 CORPUS = [
     "The cat sat on the mat, and the dog didn't. It's 3.14! Do not stop; stop here.\n\nThe end?",

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import genctl
 from genctl import events
 from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
+from genctl.events.results import Result
 from genctl.params import Generation
-from genctl.results import Result
 from tests.decode.stopping.rows import KINDS, first_stop, marked, reader, row_text, tokenizer
 from tests.tiny import BOS, EOS, PAD, checkpoint
 from tests.tiny import tokenizer as tiny_tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from genctl.engines.pool import checks, cluster
+from genctl.engines.pool import cluster
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.worker import Worker, WorkerSetup
 from genctl.errors import ModelError
@@ -124,10 +124,10 @@ def test_rows_from_a_keyboard_are_refused() -> None:
 
 def test_cores_are_shared_unless_the_environment_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert [checks.threads_for(8, workers) for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [cluster.threads_for(8, workers) for workers in (1, 2, 3, 16)] == [8, 4, 2, 1]
     for value, threads in (("3", 3), ("2,1", 2), ("0", 4), ("x", 4)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert checks.threads_for(8, 2) == threads
+        assert cluster.threads_for(8, 2) == threads
 
 
 def ray_with(gpus: int) -> Any:

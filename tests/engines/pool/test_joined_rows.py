@@ -12,10 +12,10 @@ import pytest
 
 from genctl import events
 from genctl.config.layers import Layer
-from genctl.engines.local.session import Session
 from genctl.engines.pool.engine import _groups
 from genctl.engines.pool.worker import DecodeWork, WorkQueue
 from genctl.engines.protocol import Report, Request, Skipped
+from genctl.engines.session import Session
 from genctl.params import Runtime
 from tests.cli.tool import genctl
 

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from genctl.engines.pool import checks, cluster
-from genctl.engines.pool.checks import own_weights
+from genctl.engines.pool import cluster, engine
+from genctl.engines.pool.engine import own_weights
 from genctl.errors import UsageError
 from genctl.params import Runtime
 from tests.cli.tool import genctl
@@ -39,7 +39,7 @@ NO_TRUST = {"allow_pickle": False, "trust_remote_code": False}
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray does not run in this process, and is not started."""
-    monkeypatch.setattr(checks, "is_running", lambda: False)
+    monkeypatch.setattr(engine, "is_running", lambda: False)
     monkeypatch.setattr(cluster, "_init", lambda *arguments: pytest.fail("Ray was started"))
 
 
@@ -49,20 +49,20 @@ def test_more_workers_than_cores_are_refused_with_the_number_that_fits(
     command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number, there in ((2, "there are 2 cores"), (1, "there is 1 core")):
-        monkeypatch.setattr(checks, "cores", lambda number=number: number)
+        monkeypatch.setattr(engine, "cores", lambda number=number: number)
         done = genctl(command, "hi", "--workers", "200", stdin="")
         message = f"error: --workers 200: {there}, and each worker takes one\nhint: --workers {number} fits\n"
         assert (done.status, done.out, done.err) == (2, "", message)
 
 
 def test_a_cluster_has_cores_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "is_running", lambda: False)
-    monkeypatch.setattr(checks, "cores", lambda: 2)
-    checks.check_cores(200, "auto")
-    checks.check_cores(None, None)
-    checks.check_cores(2, None)
+    monkeypatch.setattr(engine, "is_running", lambda: False)
+    monkeypatch.setattr(engine, "cores", lambda: 2)
+    engine.check_cores(200, "auto")
+    engine.check_cores(None, None)
+    engine.check_cores(2, None)
     with pytest.raises(UsageError):
-        checks.check_cores(3, None)
+        engine.check_cores(3, None)
 
 
 def test_weights_that_every_worker_copies_must_fit_into_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ def test_weights_that_every_worker_copies_must_fit_into_memory(llama: Path, monk
     halves = Runtime(model=str(llama), dtype="bfloat16")
     assert own_weights(halves, NO_TRUST) == own_weights(copied, NO_TRUST) // 2
     assert own_weights(Runtime(model="nobody/nothing"), NO_TRUST) == 0
-    each = own_weights(copied, NO_TRUST) + checks.PROCESS
+    each = own_weights(copied, NO_TRUST) + engine.PROCESS
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(2.5 * each)))
-    checks.check_memory(2, copied, NO_TRUST)
+    engine.check_memory(2, copied, NO_TRUST)
     with pytest.raises(UsageError, match=r"^--workers 3: each needs .* MiB of memory .* are free$") as caught:
-        checks.check_memory(3, copied, NO_TRUST)
+        engine.check_memory(3, copied, NO_TRUST)
     assert caught.value.hint == "--workers 2 fits"
 
 
@@ -143,12 +143,12 @@ def grpc_server(answer: str) -> Iterator[int]:
 def test_an_address_without_a_cluster_is_given_up_in_one_sentence(
     listens: Any, sentence: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "ANSWER_S", 1.0)
-    monkeypatch.setattr(checks, "is_running", lambda: False)
+    monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
+    monkeypatch.setattr(engine, "is_running", lambda: False)
     with listens() as port:
         there = f"{scheme}127.0.0.1:{port}"
         with pytest.raises(UsageError) as caught:
-            checks.probe(there)
+            cluster.probe(there)
     assert caught.value.message == f"--address {there}: there is no Ray cluster to join: {sentence}"
 
 
@@ -166,11 +166,11 @@ def test_a_cluster_that_asks_for_a_token_is_said_with_the_setting(monkeypatch: p
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     with grpc_server("token") as port:
         with pytest.raises(UsageError, match="the cluster asks for a token, and none is sent") as caught:
-            checks.probe(f"127.0.0.1:{port}")
+            cluster.probe(f"127.0.0.1:{port}")
         assert "RAY_AUTH_MODE=token" in caught.value.hint
         monkeypatch.setenv("RAY_AUTH_MODE", "token")  # then it is Ray's to send, and joining has a limit
-        checks.probe(f"127.0.0.1:{port}")
-        checks.probe(f"ray://127.0.0.1:{port}")
+        cluster.probe(f"127.0.0.1:{port}")
+        cluster.probe(f"ray://127.0.0.1:{port}")
 
 
 def test_another_cluster_than_the_one_that_this_process_uses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from genctl.engines.pool import pool as pools
 from genctl.engines.pool.cluster import start_cluster
 from genctl.engines.pool.pool import WorkerPool, WorkGroup
-from genctl.engines.pool.worker import OpenedWorker, WorkerProgress, WorkerSetup, own_genctl
+from genctl.engines.pool.worker import DecodedGroup, OpenedWorker, ScoredGroup, WorkerSetup, own_genctl
 from genctl.engines.protocol import About
 from genctl.errors import ModelError
 from genctl.params import Runtime
@@ -29,10 +29,7 @@ def opened(number: int, **identity: Any) -> OpenedWorker:
 
 def well(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
     """A worker that does everything."""
-    if method == "open":
-        return opened(number)
-    progress = WorkerProgress(number, 0, 1)
-    return (f"result of {arguments[0]}", progress) if method == "work" else progress
+    return opened(number) if method == "open" else ScoredGroup((), (f"result of {arguments[0]}",))
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def groups(count: int, taken: list[int] | None = None) -> Iterator[WorkGroup]:
 
 
 def summary(results: Iterator[WorkGroup]) -> list[tuple[int, Any]]:
-    return [(group.first // 2, group.lost or group.value) for group in results]
+    return [(group.first // 2, group.lost or (group.value and group.value.findings[0])) for group in results]
 
 
 def expected(count: int) -> list[tuple[int, Any]]:
@@ -234,10 +231,15 @@ def test_a_machine_without_genctl_is_named_as_one(started: Callable[..., WorkerP
         started(behave)
 
 
-def test_a_report_that_comes_after_a_result_does_not_count_its_rows_again(started: Callable[..., WorkerPool]) -> None:
-    pool = started(lambda *call: WorkerProgress(call[0], 2, 5) if call[1] == "report" else well(*call))
-    worker, report = pool.workers[0], pool.workers[0].actor.report.remote()
-    pool._take_report(worker, worker.done - 1, report)
-    assert (worker.ahead, pool.progress().tokens) == (0, 5)
-    pool._take_report(worker, worker.done, report)
-    assert (worker.ahead, pool.progress().tokens) == (2, 5)
+def test_progress_counts_finished_groups_whose_results_wait_for_an_earlier_one(
+    started: Callable[..., WorkerPool],
+) -> None:
+    def behave(number: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return opened(number) if method == "open" else DecodedGroup((), tokens=5)
+
+    pool, seen = started(behave, seed=1), list[tuple[int, int]]()
+    pool.on_progress = lambda: seen.append((pool.progress().rows, pool.progress().tokens))
+    given = sum(group.rows for group in pool.results(groups(30), lambda: False))
+    assert max(rows for rows, _ in seen) > 2
+    assert seen[-1][1] == sum(worker.tokens for worker in pool.workers) == 5 * given // 2
+    assert [tokens for _, tokens in seen] == sorted(tokens for _, tokens in seen)

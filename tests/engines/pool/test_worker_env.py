@@ -78,7 +78,7 @@ def test_relative_and_empty_entries_of_pythonpath_do_not_lead_elsewhere(
 
 def test_a_genctl_that_python_alone_does_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python -m genctl` in a checkout: that of the driver comes from there, so those of the workers do."""
-    home = str(Path(cluster.genctl.__file__).parents[1])
+    home = str(Path(cluster.__file__).parents[3])
     monkeypatch.setattr(sys, "path", [home, *(entry for entry in sys.path if entry != home)])
     monkeypatch.delenv("PYTHONPATH", raising=False)
     with worker_env(here=True) as made:

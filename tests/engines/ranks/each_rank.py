@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from genctl.config.layers import Layer
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Request
+from genctl.engines.session import Session
 from genctl.events import Finished
 from genctl.params import Runtime
 

@@ -181,7 +181,7 @@ def test_a_file_that_is_missing_is_said() -> None:
 
 def test_batches_need_neither_torch_nor_a_network(tmp_path: Path) -> None:
     code = (
-        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+        "import sys; from genctl.commands.app import run; status = run(sys.argv[1:]);"
         "heavy = {'torch', 'transformers', 'numpy', 'httpx2'} & set(sys.modules);"
         "sys.exit(f'{status}, imported {heavy}' if heavy or status else 0)"
     )

@@ -412,7 +412,7 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path: Path, monkeypatch: pytest
 
 def test_no_torch_is_imported(server: StandIn) -> None:
     code = (
-        "import sys; from genctl.cli.app import run; status = run(sys.argv[1:]);"
+        "import sys; from genctl.commands.app import run; status = run(sys.argv[1:]);"
         "heavy = {'torch', 'transformers', 'numpy', 'tokenizers', 'huggingface_hub'} & set(sys.modules);"
         "sys.exit(f'{status}, imported {heavy}' if heavy or status else 0)"
     )

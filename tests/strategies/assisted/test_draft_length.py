@@ -256,7 +256,7 @@ def test_without_a_cache_a_longer_pass_costs_nothing_more() -> None:
 
 def test_the_price_is_that_of_how_the_weights_are_held() -> None:
     from genctl.config.layers import Layer, resolve
-    from genctl.engines.local.session import Session
+    from genctl.engines.session import Session
     from genctl.kernels.ops import library
 
     def form(**settings: Any) -> str:

@@ -15,10 +15,10 @@ from genctl.decode.loop import decode
 from genctl.decode.pass_prices import PassPrice
 from genctl.decode.prefix_cache import KeptTexts
 from genctl.decode.types import Prefix
-from genctl.engines.local.session import Session
 from genctl.engines.protocol import Flow, Report, Request
+from genctl.engines.session import Session
+from genctl.events.results import Collector, Result
 from genctl.kernels.ops import library
-from genctl.results import Collector, Result
 from genctl.strategies.assisted import Assisted
 from genctl.strategies.sample import Sample
 from genctl.strategies.suffixes import MOST_KEPT, Index, LookupDraftWriter, SuffixDrafter

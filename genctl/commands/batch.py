@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import typer
 
 from genctl import params
-from genctl.cli.help import SETTINGS, CommandGroup
-from genctl.cli.table import Color, Command, CommandOptions, given, needless_force
+from genctl.commands.help import SETTINGS, CommandGroup
+from genctl.commands.job import Job, seed_of, start_seed
+from genctl.commands.messages import Messages
 from genctl.commands.options import CHOOSING, IN_OUT, PICTURES, SHOWN, PresetOptions
+from genctl.commands.table import Color, Command, CommandOptions, given, needless_force
+from genctl.config.layers import resolve
+from genctl.engines.server import batch_files
+from genctl.errors import Exit, UsageError, count, quote
+from genctl.io import readers, writers
+from genctl.io.rows import InputRow
 from genctl.io.writers import Format
 
 # Knobs that a request cannot say: where and how a checkpoint runs, and what only a process here can bound.
@@ -53,7 +63,7 @@ class ImportOptions(CommandOptions):
 EXPORT = Command(
     "export",
     ExportOptions,
-    "genctl.commands.batch.jobs:ExportJob",
+    "genctl.commands.batch:ExportJob",
     """Each row becomes a request for /v1/completions, or with --chat, --system or messages for
     /v1/chat/completions. The id of the row is its custom_id. A setting that no request can say is refused.""",
     (
@@ -72,7 +82,7 @@ EXPORT = Command(
 IMPORT = Command(
     "import",
     ImportOptions,
-    "genctl.commands.batch.jobs:import_results",
+    "genctl.commands.batch:import_results",
     """The records are those of genctl run, with "backend": "openai:batch" and "exact": false. A request that failed,
     or that has no result, becomes an error record, and the exit status is 1. Without --requests the records have no
     prompt and no seed, which the results do not hold, and without --rows no columns.""",
@@ -105,7 +115,7 @@ class BatchGroup(CommandGroup):
         if cmd_name not in TABLES:
             return None
         table, summary = TABLES[cmd_name]
-        epilog: Sequence[str] | str = import_module("genctl.cli.app").EPILOG
+        epilog: Sequence[str] | str = import_module("genctl.commands.app").EPILOG
         return table.build(str(epilog), summary)
 
 
@@ -122,3 +132,69 @@ app = typer.Typer(
 @app.callback()
 def batch() -> None:
     """Write and read the batch files of OpenAI's interface."""
+
+
+class ExportJob(Job[ExportOptions]):
+    """Rows to requests. A row that cannot be one is said, and left out."""
+
+    def prepare(self) -> int | None:
+        """The settings, which hold for every row that does not have its own."""
+        super().prepare()
+        self.base = resolve(self.layers)
+        if not self.base.names_model:
+            raise UsageError("a request names its model: give it with --model")
+        problems, note = batch_files.checked(self.base, self.options.kind)
+        if problems:
+            raise UsageError("\n".join(problems))
+        self.messages.note(*([note] if note else []))
+        self.seed = start_seed(self.base)
+        return None
+
+    def open(self, stack: ExitStack) -> None:
+        """Open the output."""
+        self.requests = self.sink(stack, self.options.output)
+        self.columns: dict[str, None] = {}  # of the rows, beside what is sent
+
+    def deliver(self, stack: ExitStack) -> None:
+        """Write a line for each row."""
+        options, written = self.options, 0
+        for _, line in self.usable(self.input, self._line):
+            self.requests.write(line.encode())
+            written += 1
+        self.requests.close()
+        if self.columns:
+            names = ", ".join(map(quote, itertools.islice(self.columns, 4))) + (", …" if len(self.columns) > 4 else "")
+            self.messages.remark(f"a request has no place for columns ({names}): import --rows brings them back")
+        if options.kind == "openai" and written > batch_files.MOST:
+            self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
+
+    def _line(self, row: InputRow) -> str:
+        self.columns |= dict.fromkeys(row.columns)
+        resolved, options = self.settings_of(row, self.base), self.options
+        seed = seed_of(row, resolved, self.seed)
+        request = batch_files.request_line(row, resolved, seed, options.kind, options.top_logprobs)
+        return f"{writers.to_json(request)}\n"
+
+
+def import_results(options: ImportOptions) -> int:
+    """Write the records of a batch. Returns the exit status."""
+    form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
+    messages = Messages()
+    records = list(batch_files.imported(options.input, options.requests, messages.remark))
+    if options.rows is not None:
+        prompts = readers.open_prompts((), options.rows, sys.stdin, stdin_is_terminal=False) or ()
+        batch_files.add_columns(records, {row.id: row.columns for row in prompts}, options.rows)
+    sink = writers.open_output(options.output, sys.stdout, force=options.force)
+    failed = 0
+    with ExitStack() as stack:
+        stack.callback(sink.abandon)
+        writer = writers.open_writer(
+            form, sink, on_error=lambda record: messages.error(record["error"]["message"], f"{record['id']}: ")
+        )
+        for rows in records:
+            failed += any("error" in one for one in rows)
+            for one in rows:
+                writer.write(one)
+        writer.close()
+        messages.close()
+    return int(Exit.ROWS_FAILED if failed else Exit.DONE)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
-from genctl.engines.local.runtime import undrafted
+from genctl.engines.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.config_numbers import context_of
+from genctl.models.sizes import context_of
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from genctl.decode.stopping.row_text import RowText
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
-    from genctl.engines.local.lane_results import ForcedPhrases, LaneResults, RerankPlan
+    from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
     from genctl.engines.protocol import Report, Request
     from genctl.models.hub import LoadedModel
     from genctl.models.text import Words
@@ -82,7 +82,7 @@ class PlannedLane:
             thinking = thinking_of(self.lane.processors)
         if self.phrases is None and grammar is None and self.ranking is None and thinking is None:
             return None
-        from genctl.engines.local.lane_results import LaneResults
+        from genctl.engines.lane_results import LaneResults
 
         return LaneResults(
             phrases=self.phrases,
@@ -140,7 +140,7 @@ class Planner:
 
     def companion(self, name: str) -> tuple[LoadedModel, ModelRuntime]:
         """A second checkpoint (an assistant, an amateur) on the same device, loaded once."""
-        from genctl.engines.local.runtime import runtime_of
+        from genctl.engines.runtime import runtime_of
         from genctl.models import hub
 
         if name not in self.auxiliary_models:
@@ -263,7 +263,7 @@ class Planner:
         return self.latest[1]
 
     def _build_strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
-        from genctl.config.search_conflicts import bans, mode_of
+        from genctl.config.modes import bans, mode_of
         from genctl.strategies.factory import choose
         from genctl.strategies.sample import Sample
 
@@ -271,7 +271,7 @@ class Planner:
             raise UsageError("\n".join(clashes))
         ranking: RerankPlan | None = None
         if generation.best_of is not None or generation.mbr_samples is not None:
-            from genctl.engines.local import lane_results
+            from genctl.engines import lane_results
 
             ranking = lane_results.rerank_plan(generation)
         tokenizer = self.loaded.tokenizer
@@ -349,7 +349,7 @@ class Planner:
         """The phrases that a finished text must contain."""
         if not (generation.force_words or generation.force_words_ids):
             return None
-        from genctl.engines.local.lane_results import ForcedPhrases, forced_phrases
+        from genctl.engines.lane_results import ForcedPhrases, forced_phrases
         from genctl.strategies.constrained import ConstrainedBeam
         from genctl.strategies.constraints import Constraints
 

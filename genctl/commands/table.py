@@ -21,7 +21,7 @@ import typer
 import typer.main
 
 from genctl import params
-from genctl.cli.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
+from genctl.commands.help import GENERAL, ORDER, SETTINGS, TableCommand, help_all
 from genctl.config.layers import Layer, flags_layer
 from genctl.errors import Exit, UsageError
 
@@ -97,7 +97,7 @@ def _completion(name: str, values: Sequence[str] = ()) -> Callable[[str], list[s
     """The shell completion of an option; without one of its own, among `values`."""
 
     def complete(typed: str) -> list[str]:
-        from genctl.cli.completion import COMPLETIONS, among  # only a shell that completes needs it
+        from genctl.commands.completion import COMPLETIONS, among  # only a shell that completes needs it
 
         return COMPLETIONS.get(name, among(values))(typed)
 
@@ -290,7 +290,7 @@ def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: st
     layers += parse_sets(list(sets)) if sets else []
     if strategy is None:
         return layers
-    from genctl.config.named_strategies import layer
+    from genctl.config.modes import layer
 
     return [*layers, layer(strategy, layers)]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from genctl import events
-from genctl.config import chat_settings, search_conflicts
+from genctl.config import chat_settings, modes
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, model_layer, resolve
 from genctl.decode.threads import TEXT, Threads
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from genctl.decode.saved_prompt import PromptIdentity
     from genctl.decode.scheduler import Waiting
     from genctl.decode.types import Prefix
-    from genctl.engines.local.lane_results import LaneResults
-    from genctl.engines.local.planner import PlannedLane
-    from genctl.engines.local.scorer import Scorer
-    from genctl.engines.protocol import Outcome
-    from genctl.engines.scored_text import Options, TextToScore
-    from genctl.models.generation_settings import GenerationSettings
+    from genctl.engines.lane_results import LaneResults
+    from genctl.engines.planner import PlannedLane
+    from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
+    from genctl.engines.scorer import Scorer
+    from genctl.models.check import GenerationSettings
     from genctl.models.hub import LoadedModel
 
 
@@ -58,8 +57,8 @@ class Session:
         self, loaded: LoadedModel, runtime: Runtime, *, allow_plugins: bool = False, flags: Any = None
     ) -> None:
         from genctl.decode.prefix_cache import KeptTexts
-        from genctl.engines.local.planner import Planner
-        from genctl.engines.local.runtime import reuse_limit, runtime_of
+        from genctl.engines.planner import Planner
+        from genctl.engines.runtime import reuse_limit, runtime_of
 
         self.loaded = loaded
         self.threads: Threads | None = None
@@ -202,7 +201,7 @@ class Session:
 
         Raises as each prompt would: UsageError or PresetError for settings, ModelError for missing capabilities.
         """
-        from genctl.engines.local.runtime import cache_notes, undrafted
+        from genctl.engines.runtime import cache_notes, undrafted
 
         if resolved.runtime.is_chat:
             from genctl.models import chat
@@ -393,19 +392,23 @@ class Session:
             yield event if completing is None else completing.completed(event)
 
     def score(
-        self, texts: Iterator[tuple[Key, TextToScore]], options: Options, *, interrupted: Callable[[], str] = never
+        self,
+        texts: Iterator[tuple[Key, TextToScore]],
+        options: ScoringOptions,
+        *,
+        interrupted: Callable[[], str] = never,
     ) -> Iterator[tuple[Key, Outcome]]:
         """The outcome of each text, in order. Raises UsageError or ModelError at once for unsupported options."""
         scorer = self._scorer(options)
         self.use_threads(TEXT * options.batch_size)
         return scorer.score(texts, interrupted)
 
-    def check_scoring(self, options: Options) -> None:
+    def check_scoring(self, options: ScoringOptions) -> None:
         """Raises UsageError or ModelError for unsupported options."""
         self._scorer(options)
 
-    def _scorer(self, options: Options) -> Scorer:
-        from genctl.engines.local.scorer import Scorer
+    def _scorer(self, options: ScoringOptions) -> Scorer:
+        from genctl.engines.scorer import Scorer
 
         scorer = Scorer(self.planner, options)
         scorer.check()
@@ -440,8 +443,8 @@ def load_session(kind: type[SomeSession], setup: EngineSetup) -> SomeSession:
 
 def check_settings(generation: Generation) -> None:
     """Check knobs without a checkpoint: raises UsageError for conflicts and broken grammars."""
-    clashes = [*search_conflicts.structures(generation), *search_conflicts.reranking(generation)]
-    clashes += [*search_conflicts.bans(generation), *search_conflicts.steering(generation)]
+    clashes = [*modes.structures(generation), *modes.reranking(generation)]
+    clashes += [*modes.bans(generation), *modes.steering(generation)]
     if clashes:
         raise UsageError("\n".join(clashes))
     if any(getattr(generation, knob) is not None for knob in GRAMMARS):
@@ -460,11 +463,9 @@ def grammar_notes(generation: Generation) -> tuple[str, ...]:
     return () if source is None else source.notes
 
 
-def planned(
-    runtime: Runtime, layers: Sequence[Layer], *, allow_pickle: bool = False, trust_remote_code: bool = False
-) -> Resolved:
-    """The job resolved from the checkpoint's settings alone: its weights are not read."""
+def checkpoint_layer(runtime: Runtime, *, allow_pickle: bool = False, trust_remote_code: bool = False) -> Layer:
+    """The checkpoint's own settings: its weights are not read."""
     from genctl.models import hub
 
     settings = hub.generation_settings(runtime, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    return resolve([model_layer(settings.values, runtime.model, settings.file), *layers])
+    return model_layer(settings.values, runtime.model, settings.file)

@@ -21,7 +21,7 @@ def presets(typed: str) -> list[str]:
 
 def strategies(typed: str) -> list[str]:
     """Names of decoding modes."""
-    from genctl.config.named_strategies import NAMED
+    from genctl.config.modes import NAMED
 
     return [name for name in NAMED if name.startswith(typed)]
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from genctl import events
 from genctl.config.layers import Resolved
-from genctl.engines.local.session import Session, load_session
 from genctl.engines.protocol import ALONE, EngineSetup, Flow, JobPlan, Report, Request, Rows, Skipped
+from genctl.engines.session import Session, load_session
 from genctl.errors import Exit, UsageError
 from genctl.models import rank_group as group
 

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Generic
 
-from genctl.engines.local.score_passes import Passes, Piece
-from genctl.engines.local.score_texts import EncodedText, TextReader
-from genctl.engines.protocol import Key
-from genctl.engines.scored_text import Options, Scored, TextToScore, ranked
+from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
+from genctl.engines.score_passes import EncodedText, Passes, Piece, TextReader
 from genctl.errors import ContractError, GenctlError, InputError, ModelError, UsageError, count
 from genctl.events import Token
-from genctl.models.config_numbers import source_context_of
+from genctl.models.sizes import source_context_of
 
 if TYPE_CHECKING:
-    from genctl.engines.local.planner import Planner
+    from genctl.engines.planner import Planner
     from genctl.engines.protocol import Outcome
 
 
@@ -61,7 +59,7 @@ class Scorer:
     Raises UsageError or ModelError for options that this checkpoint does not support.
     """
 
-    def __init__(self, planner: Planner, options: Options) -> None:
+    def __init__(self, planner: Planner, options: ScoringOptions) -> None:
         loaded = planner.loaded
         self.loaded = loaded
         self.options = options

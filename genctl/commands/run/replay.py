@@ -14,7 +14,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from genctl import events, process
-from genctl.cli.table import (
+from genctl.commands.event_log import read_recording
+from genctl.commands.messages import Messages
+from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat, pictures
+from genctl.commands.run.options import TREE_ECHO
+from genctl.commands.table import (
     Color,
     Command,
     CommandOptions,
@@ -26,10 +30,6 @@ from genctl.cli.table import (
     option,
     switch,
 )
-from genctl.commands.event_log import read_recording
-from genctl.commands.messages import Messages
-from genctl.commands.options import COLOR, QUIET, SHOWN_TOP, TreeFormat, pictures
-from genctl.commands.run.options import TREE_ECHO
 from genctl.errors import Exit, UsageError
 from genctl.io.output import check_absent
 from genctl.terminal.interrupt import Interrupt
@@ -91,7 +91,7 @@ CONFLICTS: tuple[Conflict, ...] = (
 REPLAY = Command(
     "replay",
     ReplayOptions,
-    "genctl.commands.replay.replay:perform",
+    "genctl.commands.run.replay:perform",
     """The pace is even, since a recording does not say how long each step took. In a pipe, the texts.""",
     ("genctl replay run.jsonl", "genctl replay run.jsonl --step"),
     conflicts=CONFLICTS,
@@ -120,7 +120,7 @@ REPORT_CONFLICTS: tuple[Conflict, ...] = (
 REPORT = Command(
     "report",
     ReportOptions,
-    "genctl.commands.replay.replay:write_page",
+    "genctl.commands.run.replay:write_page",
     """The page opens from disk and loads nothing: tokens coloured by probability, the search tree step by step, runs of
     a comparison side by side. --report FILE of the other commands writes the same page, with the run's settings.""",
     ("genctl report run.jsonl", "genctl report run.jsonl -o run.html --force"),

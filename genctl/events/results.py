@@ -8,7 +8,7 @@ from typing import Any
 
 from genctl import events
 from genctl.errors import count
-from genctl.history import ROOT, LaneHistory, Path
+from genctl.events.history import ROOT, LaneHistory, Path
 
 REPR_LETTERS = 40  # of a text in a `repr`
 

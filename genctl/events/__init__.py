@@ -341,3 +341,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """The length of the common prefix of two sequences."""
+    for place, (left, right) in enumerate(zip(a, b, strict=False)):
+        if left != right:
+            return place
+    return min(len(a), len(b))

@@ -16,7 +16,7 @@ from typing import Any
 import typer
 import typer.main
 
-from genctl.cli.help import SETTINGS, CommandGroup, option_hint, replacement, write_rows
+from genctl.commands.help import SETTINGS, CommandGroup, option_hint, replacement, write_rows
 from genctl.errors import Exit, GenctlError, nearest, without_secrets
 from genctl.identity import __version__
 from genctl.terminal.standard_streams import let_go
@@ -103,9 +103,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "genctl.commands.inspect.options:INSPECT_CACHE",
         "Show what is in the KV cache, pass by pass; save a prompt's cache.",
     ),
-    "replay": ("genctl.commands.replay.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
-    "report": ("genctl.commands.replay.replay:REPORT", "Make a page of a recorded run, to open in a browser."),
-    "batch": ("genctl.commands.batch.options:app", "Write and read the batch files of OpenAI's interface."),
+    "replay": ("genctl.commands.run.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
+    "report": ("genctl.commands.run.replay:REPORT", "Make a page of a recorded run, to open in a browser."),
+    "batch": ("genctl.commands.batch:app", "Write and read the batch files of OpenAI's interface."),
     "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
     "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),
 }
@@ -208,7 +208,7 @@ def root(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status; nothing but `--debug` shows a traceback."""
     if os.environ.get("_GENCTL_COMPLETE") == "complete_bash":
-        from genctl.cli.completion import words_joined
+        from genctl.commands.completion import words_joined
 
         with words_joined():
             app(prog_name="genctl")

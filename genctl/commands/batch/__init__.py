@@ -1,1 +1,0 @@
-"""`genctl batch`: files of requests and of answers, as servers take and give them. Enter by `jobs`."""
