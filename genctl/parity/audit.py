@@ -164,6 +164,7 @@ class Auditor(Hypotheses):
             more = float(one.likelihood.sum()) - gain * len(one.likelihood) / max(len(nothing.likelihood), 1)
             return TriedCause(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 
+        self._beaten.sort(key=lambda one: -one.explained)
         notes = [*self._notes]
         if self._prompts.dropped:
             notes.append(f"{self._prompts.dropped} listed tokens are left out: several tokens have their text")

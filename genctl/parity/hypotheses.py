@@ -184,31 +184,44 @@ class Hypotheses(Rereader):
     def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
         """Every cause alone, on the sample. Of a large model each is first tried on a row, until one explains all."""
         self._stage("hypotheses")
-        tried, at = self._try((), None, sample, base), self._at(sample)
-        few, begun = sample[:1], self._base(sample[:1]) if self._is_dear else base
-        part = torch.isin(at, self._at(few))
+        at, few = self._at(sample), sample[:1]
+        screens = self._is_dear and len(sample) > 1
+        begun, part = self._base(few) if screens else base, torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        tried: list[Tried] = []
+
+        def found(ways: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
+            if not screens:
+                return self._try(ways, wanted, sample, base)
+            some = self._try(ways, wanted, few, begun)
+            self._judged([begin, *some], begin, self._at(few))
+            rivals = [one.likelihood[part] for one in tried] or [one.likelihood for one in some]
+            least = max(float(one.sum()) for one in rivals) - math.log(self._count / ERROR_RATE)
+            keep = [one.likelihood.sum() >= max(least, float(begin.likelihood.sum())) for one in some]
+            self._beaten += [one for one, kept in zip(some, keep, strict=True) if not kept]
+            left = [one.number for one, kept in zip(some, keep, strict=True) if kept]
+            return self._try(ways, left, sample, base) if left else []
+
+        tried += found((), None)
+        sure = False
         with OtherModels(self._side, self._others) as models:
             others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
             for way in chain(self._ways(), others):
-                bound = math.log(self._count / ERROR_RATE)
-                if self._is_dear:
+                if self._is_dear and tried and not sure:
                     self._judged([first, *tried], first, at)
                     best = max(tried, key=lambda one: float(one.likelihood.sum()))
-                    if self._fits(best) and float((best.likelihood - first.likelihood).sum()) > SURE * bound:
+                    gain = float((best.likelihood - first.likelihood).sum())
+                    if sure := self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE):
                         self._notes.append(f"{best.words} explains all, so that not every cause is tried")
-                        break
+                assert way.cause is not None
+                if sure and not (
+                    way.cause.key == "scale-ignored" and best.number.temperature != 1.0
+                ):  # the same numbers
+                    continue
                 try:
-                    if self._is_dear:
-                        (found,) = self._try((way,), [RAW], few, begun)
-                        self._judged([begin, found], begin, self._at(few))
-                        least = max(float(best.likelihood[part].sum()) - bound, float(begin.likelihood.sum()))
-                        if float(found.likelihood.sum()) < least:
-                            self._beaten.append(found)
-                            continue
-                    tried += self._try((way,), [RAW], sample, base)
+                    tried += found((way,), [RAW])
                 except (GenctlError, ValueError, RuntimeError) as error:
-                    if way.load is None or way.cause is None:
+                    if way.load is None:
                         raise
                     why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
                     self._notes.append(f"{way.cause.sentence} is not tried: {why}")
