@@ -322,7 +322,10 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
                 causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
                 return Number(causes, temperature=drawn, kept=(name, value), parameters=2)
 
-            yield _refined(both, ends, rows, few)
+            fitted = _refined(both, ends, rows, few)
+            yield fitted
+            if few.copies is not None:  # a filter may end within a group
+                yield both(round(fitted.temperature, 2))
     penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
     yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
     if any(written for _, written in few.before):
