@@ -17,13 +17,14 @@ from genctl.errors import percent
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.parity.causes import cause
 from genctl.parity.forms import FORMS
-from genctl.parity.hypotheses import Hypotheses
+from genctl.parity.hypotheses import Base, Hypotheses
 from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
 from genctl.parity.rereading import kind_of
 from genctl.parity.trial import Tried, beats, contains
 
+HALF = 0.5  # of what codes change may be left by a cause beside them
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
 
 
@@ -35,54 +36,82 @@ class Auditor(Hypotheses):
         everything = [*range(len(self._rows))]
         self._stage("reading")
         said = self._form
+        found: list[tuple[str | None, Tried]] = []
+        # engines have other codes
         forms: list[str | None] = [key for key in FORMS if said and key.startswith(said)]
-        for form in forms or [None]:  # engines have other codes
+        for form in forms or [None]:
             self._form = form
             nothing = self._try((), [RAW], everything, None, exact=True)[0]
-            if form is not None:
-                nothing.scale = self._with_form(nothing, everything)
             self._judged([nothing], nothing, self._at(everything))
-            if self._fits(nothing) and not self.rows_left(nothing, everything):
-                if form is not None and FORMS[form].overflows:
-                    self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
-                return self._same(name, nothing)
-        self._form = said
+            if self._is_within(nothing, everything):
+                return self._same(name, nothing, form)
+            found.append((form, nothing))
+        self._form, nothing = min(found, key=lambda pair: float(pair[1].sizes.median()))
+        if self._form is not None and (audit := self._beside_codes(name, nothing, everything)) is not None:
+            return audit
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
             again = self._try((), [RAW], everything, None, exact=True)[0]
             self._judged([again], nothing, self._at(everything))
-            if self._fits(again) and not self.rows_left(again, everything):
+            if self._is_within(again, everything):
                 again.causes = (cause(*self.grid),)
                 again.explained = 1.0
                 return self._found(name, nothing, again, [again], everything)
             nothing = again
-        sample = self._sample(nothing)
+        sample, base, first = self._begun(nothing)
         at = self._at(sample)
-        base = self._base(sample)
-        first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
         tried = self._singles(sample, base, first)
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
             tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
-        tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
         return self._concluded(name, nothing, first, tried, sample)
 
-    def _with_form(self, nothing: Tried, rows: Sequence[int]) -> Tensor:
-        """The noise of a declared form: engines have other codes, so what codes change counts as noise."""
-        declared, self._form = self._form, None
+    def _begun(self, nothing: Tried) -> tuple[list[int], Base, Tried]:
+        sample = self._sample(nothing)
+        at = self._at(sample)
+        return sample, self._base(sample), Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
+
+    def _beside_codes(self, name: str, nothing: Tried, everything: Sequence[int]) -> Audit | None:
+        """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
+
+        What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
+        """
+        moved, known = self._moved(everything), self.places.counts > 0
+        own, codes, most = nothing.scale, float(moved[known].median()), float(moved.square().mean().sqrt())
+        nothing.scale = (own.square() + most**2).sqrt()
+        self._judged([nothing], nothing, self._at(everything))
+        is_same = self._is_within(nothing, everything)
+        self._codes, scale = codes, nothing.scale
+        nothing.scale = (own.square() + codes**2).sqrt()
+        if not is_same:
+            return None
+        sample, base, first = self._begun(nothing)
+        tried = self._singles(sample, base, first, self._prompt_ways())
+        self._judged([first, *tried], first, self._at(sample))
+        best = max(tried, key=lambda one: float(one.likelihood.sum()))
+        if float(best.sizes.median()) > HALF * float(first.sizes.median()) or not beats(best, first, self._count):
+            nothing.scale = scale
+            return self._same(name, nothing, self._form)
+        self._codes = most
+        return self._concluded(name, nothing, first, tried, sample)
+
+    def _moved(self, rows: Sequence[int]) -> Tensor:
+        """By how much the codes of the declared form change each position [M]."""
+        form, self._form = self._form, None
         plain = self._left(rows)
-        self._form = declared
-        own = self._left(rows)
-        moved = self.places.few(self._at(rows)).sizes(own - plain)
-        return (nothing.scale.square() + moved.square().mean()).sqrt()
+        self._form = form
+        return self.places.few(self._at(rows)).sizes(self._left(rows) - plain)
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _same(self, name: str, nothing: Tried) -> Audit:
+    def _same(self, name: str, nothing: Tried, form: str | None) -> Audit:
+        if form is not None and FORMS[form].overflows:
+            self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
         reason = f"what differs is {nothing.ratio:.2g} of rounding error"
         return self._audit(name, "same", reason, nothing, nothing, [], [])
 
     def _concluded(self, name: str, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:
+        tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
         fitting = [one for one in tried if self._fits(one)]
         everything = [*range(len(self._rows))]
         if not fitting:
@@ -164,6 +193,7 @@ class Auditor(Hypotheses):
             more = float(one.likelihood.sum()) - gain * len(one.likelihood) / max(len(nothing.likelihood), 1)
             return TriedCause(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 
+        self._beaten.sort(key=lambda one: -one.explained)
         notes = [*self._notes]
         if self._prompts.dropped:
             notes.append(f"{self._prompts.dropped} listed tokens are left out: several tokens have their text")

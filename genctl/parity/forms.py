@@ -130,10 +130,14 @@ FORMS: dict[str, Form] = {
 def _overflowing(x: Tensor, weight: Tensor) -> Tensor:
     """x Wᵀ of 8-bit codes. Those of x are shifted to be positive, and the sum of two products ends at 16 bits."""
     scales = [part.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127 for part in (x, weight)]
-    codes, weights = (x / scales[0]).round().flatten(0, -2) + 128, (weight / scales[1]).round()
-    pairs = len(weights), -1, 2
-    rows = [(weights * row).view(pairs).sum(-1).clamp(-(2**15), 2**15 - 1).sum(-1) for row in codes]
-    found = torch.stack(rows).view(*x.shape[:-1], -1) - 128 * weights.sum(-1)
+    # two products are exact in float32, all are not
+    codes, weights = ((x / scales[0]).round().flatten(0, -2) + 128).float(), (weight / scales[1]).round().float()
+    even, odd = weights[:, ::2].contiguous(), weights[:, 1::2].contiguous()
+    rows = [
+        torch.addcmul(even * row[::2], odd, row[1::2]).clamp_(-(2**15), 2**15 - 1).sum(-1, dtype=x.dtype)
+        for row in codes
+    ]
+    found = torch.stack(rows).view(*x.shape[:-1], -1) - 128 * weights.sum(-1, dtype=x.dtype)
     return torch.as_tensor(found * scales[0] * scales[1][:, 0])
 
 

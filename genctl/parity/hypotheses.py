@@ -49,6 +49,8 @@ class Hypotheses(Rereader):
         """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
         super().__init__(side, rows, **how)
         self._prompts, self._others, self._stage = prompts, others, on_stage
+        self._declared = self._form
+        self._codes = 0.0  # nats, by which codes of a declared form may differ
         self._count = 0  # hypotheses
         self._notes: list[str] = []
         self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
@@ -95,7 +97,7 @@ class Hypotheses(Rereader):
             elif way.dtype is not None and base is not None:
                 before = base(one.number)
                 one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
-            one.scale = (scale.square() + cut.square()).sqrt()
+            one.scale = (scale.square() + cut.square() + self._codes**2).sqrt()
         self._count += len(found)
         return found
 
@@ -114,6 +116,9 @@ class Hypotheses(Rereader):
     def _fits(self, one: Tried) -> bool:
         noise = self.noise(self._dtype)
         return one.ratio <= noise.typical_allowed and one.plausible
+
+    def _is_within(self, one: Tried, rows: Sequence[int]) -> bool:
+        return self._fits(one) and not self.rows_left(one, rows)
 
     def rows_left(self, one: Tried, rows: Sequence[int]) -> list[int]:
         """Rows with a position that is beyond noise."""
@@ -168,47 +173,65 @@ class Hypotheses(Rereader):
             chosen.append(row)
         return sorted(chosen)
 
-    def _ways(self) -> Iterator[Way]:
+    def _prompt_ways(self) -> Iterator[Way]:
         for key, parameter, prompts in self._prompts.changes(self._rows):
             yield Way(cause(key, parameter), prompts=tuple(prompts))
+
+    def _ways(self) -> Iterator[Way]:
         stored = {tensor.dtype for _, tensor in self._floats()}
         for key in ("bfloat16", "float16"):
             if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
-            is_declared = self._form is not None and key.startswith(self._form)
+            is_declared = self._declared is not None and key.startswith(self._declared)
             if not is_declared and not (form.overflows and self._is_dear):
                 words = ", whose sums overflow 16 bits" if form.overflows else ""
                 yield Way(cause(key.partition(":")[0], words), form=form)
 
-    def _singles(self, sample: Sequence[int], base: Base, first: Tried) -> list[Tried]:
-        """Every cause alone, on the sample. Of a large model each is first tried on a row, until one explains all."""
+    def _singles(
+        self, sample: Sequence[int], base: Base, first: Tried, only: Iterator[Way] | None = None
+    ) -> list[Tried]:
+        """Every cause alone, or all numbers and `only` some ways of reading, on the sample.
+
+        Of a large model each is first tried on a row, until one explains all.
+        """
         self._stage("hypotheses")
-        tried, at = self._try((), None, sample, base), self._at(sample)
-        few, begun = sample[:1], self._base(sample[:1]) if self._is_dear else base
-        part = torch.isin(at, self._at(few))
+        at, few = self._at(sample), sample[:1]
+        screens = self._is_dear and len(sample) > 1
+        begun, part = self._base(few) if screens else base, torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        tried: list[Tried] = []
+
+        def found(ways: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
+            if not screens:
+                return self._try(ways, wanted, sample, base)
+            some = self._try(ways, wanted, few, begun)
+            self._judged([begin, *some], begin, self._at(few))
+            rivals = [one.likelihood[part] for one in tried] or [one.likelihood for one in some]
+            least = max(float(one.sum()) for one in rivals) - math.log(self._count / ERROR_RATE)
+            keep = [one.likelihood.sum() >= max(least, float(begin.likelihood.sum())) for one in some]
+            self._beaten += [one for one, kept in zip(some, keep, strict=True) if not kept]
+            left = [one.number for one, kept in zip(some, keep, strict=True) if kept]
+            return self._try(ways, left, sample, base) if left else []
+
+        tried += found((), None)
+        sure = False
         with OtherModels(self._side, self._others) as models:
             others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
-            for way in chain(self._ways(), others):
-                bound = math.log(self._count / ERROR_RATE)
-                if self._is_dear:
+            for way in only or chain(self._prompt_ways(), self._ways(), others):
+                if self._is_dear and tried and not sure:
                     self._judged([first, *tried], first, at)
                     best = max(tried, key=lambda one: float(one.likelihood.sum()))
-                    if self._fits(best) and float((best.likelihood - first.likelihood).sum()) > SURE * bound:
+                    gain = float((best.likelihood - first.likelihood).sum())
+                    if sure := self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE):
                         self._notes.append(f"{best.words} explains all, so that not every cause is tried")
-                        break
+                assert way.cause is not None
+                if sure and (way.cause.key != "scale-ignored" or best.number.temperature == 1.0):
+                    continue  # a factor of the logits is the same as a temperature
                 try:
-                    if self._is_dear:
-                        (found,) = self._try((way,), [RAW], few, begun)
-                        self._judged([begin, found], begin, self._at(few))
-                        least = max(float(best.likelihood[part].sum()) - bound, float(begin.likelihood.sum()))
-                        if float(found.likelihood.sum()) < least:
-                            self._beaten.append(found)
-                            continue
-                    tried += self._try((way,), [RAW], sample, base)
+                    tried += found((way,), [RAW])
                 except (GenctlError, ValueError, RuntimeError) as error:
-                    if way.load is None or way.cause is None:
+                    if way.load is None:
                         raise
                     why = error.message if isinstance(error, GenctlError) else "it has another vocabulary"
                     self._notes.append(f"{way.cause.sentence} is not tried: {why}")

@@ -8,15 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 CAP = 20.0  # nats: a larger difference is no worse
 FITTED = 48  # positions on which parameters are fitted
+HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more
+TAIL = 1024  # groups of alike tokens that stand for all others where parameters are fitted
 _FEW = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.2, 1.5)  # with a filter
 _KEPT = (*range(1, 101), 120, 128, 150, 200, 250, 256, 300, 400, 500, 512, 1000, 1024)
 _DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
+Ids: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,9 @@ class Entries:
     entry: Tensor  # int64 [E], a token
     chosen: Tensor  # bool [E]: whether the number is that of the chosen token
     value: Tensor  # f64 [E], as written
-    before: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()  # [M]: the prompt, and what is written so far
+    before: tuple[tuple[Ids, Ids], ...] = ()  # [M]: the prompt, and what is written so far
     owner: Tensor | None = None  # int64 [E]: where one number is the sum of several entries, the position it counts at
+    copies: Tensor | None = None  # f64 [M, V]: the logarithm of how many tokens each logit stands for, if not one
 
     def few(self, keep: Tensor) -> Entries:
         """The places at some positions int64 [K], in order."""
@@ -59,6 +65,23 @@ class Entries:
         shared = self.owner >= 0
         total.index_add_(0, self.owner[shared], residual[shared])
         return total.square().index_add_(0, self.position[~shared], residual[~shared].square())
+
+    @cached_property
+    def written(self) -> Tensor:
+        """How often each token of the logits is written before each position, f64 [M, 1 + the largest one]."""
+        return self._times(lambda prompt, written: written)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """The same of prompts, too."""
+        return self._times(lambda prompt, written: (*prompt, *written))
+
+    def _times(self, part: Callable[[Ids, Ids], Ids]) -> Tensor:
+        rows = [part(*each) for each in self.before]
+        at = torch.tensor([place for place, row in enumerate(rows) for _ in row], dtype=torch.long)
+        ids = torch.tensor([id for row in rows for id in row], dtype=torch.long)
+        found = torch.zeros(len(rows), int(ids.max()) + 1 if len(ids) else 0, dtype=torch.float64)
+        return found.index_put_((at, ids), torch.ones(len(ids), dtype=torch.float64), accumulate=True)
 
     @property
     def counts(self) -> Tensor:
@@ -101,7 +124,9 @@ _UNITS: dict[str, Callable[[Tensor], Tensor]] = {
 def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
     """Written less predicted, in nats f64 [E]; NaN where there is no prediction. `logits` f64 [M, V]."""
     logits = _penalised(number, logits, places)
-    logprobs = (logits / number.temperature).log_softmax(-1)
+    if number.temperature != 1.0:
+        logits = logits / number.temperature
+    whole = _whole(logits, places)
     at, token, missing = places.position, places.entry, None
     if number.shift:
         moved = at + number.shift
@@ -111,13 +136,14 @@ def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
         missing = ~edge & shifted
         token = torch.where(places.chosen, places.token[there], token)
         at = torch.where(shifted, there, at)
-    predicted = logprobs[at, token]
+    predicted = logits[at, token]
     if number.first:
-        predicted = torch.where(places.chosen, logprobs.amax(-1)[at], predicted)
+        predicted = torch.where(places.chosen, logits.amax(-1)[at], predicted)
+    predicted = predicted - whole[at, 0]
     if number.kept is not None:
-        ordered = logprobs.sort(-1, descending=True).values
-        count = _count(number.kept, ordered)
-        mass = ordered.logcumsumexp(-1).gather(1, (count - 1)[:, None])[:, 0]
+        ordered, masses = _best_of(logits, whole, places, number.kept)
+        count = _counts(number.kept[0], [number.kept[1]], ordered, masses)[:, 0]
+        mass = masses.gather(1, (count - 1)[:, None])[:, 0]
         least = ordered.gather(1, (count - 1)[:, None])[:, 0]
         outside = predicted < least[at] - 1e-9
         predicted = torch.where(outside, -torch.inf, predicted - mass[at])
@@ -125,18 +151,37 @@ def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
     return found if missing is None else torch.where(missing, torch.nan, found)
 
 
-def _count(kept: tuple[str, float], ordered: Tensor) -> Tensor:
-    """How many tokens a filter keeps of log-probabilities in order [M, V] -> int64 [M]."""
-    return _counts(kept[0], [kept[1]], ordered)[:, 0]
+def _whole(logits: Tensor, places: Entries) -> Tensor:
+    """The logarithm of the sum of all exp(logits) [M, V] -> [M, 1]."""
+    return (logits if places.copies is None else logits + places.copies).logsumexp(-1, keepdim=True)
 
 
-def _counts(name: str, values: Sequence[float], ordered: Tensor) -> Tensor:
-    """The same for several values -> int64 [M, P]."""
+def _best_of(logits: Tensor, whole: Tensor, places: Entries, kept: tuple[str, float]) -> tuple[Tensor, Tensor]:
+    """Log-probabilities in order, and the sums of their probabilities, of as many as a filter may keep [M, K]."""
+    name, value = kept
+    if logits.shape[-1] > 2 * HEAD and places.copies is None:
+        ordered = logits.topk(HEAD).values - whole
+        masses = ordered.exp().cumsum(-1).log()
+        last = {"top-k": math.log(HEAD), "top-p": masses[:, -1], "min-p": ordered[:, 0] - ordered[:, -1]}[name]
+        if bool((torch.as_tensor(last) > (-math.log(value) if name == "min-p" else math.log(value))).all()):
+            return ordered, masses
+    best, copies = _in_order(logits, places)
+    return best - whole, ((best - whole).exp() * copies).cumsum(-1).log()
+
+
+def _in_order(logits: Tensor, places: Entries) -> tuple[Tensor, Tensor | float]:
+    """Logits in order [M, V], and how many tokens each stands for."""
+    best, order = logits.sort(-1, descending=True)
+    return best, 1.0 if places.copies is None else places.copies.gather(1, order).exp()
+
+
+def _counts(name: str, values: Sequence[float], ordered: Tensor, masses: Tensor) -> Tensor:
+    """How many tokens a filter keeps of log-probabilities in order [M, V], for each value -> int64 [M, P]."""
     given = torch.tensor(values, dtype=torch.float64).expand(len(ordered), -1).contiguous()
     if name == "top-k":
         return given.long().clamp(max=ordered.shape[-1])
     if name == "top-p":
-        return (torch.searchsorted(ordered.exp().cumsum(-1), given - 1e-12) + 1).clamp(max=ordered.shape[-1])
+        return (torch.searchsorted(masses.exp(), given - 1e-12) + 1).clamp(max=ordered.shape[-1])
     return torch.searchsorted(ordered[:, :1] - ordered, -given.log(), right=True)
 
 
@@ -144,13 +189,13 @@ def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
     if number.repetition == 1.0 and not number.presence and not number.frequency:
         return logits
     logits = logits.clone()
-    for row, (prompt, written) in zip(logits, places.before, strict=True):
-        if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
-            seen = torch.tensor(sorted({*prompt, *written}), dtype=torch.long)
-            row[seen] = torch.where(row[seen] > 0, row[seen] / number.repetition, row[seen] * number.repetition)
-        if written and (number.presence or number.frequency):
-            ids, counts = torch.unique(torch.tensor(written), return_counts=True)
-            row[ids] -= number.presence + number.frequency * counts
+    if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
+        part = logits[:, : places.seen.shape[1]]
+        by = torch.where(part > 0, 1 / number.repetition, number.repetition)
+        part.copy_(torch.where(places.seen > 0, part * by, part))
+    if number.presence or number.frequency:
+        part = logits[:, : places.written.shape[1]]
+        part -= number.presence * (places.written > 0) + number.frequency * places.written
     return logits
 
 
@@ -186,19 +231,22 @@ def _refined(make: Callable[[float], Number], grid: Sequence[float], logits: Ten
     return make(value)
 
 
-def _best_filter(base: Number, name: str, logits: Tensor, places: Entries) -> tuple[float, float]:
-    """The best parameter of a filter, and what typically remains."""
-    logprobs = (logits / base.temperature).log_softmax(-1)
-    ordered = logprobs.sort(-1, descending=True).values
-    masses = ordered.logcumsumexp(-1)
+def _best_filter(
+    drawn: float, name: str, logits: Tensor, places: Entries, best: tuple[Tensor, Tensor | float]
+) -> tuple[float, float]:
+    """The best parameter of a filter after a temperature, and what typically remains."""
+    logits = logits / drawn
+    whole = _whole(logits, places)
+    ordered = best[0] / drawn - whole
+    masses = (ordered.exp() * best[1]).cumsum(-1).log()
     if name == "top-k":
         values: list[float] = [count for count in _KEPT if count < logits.shape[-1]]
     elif name == "top-p":
         values = [place / 100 for place in range(10, 100)] + [0.995, 0.999]
     else:
         values = [0.001, 0.002, 0.005, *(place / 100 for place in range(1, 31))]
-    counts = _counts(name, values, ordered)
-    predicted = logprobs[places.position, places.entry]
+    counts = _counts(name, values, ordered, masses)
+    predicted = logits[places.position, places.entry] - whole[places.position, 0]
     least, mass = (part.gather(1, counts - 1).T[:, places.position] for part in (ordered, masses))  # [P, E]
     residual = torch.where(predicted < least - 1e-9, CAP, places.value - (predicted - mass)).clamp(-CAP, CAP)
     square = residual.nan_to_num(CAP).square()
@@ -210,10 +258,33 @@ def _best_filter(base: Number, name: str, logits: Tensor, places: Entries) -> tu
 
 
 def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
-    """Some positions with a number, and their logits."""
+    """Some positions with a number, and their logits; of a large vocabulary those of `HEAD` + `TAIL` columns."""
     known = (places.counts > 0).nonzero()[:, 0]
     some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
-    return places.few(some), logits[some]
+    places, logits = places.few(some), logits[some]
+    if logits.shape[-1] <= 2 * (HEAD + TAIL):
+        return places, logits
+    order = logits.argsort(-1, descending=True)
+    own = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, order[:, :HEAD], True)  # these stay alone
+    own[places.position, places.entry] = own[range(len(own)), places.token] = True
+    for row, (prompt, written) in zip(own, places.before, strict=True):
+        row[[*prompt, *written]] = True
+    own = own.gather(1, order)
+    most = int(own.sum(1).max())
+    step = -(-logits.shape[-1] // TAIL)
+    column = torch.where(own, own.cumsum(1) - 1, most + ((~own).cumsum(1) - 1) // step)
+    found = torch.zeros(len(logits), most + TAIL + 1, dtype=torch.float64)
+    highest = logits.amax(-1, keepdim=True)
+    sums = found.scatter_add(1, column, (logits.gather(1, order) - highest).exp())
+    copies = found.scatter_add(1, column, torch.ones_like(logits))
+    place = torch.empty_like(order).scatter_(1, order, column)
+    before = tuple(
+        (tuple(row[[*prompt]].tolist()), tuple(row[[*written]].tolist()))
+        for row, (prompt, written) in zip(place, places.before, strict=True)
+    )
+    places = replace(places, token=place[range(len(place)), places.token], before=before, copies=copies.log(),
+                     entry=place[places.position, places.entry])  # fmt: skip
+    return places, (sums / copies.clamp(min=1)).log() + highest
 
 
 def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
@@ -230,18 +301,19 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
         lambda value: Number((("temperature", f"{value:.4g}"),), temperature=value, parameters=1), _DRAWN, rows, few
     )
     single: dict[str, float] = {}
+    best = _in_order(rows, few)
     for name in ("top-k", "top-p", "min-p"):
-        value, single[name] = _best_filter(RAW, name, rows, few)
+        value, single[name] = _best_filter(1.0, name, rows, few, best)
         yield Number(((name, f"{value:g}"),), kept=(name, value), parameters=1)
     for name in ("top-k", "top-p", "min-p"):
-        found = [(_best_filter(Number(temperature=each), name, rows, few), each) for each in _FEW]
+        found = [(_best_filter(each, name, rows, few, best), each) for each in _FEW]
         (value, size), each = min(found, key=lambda one: one[0][1])
         if size < single[name]:
             place = _FEW.index(each)
             low, high = _FEW[max(place - 1, 0)], _FEW[min(place + 1, len(_FEW) - 1)]
             for _ in range(2):  # both parameters in turn
                 between = [low + (high - low) * step / 6 for step in range(7)]
-                found = [(_best_filter(Number(temperature=one), name, rows, few), one) for one in between]
+                found = [(_best_filter(one, name, rows, few, best), one) for one in between]
                 (value, size), each = min(found, key=lambda one: one[0][1])
                 low, high = each - (high - low) / 6, each + (high - low) / 6
             ends = (low, each, high)
@@ -250,7 +322,10 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
                 causes = (("temperature", f"{drawn:.4g}"), (name, f"{value:g}"))
                 return Number(causes, temperature=drawn, kept=(name, value), parameters=2)
 
-            yield _refined(both, ends, rows, few)
+            fitted = _refined(both, ends, rows, few)
+            yield fitted
+            if few.copies is not None:  # a filter may end within a group
+                yield both(round(fitted.temperature, 2))
     penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
     yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
     if any(written for _, written in few.before):

@@ -21,7 +21,7 @@ from genctl.parity.noise import SEEDS, left_out, reached
 from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
-from genctl.parity.sides import LocalSide
+from genctl.parity.sides import LONGEST, LocalSide
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
 
@@ -118,7 +118,7 @@ class Rereader:
             texts = with_prompts([self._rows[row] for row in rows], [way.prompts[row] for row in rows])
         side = self._side_of(way)
         form = way.form or (FORMS[self._form] if self._form else None)
-        if (self._is_narrow or not exact) and form is None and way.dtype is None and self._is_whole:
+        if (self._is_narrow or self._is_dear or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
         wide = torch.float32 if self._is_dear or self._is_narrow else torch.float64
         oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
@@ -160,8 +160,8 @@ class Rereader:
         if SEEDS * max(len(one.text.token_ids) for one in readings) * side.vocabulary <= 4 * LOGITS:
             rows = []  # all seeds at once: most of the time goes to weights
             for place, one in enumerate(readings):
-                read = partial(oracle.side.copies, one.text, SEEDS)
-                rows.append(oracle.shakily(dtype, place, read)[:, [*one.indices]])
+                read = partial(oracle.side.together, [one.text] * SEEDS)
+                rows.append(torch.stack(oracle.shakily(dtype, place, read))[:, [*one.indices]])
             logits = torch.cat(rows, 1).double().cpu()
         else:
             logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
@@ -191,7 +191,11 @@ def kind_of(side: LocalSide) -> Any:
 
 
 def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
-    """Logits f64 [K, V] at all positions of texts."""
+    """Logits f64 [K, V] at all positions of texts, side by side where they are short."""
+    longest = max(len(text.prompt_ids) + len(text.token_ids) for text in texts)
+    if side.session.forward.kind == "native" and longest <= LONGEST:
+        logits = torch.cat(side.together(texts))
+        return logits.double().cpu()
     rows = [
         logits.double().cpu().clone()
         for text in texts

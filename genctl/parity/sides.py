@@ -173,11 +173,18 @@ class LocalSide:
                 failed[text.id] = error.message
         return failed
 
-    def copies(self, text: Text, count: int) -> Tensor:
-        """Logits [count, T, V] before the tokens of a text that is read `count` times side by side."""
-        ids = [*self._lane(text).tokens, *text.token_ids][:-1]
-        feed = torch.tensor([ids] * count, device=self.session.forward.device)
-        return self.session.forward(Pass(feed, None, first=True, keep=len(text.token_ids))).logits
+    def together(self, texts: Sequence[Text]) -> list[Tensor]:
+        """Logits [T, V] before the tokens of each text, read side by side: what pads their ends changes none before."""
+        rows = [[*self._lane(text).tokens, *text.token_ids][:-1] for text in texts]
+        longest = max(map(len, rows))
+        feed = torch.tensor([row + row[-1:] * (longest - len(row)) for row in rows], device=self.session.forward.device)
+        sizes = [len(text.token_ids) for text in texts]
+        begin = min(len(row) - size for row, size in zip(rows, sizes, strict=True))
+        logits = self.session.forward(Pass(feed, None, first=True, keep=longest - begin)).logits
+        return [
+            each[len(row) - size - begin : len(row) - begin]
+            for each, row, size in zip(logits, rows, sizes, strict=True)
+        ]
 
     def whole_text(self, text: Text, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         """Index and logits before the `wanted` tokens of a text, in order, read in as few passes as memory allows."""
