@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -122,7 +123,7 @@ class Plan:
         text = excerpt(key, self.lengths.text, size.vocabulary, len(SPECIAL))
         ends = (len(text) - new - 2 * number for number in range(count))
         asks = tuple(Ask(text[:end], new, knobs) for end in ends)
-        return replace(size, name=f"{size.name}-{key}", by_heart=text), Work(asks, count)
+        return _knowing(size, key, text), Work(asks, count)
 
     def rows_of_a_file(self, knobs: Mapping[str, Any], size: Size) -> tuple[Size, Work]:
         """A checkpoint that knows the rows of a file, and its rows, one after another.
@@ -132,7 +133,13 @@ class Plan:
         text, places = file_of_rows(self.lengths.text, size.vocabulary, len(SPECIAL))
         before = [*range(size.vocabulary - len(text), size.vocabulary)]
         asks = tuple(Ask((*before[:begin], *text[begin:answer]), end - answer, knobs) for begin, answer, end in places)
-        return replace(size, name=f"{size.name}-rows", by_heart=text), Work(asks)
+        return _knowing(size, "rows", text), Work(asks)
+
+
+def _knowing(size: Size, key: str, text: tuple[int, ...]) -> Size:
+    """The size, knowing a text; another text is another checkpoint in a folder that is kept."""
+    digest = hashlib.sha256(repr(text).encode()).hexdigest()[:8]
+    return replace(size, name=f"{size.name}-{key}-{digest}", by_heart=text)
 
 
 def decoding(plan: Plan) -> Iterator[Case]:
