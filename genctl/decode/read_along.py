@@ -31,11 +31,14 @@ class ReadAlong:
         cache: Cache | None = None,
         read: Sequence[int] = (),
     ) -> None:
-        """`cache` holds the tokens `read`."""
+        """`cache` holds the tokens `read` of one row. It stays as it is."""
         self.forward, self.cuts = forward, cuts
         self.cached = use_cache and forward.abilities.supports_cache
         self.sources = None if source is None else Sources(source.states, None, None)
-        self.cache = cache
+        self.cache: Cache | None = None
+        if cache is not None:
+            self.cache = cache.select(torch.zeros(1, dtype=torch.long, device=forward.device), room=STEP)
+            self.cache.activate_past_recording()
         self.rows = [tuple(read)] if read else []  # that were read, of one length
         self.floor = len(read)  # windows cannot restore columns dropped before this length
 

@@ -13,7 +13,6 @@ from typing import ClassVar, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from genctl.decode.cache.growing import STEP
 from genctl.decode.read_along import ReadAlong
 from genctl.decode.runtime import ModelRuntime, Pass, depth_of
 from genctl.decode.types import Context, Draft
@@ -176,8 +175,5 @@ class EarlyExitDrafter:
             uncached = ReadAlong(self.forward, use_cache=False, cuts=True)
             return ModelDraftWriter(uncached, context, draw, confidence)
         part = prefix.cache.with_layers(prefix.cache.layers[: depth_of(self.forward)])
-        row = torch.zeros(1, dtype=torch.long, device=self.forward.device)
-        cache = part.select(row, room=STEP)
-        cache.activate_past_recording()
-        follower = ReadAlong(self.forward, cuts=True, cache=cache, read=prefix.tokens[0].tolist())
+        follower = ReadAlong(self.forward, cuts=True, cache=part, read=prefix.tokens[0].tolist())
         return ModelDraftWriter(follower, context, draw, confidence)

@@ -188,9 +188,12 @@ class AuditJob(Job[AuditOptions]):
 
 def _body(row: InputRow, temperature: float, most: int, *, as_chat: bool) -> tuple[str, str, dict[str, Any]]:
     """The id, the path and the fields of a request."""
+    from genctl.engines.server.body import COMPLETIONS, EXPLICIT
+
     body: dict[str, Any] = {"max_tokens": most, "temperature": temperature}
     if temperature:
-        body |= {"top_p": 1.0, "seed": row.index}
+        body |= {name: plain for name, plain in EXPLICIT.items() if name in COMPLETIONS}
+        body["seed"] = row.index
     if row.messages is not None or as_chat:
         messages = list(row.messages) if row.messages else [{"role": "user", "content": row.prompt or ""}]
         return row.id, "/chat/completions", {**body, "messages": messages, "logprobs": True, "top_logprobs": 20}
