@@ -20,7 +20,6 @@ from genctl.commands.messages import Messages
 from genctl.commands.options import CHOOSING, IN_OUT, PICTURES, SHOWN, PresetOptions
 from genctl.commands.table import Color, Command, CommandOptions, given, needless_force
 from genctl.config.layers import resolve
-from genctl.engines.server import batch_files
 from genctl.errors import Exit, UsageError, count, quote
 from genctl.io import readers, writers
 from genctl.io.rows import InputRow
@@ -143,6 +142,8 @@ class ExportJob(Job[ExportOptions]):
         self.base = resolve(self.layers)
         if not self.base.names_model:
             raise UsageError("a request names its model: give it with --model")
+        from genctl.engines.server import batch_files
+
         problems, note = batch_files.checked(self.base, self.options.kind)
         if problems:
             raise UsageError("\n".join(problems))
@@ -157,6 +158,8 @@ class ExportJob(Job[ExportOptions]):
 
     def deliver(self, stack: ExitStack) -> None:
         """Write a line for each row."""
+        from genctl.engines.server.batch_files import MOST
+
         options, written = self.options, 0
         for _, line in self.usable(self.input, self._line):
             self.requests.write(line.encode())
@@ -165,19 +168,23 @@ class ExportJob(Job[ExportOptions]):
         if self.columns:
             names = ", ".join(map(quote, itertools.islice(self.columns, 4))) + (", …" if len(self.columns) > 4 else "")
             self.messages.remark(f"a request has no place for columns ({names}): import --rows brings them back")
-        if options.kind == "openai" and written > batch_files.MOST:
-            self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {batch_files.MOST:,} in one file")
+        if options.kind == "openai" and written > MOST:
+            self.messages.remark(f"{count(written, 'request')}: OpenAI takes at most {MOST:,} in one file")
 
     def _line(self, row: InputRow) -> str:
+        from genctl.engines.server.batch_files import request_line
+
         self.columns |= dict.fromkeys(row.columns)
         resolved, options = self.settings_of(row, self.base), self.options
         seed = seed_of(row, resolved, self.seed)
-        request = batch_files.request_line(row, resolved, seed, options.kind, options.top_logprobs)
+        request = request_line(row, resolved, seed, options.kind, options.top_logprobs)
         return f"{writers.to_json(request)}\n"
 
 
 def import_results(options: ImportOptions) -> int:
     """Write the records of a batch. Returns the exit status."""
+    from genctl.engines.server import batch_files
+
     form: Any = options.format or writers.format_of(options.output, get_args(writers.Format), "jsonl")
     messages = Messages()
     records = list(batch_files.imported(options.input, options.requests, messages.remark))

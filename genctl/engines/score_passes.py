@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from genctl.models.hub import LoadedModel
 
 # -- texts to score as token ids, with the place of a text among them, its scored tokens and its bytes -----------------
+# A causal model has no score for the first token that it reads. If the tokenizer puts BOS in front, that is BOS, and
+# every token of the text is scored; otherwise the text's own first token is not.
 
 
 @dataclass(frozen=True)

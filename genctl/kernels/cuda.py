@@ -10,8 +10,6 @@ queries, K heads of keys and values, D features of a head, C columns of a cache.
 TOPS: with what is written for a product goes the largest number of each part, as bits, which rounding to 8 bits needs.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

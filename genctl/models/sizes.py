@@ -1,4 +1,6 @@
-"""Numbers in config.json and sizes of vocabularies that no model can have, refused before anything is built of them.
+"""How many tokens fit into a model; and numbers in config.json and sizes of vocabularies that no model can have.
+
+The latter are refused before anything is built of them.
 
 Sizes: libraries have more than a thousand names for numbers that become dimensions, so a number counts as a size unless
 its name says otherwise. The bounds are generous: no published model comes near them, and a number within them costs

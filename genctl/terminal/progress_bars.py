@@ -115,7 +115,8 @@ class RowsBar:
             self._console.print(Text(self.line()))
         if self._closed or not self._console.is_interactive or now - self._drawn < ROWS_FRAME_S:
             return
-        self._window.append((now, self._tokens))
+        if self._tokens != self._window[-1][1]:  # workers tell of their rows once in a while
+            self._window.append((now, self._tokens))
         while len(self._window) > 2 and now - self._window[1][0] > SPEED_S:
             del self._window[0]
         if self._row.outdated:

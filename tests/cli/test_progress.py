@@ -131,6 +131,16 @@ def test_rows_of_workers_count_when_they_are_finished_and_once() -> None:
     assert made.line() == "8/100 rows · 1 failed · 30 tok/s · 23 s left · by worker: 20, 1,234"
 
 
+def test_the_speed_of_workers_that_tell_of_many_rows_at_once_is_that_of_all_their_time() -> None:
+    made, clock = bar(100, console(terminal=True))
+    for group in (1, 2, 3):
+        for _ in range(60):  # frames are drawn meanwhile
+            clock.now += 1
+            made.work(8 * (group - 1), 4000 * (group - 1))
+        made.work(8 * group, 4000 * group)
+        assert "67 tok/s" in made.line()
+
+
 def test_a_row_counts_when_it_is_done_and_not_when_its_turn_to_be_written_comes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
