@@ -403,7 +403,7 @@ class Generation:
     )
     max_matching_ngram_size: Number = knob(
         MOST_MATCHED,
-        "prompt lookup: compare at most this many of the last tokens with what came before",
+        "prompt lookup: compare at most this many of the last tokens, and never more than 64, with what came before",
         SEARCH,
         refines=("prompt_lookup_num_tokens",),
         rare=True,

@@ -168,9 +168,9 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
 def _alone(state: LaneState) -> Chosen | Done:
     """One lane's choice."""
     lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
-    model = state.own_scores()
-    if independent is None and (strategy.traits.reads_scores or not strategy.traits.drafts):
-        with shortages():
+    with shortages():
+        model = state.own_scores()
+        if independent is None and (strategy.traits.reads_scores or not strategy.traits.drafts):
             _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
     try:
         with shortages(failed_inside_choice=independent is None):

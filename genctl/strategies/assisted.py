@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode import transfer
-from genctl.decode.pass_prices import PassPlan
+from genctl.decode.pass_prices import MOST_TOKENS, PassPlan
 from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
 from genctl.events import shared_length
 from genctl.params import MOST_DRAFTED
@@ -173,7 +173,7 @@ class Drafts:
 
     def _free(self, most: int, plan: PassPlan) -> Draft | None:
         """A draft that costs nothing. What is not tried shows whether it would have been right."""
-        draft = self._proposed(most)
+        draft = self._proposed(min(most, MOST_TOKENS))
         count = plan.best(promise(draft.rates))
         if not count:
             self.trial, self.tried = draft, 0

@@ -14,9 +14,10 @@ from genctl.strategies.draft_length import SELDOM, Rate, seldom
 if TYPE_CHECKING:
     from genctl.strategies.draft_models import DraftWriter, Draw
 
+MOST_COMPARED = 64  # tokens; more hardly ever tell more, and each costs time and memory
 MOST_KEPT = 2**17  # tokens of other texts; the older half goes when there are more
 LEAST_LIKELY = 0.05  # a draft ends where it is right as a whole less often than that
-SURE = 4  # tokens that are looked for first where a step takes no longer than looking for all
+SURE = 4  # tokens that must be known before anything is drafted, where steps are short
 END = -1  # between two texts
 OFTEN = 3  # so many times in a row, or changes, are told apart
 # streak << 2 | changes -> the same after the token came again, and after another one came
@@ -32,6 +33,7 @@ class Index:
     """
 
     def __init__(self, longest: int, tokens: Iterable[int] = ()) -> None:
+        longest = min(longest, MOST_COMPARED)
         self.lengths = [length for length in (1, 2, 4, 8, 16, 32) if length < longest] + [longest]
         # for each length: hash of the tokens -> the token after them, how often in a row it was that, and its changes
         self.tables: list[dict[int, int]] = [{} for _ in self.lengths]
@@ -103,6 +105,8 @@ class SuffixDrafter:
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Draft from this text, too."""
+        if not tokens:
+            return
         self.waiting.append(tokens)
         self.wait += len(tokens)
         while self.wait > MOST_KEPT and len(self.waiting) > 1:

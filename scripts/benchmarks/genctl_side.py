@@ -71,7 +71,10 @@ class Genctl:
         if self.cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - began
-        return checked(work, Ran(tuple(found[str(place)] for place in range(len(work.asks))), seconds, sum(firsts)))
+        return checked(
+            work,
+            Ran(tuple(found[str(place)] for place in range(len(work.asks))), seconds, sum(firsts) if firsts else None),
+        )
 
     def _requests(self, work: Work) -> Iterator[Any]:
         from genctl.config.layers import Layer

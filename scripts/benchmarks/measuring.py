@@ -57,7 +57,7 @@ class Measured:
     def kept(self, side: str) -> tuple[int, int] | None:
         """How many texts of a side are with drafts what they are without, and of how many; None if nobody can say."""
         plain = self.tokens.get(UNDRAFTED) if side == GENCTL else self.undrafted.get(side)
-        if plain is None or side not in self.tokens:
+        if not plain or side not in self.tokens:  # or plain texts differ from round to round
             return None
         return sum(one == other for one, other in zip(plain, self.tokens[side], strict=False)), len(plain)
 

@@ -233,7 +233,7 @@ def drafts(plan: Plan) -> Iterator[Case]:
     """Drafts of what was written before, in texts that a checkpoint knows by heart, and by a tenth of a model."""
     lengths, sides = plan.lengths, (GENCTL, UNDRAFTED, LLAMA_DRAFTED)
     sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "seed": 1}
-    small, large = ("", "GPT-2 small", plan.causal), ("large-", "24 layers of 1,280", plan.by_position)
+    small, large = ("", "GPT-2 small size", plan.causal), ("large-", "24 layers of 1,280", plan.by_position)
     titles = {**{key: words for key, (words, *_) in TEXTS.items()}, "rows": "rows of one file"}
     for (key, words), (prefix, name, base), (count, dtype, knobs) in itertools.product(
         titles.items(),
@@ -253,7 +253,7 @@ def drafts(plan: Plan) -> Iterator[Case]:
         )
         yield Case(
             f"{prefix}drafts-{key}-{count}-{dtype}{manner}",
-            f"{name} size, drafts in {words}, {at_once}, {dtype}{manner.replace('-', ', ')}",
+            f"{name}, drafts in {words}, {at_once}, {dtype}{manner.replace('-', ', ')}",
             size, work, dtype, sides if dtype == "float32" and not knobs and count == 1 else sides[:2],
             figure="tokens/s after the first", equal=None,
         )  # fmt: skip

@@ -87,9 +87,7 @@ class Ran:
 
     tokens: tuple[tuple[int, ...], ...]  # the new tokens of each ask, prompts and padding not included
     seconds: float
-    first_s: float | None = (
-        None  # until every prompt had its first token, where the side can tell (their sum, one by one)
-    )
+    first_s: float | None = None  # until every prompt had its first token, where the side can tell; one by one: summed
     peak: int | None = None  # bytes, where the side was asked for nothing else
     undrafted: tuple[tuple[int, ...], ...] | None = None  # what the side wrote without drafts, where it can tell
 

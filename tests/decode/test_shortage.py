@@ -11,12 +11,14 @@ from genctl import events
 from genctl.decode.loop import decode
 from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime, Pass
+from genctl.decode.score import ModelScores
 from genctl.decode.types import Lane
 from genctl.strategies.beam import Beam
 from genctl.strategies.contrastive import Contrastive
 from genctl.strategies.sample import Sample
 from genctl.transformers.runtime import TransformersRuntime
 from tests import runtimes
+from tests.decode.driver import PROMPTS, Case
 from tests.tiny import SEQ2SEQ, tiny
 
 
@@ -117,3 +119,20 @@ def test_other_errors_are_not_taken_for_a_shortage() -> None:
     assert not is_shortage(RuntimeError("shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="broken"):
         results(Small(tiny("gpt2"), 1, error="broken"), 4, lanes(False))
+
+
+def test_a_shortage_while_scores_are_put_together_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contrastive search copies what it knew before its candidates: that, too, may not fit."""
+    made, calls = ModelScores.followed_by, []
+
+    def scarce(self: ModelScores, other: ModelScores) -> ModelScores:
+        calls.append(self)
+        if len(calls) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return made(self, other)
+
+    monkeypatch.setattr(ModelScores, "followed_by", scarce)
+    case = Case("llama")
+    *_, last = decode(case.forward, [case.lane(PROMPTS[0], Contrastive(3, 0.5), max_new_tokens=8)])
+    assert isinstance(last, events.Failed)
+    assert last.code == "memory"
