@@ -55,7 +55,9 @@ def test_rows_that_come_later_join_the_batch_and_have_the_same_numbers(gpt2: Pat
     came.set()
     wait(calls, PATIENCE)
     parts = [finished(call.result().events) for call in calls]
-    assert [[*part] for part in parts] == [[f"row {2 * n}", f"row {2 * n + 1}"] for n in range(4)]
+    assert [sorted(part) for part in parts] == [
+        [f"row {2 * n}", f"row {2 * n + 1}"] for n in range(4)
+    ]  # drafts decide which ends first
     assert {lane: found for part in parts for lane, found in part.items()} == alone
     assert session.done.passes - before < 2 * 40
 
