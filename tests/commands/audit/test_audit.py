@@ -38,14 +38,14 @@ STORIES = "builtin:stories"
 BOS = 1
 PROMPTS = ("Once upon a time", "The dog ran to the park", "Lily had a red ball.", "One day, a boy")
 LONG = {
-    "Once upon a time": ", there was a little girl named Lily. She loved to play outside in the park with her mom and her "
-    "big red ball. One day, she saw a bird.",
-    "The dog": " ran to the park and saw a big ball. He wanted to play with it, so he ran and ran until he was very tired "
-    "and went home.",
-    "Lily had": " a red ball. She liked to play with it every day. Her brother Tom wanted to play too, but Lily did not "
-    "want to share.",
-    "One day,": " a boy named Tim went to the park with his mom. They saw a big tree with many birds in it, and Tim was "
-    "very happy to see it.",
+    "Once upon a time": ", there was a little girl named Lily. She loved to play outside in the park with her mom and "
+    "her big red ball. One day, she saw a bird.",
+    "The dog": " ran to the park and saw a big ball. He wanted to play with it, so he ran and ran until he was very "
+    "tired and went home.",
+    "Lily had": " a red ball. She liked to play with it every day. Her brother Tom wanted to play too, but Lily did "
+    "not want to share.",
+    "One day,": " a boy named Tim went to the park with his mom. They saw a big tree with many birds in it, and Tim "
+    "was very happy to see it.",
 }
 Rows = list[dict[str, Any]]
 Number = Callable[[Tensor], Tensor]  # logits f64 [V] to what is written
