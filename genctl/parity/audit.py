@@ -46,7 +46,7 @@ class Auditor(Hypotheses):
             if self._is_within(nothing, everything):
                 return self._same(name, nothing, form)
             found.append((form, nothing))
-        self._form, nothing = min(found, key=lambda pair: float(pair[1].sizes.median()))
+        self._form, nothing = min(found, key=lambda pair: self._typical(pair[1], everything))
         if self._form is not None and (audit := self._beside_codes(name, nothing, everything)) is not None:
             return audit
         if self.grid is not None:
@@ -77,7 +77,7 @@ class Auditor(Hypotheses):
         What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
         """
         moved, known = self._moved(everything), self.places.counts > 0
-        own, codes, most = nothing.scale, float(moved[known].median()), float(moved.square().mean().sqrt())
+        own, codes, most = nothing.scale, float(moved[known].median()), float(moved[known].square().mean().sqrt())
         nothing.scale = (own.square() + most**2).sqrt()
         self._judged([nothing], nothing, self._at(everything))
         is_same = self._is_within(nothing, everything)
@@ -88,8 +88,9 @@ class Auditor(Hypotheses):
         sample, base, first = self._begun(nothing)
         tried = self._singles(sample, base, first, self._prompt_ways())
         self._judged([first, *tried], first, self._at(sample))
-        best = max(tried, key=lambda one: float(one.likelihood.sum()))
-        if float(best.sizes.median()) > HALF * float(first.sizes.median()) or not beats(best, first, self._count):
+        best = max(tried, key=lambda one: float(one.likelihood.sum()), default=first)  # all may be beaten on a row
+        left, before = (self._typical(one, sample) for one in (best, first))
+        if left > HALF * before or not beats(best, first, self._count):
             nothing.scale = scale
             return self._same(name, nothing, self._form)
         self._codes = most
@@ -185,6 +186,7 @@ class Auditor(Hypotheses):
                     if first is None and verdict != "same" and before > noise.allowed * float(upper[place]):
                         first = (row.text.id, index)
                 place += 1
+        typical = float(noise.typical[self.places.counts > 0].median())
         every = [*range(len(self._rows))]
         left = len(self.rows_left(best, every))
         gain = float(nothing.likelihood.sum()) if len(nothing.likelihood) else 0.0
@@ -207,5 +209,5 @@ class Auditor(Hypotheses):
             name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
             tuple(map(line, candidates)), tuple(map(line, [*tried, *self._beaten])), tuple(positions),
             tuple(row.text for row in self._rows), best.explained if verdict == "explained" else 0.0,
-            left, first, nothing.ratio, noise.typical_allowed, float(noise.typical.median()), tuple(notes),
+            left, first, nothing.ratio, noise.typical_allowed, typical, tuple(notes),
         )  # fmt: skip

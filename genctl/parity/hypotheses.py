@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -83,7 +83,7 @@ class Hypotheses(Rereader):
             left = torch.cat(part)
             found.append(Tried((), ways, number, known_places.sizes(left), torch.zeros(0), left))
         at = self._at(rows)
-        noise = self.noise(way.dtype or self._dtype)
+        known, noise = known_places.counts > 0, self.noise(way.dtype or self._dtype)
         cut = self._cut[at]
         for one in found:
             own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
@@ -93,7 +93,7 @@ class Hypotheses(Rereader):
                 before = base(one.number)
                 moved = before - one.left
                 one.plausible = 0.5 <= slope(before, moved) <= 1.6
-                scale = (scale.square() + (0.3 * known_places.sizes(moved)).square().mean()).sqrt()
+                scale = (scale.square() + (0.3 * known_places.sizes(moved)[known]).square().mean()).sqrt()
             elif way.dtype is not None and base is not None:
                 before = base(one.number)
                 one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
@@ -124,8 +124,9 @@ class Hypotheses(Rereader):
         """Rows with a position that is beyond noise."""
         noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
         scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
-        upper = torch.maximum(scale, (noise.most / noise.typical.median())[at] * scale.median())
-        beyond = (one.sizes > noise.allowed * upper) & (self.places.counts[at] > 0)
+        known = self.places.counts > 0
+        most = (noise.most / noise.typical[known].median())[at] * scale[known[at]].median()
+        beyond = (one.sizes > noise.allowed * torch.maximum(scale, most)) & known[at]
         left, start = [], 0
         for row in rows:
             end = start + len(self._rows[row].text.token_ids)
@@ -133,6 +134,10 @@ class Hypotheses(Rereader):
                 left.append(row)
             start = end
         return left
+
+    def _typical(self, one: Tried, rows: Sequence[int]) -> float:
+        """What typically remains at the positions of rows that have a number."""
+        return float(one.sizes[self.places.counts[self._at(rows)] > 0].median())
 
     def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
         parts = [
@@ -157,14 +162,9 @@ class Hypotheses(Rereader):
 
     def _sample(self, nothing: Tried) -> list[int]:
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
-        ratios = nothing.sizes / nothing.scale
-        worst = [
-            float(ratios[begin:end].clamp(max=1e3).sum()) / (end - begin) ** 0.5 if end > begin else 0.0
-            for begin, end in pairwise(self._starts)
-        ]
         chosen: list[int] = []
         tokens = positions = 0
-        for row in sorted(range(len(self._rows)), key=lambda row: -worst[row]):
+        for row in self._telling(nothing, range(len(self._rows))):
             text = self._rows[row].text
             tokens += len(text.prompt_ids) + len(text.token_ids)
             positions += len(text.token_ids)
@@ -172,6 +172,15 @@ class Hypotheses(Rereader):
                 break
             chosen.append(row)
         return sorted(chosen)
+
+    def _telling(self, nothing: Tried, rows: Sequence[int]) -> list[int]:
+        """The rows that `nothing` was tried on, the most telling first."""
+        ratios, worst, begin = (nothing.sizes / nothing.scale).clamp(max=1e3), dict[int, float](), 0
+        for row in rows:
+            end = begin + len(self._rows[row].text.token_ids)
+            worst[row] = float(ratios[begin:end].sum()) / max(end - begin, 1) ** 0.5
+            begin = end
+        return sorted(rows, key=lambda row: -worst[row])
 
     def _prompt_ways(self) -> Iterator[Way]:
         for key, parameter, prompts in self._prompts.changes(self._rows):
@@ -193,13 +202,14 @@ class Hypotheses(Rereader):
     ) -> list[Tried]:
         """Every cause alone, or all numbers and `only` some ways of reading, on the sample.
 
-        Of a large model each is first tried on a row, until one explains all.
+        Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
         """
         self._stage("hypotheses")
-        at, few = self._at(sample), sample[:1]
+        at, few = self._at(sample), self._telling(first, sample)[:1]
         screens = self._is_dear and len(sample) > 1
         begun, part = self._base(few) if screens else base, torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
+        own = part[self.places.counts[at] > 0]  # of positions with a number
         tried: list[Tried] = []
 
         def found(ways: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
@@ -207,9 +217,11 @@ class Hypotheses(Rereader):
                 return self._try(ways, wanted, sample, base)
             some = self._try(ways, wanted, few, begun)
             self._judged([begin, *some], begin, self._at(few))
-            rivals = [one.likelihood[part] for one in tried] or [one.likelihood for one in some]
+            self._judged(tried, first, at)
+            rivals = [one.likelihood[own] for one in tried] or [one.likelihood for one in some]
             least = max(float(one.sum()) for one in rivals) - math.log(self._count / ERROR_RATE)
-            keep = [one.likelihood.sum() >= max(least, float(begin.likelihood.sum())) for one in some]
+            least = max(least, float(begin.likelihood.sum()))
+            keep = [float(one.likelihood.sum()) >= least or self._fits(one) for one in some]
             self._beaten += [one for one, kept in zip(some, keep, strict=True) if not kept]
             left = [one.number for one, kept in zip(some, keep, strict=True) if kept]
             return self._try(ways, left, sample, base) if left else []
@@ -223,11 +235,14 @@ class Hypotheses(Rereader):
                     self._judged([first, *tried], first, at)
                     best = max(tried, key=lambda one: float(one.likelihood.sum()))
                     gain = float((best.likelihood - first.likelihood).sum())
-                    if sure := self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE):
-                        self._notes.append(f"{best.words} explains all, so that not every cause is tried")
+                    sure = self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE)
                 assert way.cause is not None
-                if sure and (way.cause.key != "scale-ignored" or best.number.temperature == 1.0):
-                    continue  # a factor of the logits is the same as a temperature
+                # a factor of the logits is the same as a temperature
+                is_alike = sure and way.cause.key == "scale-ignored" and best.number.temperature != 1.0
+                if sure and not is_alike and way.cause.family not in {one.family for one in best.causes}:
+                    note = f"{best.words} explains all, so that not every cause is tried"
+                    self._notes += [note] * (note not in self._notes)
+                    continue
                 try:
                     tried += found((way,), [RAW])
                 except (GenctlError, ValueError, RuntimeError) as error:
@@ -244,16 +259,22 @@ class Hypotheses(Rereader):
         """Causes together: every way of reading with every number, and the best ways of different families."""
         self._stage("pairs")
         pairs: list[Tried] = []
-        best = sorted((one for one in singles if one.ways), key=lambda one: float(one.sizes.median()))
+        first_row, *rest = self._telling(first, sample)
+
+        def typical(one: Tried) -> float:  # beaten ones were tried on a row
+            return self._typical(one, sample if len(one.sizes) == len(at) else [first_row])
+
+        best = sorted((one for one in singles if one.ways), key=typical)
         first_ways = [one.ways[0] for one in best if one.ways[0].prompts is not None]
         others = [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None]
         ways = first_ways + others[: 0 if self._is_dear else 3]
         small = self._side.vocabulary * FEWER <= LOGITS
-        few = [*sample[:1]]
-        for row in sample[1:]:
+        few = [first_row]
+        for row in rest:
             if sum(len(self._rows[each].text.token_ids) for each in few) < (0 if self._is_dear else FEWER):
                 few.append(row)
-        part = torch.cat([torch.isin(at, self._at(few)).nonzero()[:, 0]])
+        few.sort()  # as the positions of the sample are
+        part = torch.isin(at, self._at(few))
         screened: list[Tried] = []
         begun = self._base(few)
         for way in ways[: WAYS if small or self._is_dear else WAYS // 2]:

@@ -67,21 +67,22 @@ class Entries:
         return total.square().index_add_(0, self.position[~shared], residual[~shared].square())
 
     @cached_property
-    def written(self) -> Tensor:
-        """How often each token of the logits is written before each position, f64 [M, 1 + the largest one]."""
+    def written(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions, the tokens that are written before each, and how often: int64, int64, f64 [P]."""
         return self._times(lambda prompt, written: written)
 
     @cached_property
-    def seen(self) -> Tensor:
+    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
         """The same of prompts, too."""
         return self._times(lambda prompt, written: (*prompt, *written))
 
-    def _times(self, part: Callable[[Ids, Ids], Ids]) -> Tensor:
+    def _times(self, part: Callable[[Ids, Ids], Ids]) -> tuple[Tensor, Tensor, Tensor]:
         rows = [part(*each) for each in self.before]
         at = torch.tensor([place for place, row in enumerate(rows) for _ in row], dtype=torch.long)
         ids = torch.tensor([id for row in rows for id in row], dtype=torch.long)
-        found = torch.zeros(len(rows), int(ids.max()) + 1 if len(ids) else 0, dtype=torch.float64)
-        return found.index_put_((at, ids), torch.ones(len(ids), dtype=torch.float64), accumulate=True)
+        step = int(ids.max()) + 1 if len(ids) else 1
+        pairs, times = torch.unique(at * step + ids, return_counts=True)
+        return pairs // step, pairs % step, times.double()
 
     @property
     def counts(self) -> Tensor:
@@ -190,12 +191,12 @@ def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
         return logits
     logits = logits.clone()
     if number.repetition != 1.0:  # Keskar et al. 2019, arXiv:1909.05858
-        part = logits[:, : places.seen.shape[1]]
-        by = torch.where(part > 0, 1 / number.repetition, number.repetition)
-        part.copy_(torch.where(places.seen > 0, part * by, part))
+        at, token, _ = places.seen
+        part = logits[at, token]
+        logits[at, token] = part * torch.where(part > 0, 1 / number.repetition, number.repetition)
     if number.presence or number.frequency:
-        part = logits[:, : places.written.shape[1]]
-        part -= number.presence * (places.written > 0) + number.frequency * places.written
+        at, token, times = places.written
+        logits[at, token] -= number.presence + number.frequency * times
     return logits
 
 
@@ -336,14 +337,15 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
 
 def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
     """`one` together with another cause, where both can be."""
+    if one == RAW or one.kept is not None or one.temperature != 1.0:
+        return
     few, rows = _fitted_on(logits, places)
 
     def warm(value: float) -> Number:
         causes = (*one.causes, ("temperature", f"{value:.4g}"))
         return replace(one, causes=causes, temperature=value, parameters=one.parameters + 1)
 
-    if one != RAW and one.kept is None and one.temperature == 1.0:
-        yield _refined(warm, _DRAWN, rows, few)
+    yield _refined(warm, _DRAWN, rows, few)
 
 
 # -- digits ------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from genctl.parity.values import Text
 
 CHECKED = 128  # positions on which noise is measured
 LOGITS = 2**23  # logits of a group of rows that are in memory: 64 MiB
+PADDED = 2 * LOGITS  # logits of a pass in float32, with those that nobody wants: 64 MiB
 COST = 2**37  # weights times tokens that are read for a cause; at least one row
 FEW = 64  # tokens that are read for it, at least
 DEAR = 2**27  # weights beyond which a reading takes seconds
@@ -120,7 +121,9 @@ class Rereader:
         form = way.form or (FORMS[self._form] if self._form else None)
         if (self._is_narrow or self._is_dear or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
-        wide = torch.float32 if self._is_dear or self._is_narrow else torch.float64
+        # the compiled attention takes float32, and does not round what a cache holds
+        has_cache = form is not None and (form.cache is not None or form.scores is not None)
+        wide = torch.float32 if (self._is_dear or self._is_narrow) and not has_cache else torch.float64
         oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
         return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form, wide)
 
@@ -175,9 +178,18 @@ class Rereader:
         typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
         typical[keep] = own
         written = self.places.sizes(self.places.value) * eps
-        typical = (typical.square() + written.square()).sqrt().clamp(min=eps)
-        upper = torch.maximum(typical, own.max())
+        summed = self._summed()
+        typical = ((typical * summed).square() + written.square()).sqrt().clamp(min=eps)
+        upper = torch.maximum(typical, own.max() * summed)
         return RowNoise(typical, upper, *reached(spread))
+
+    def _summed(self) -> Tensor:
+        """By how much the rounding of a number [M] exceeds that of a token: the root of the tokens that it sums."""
+        owner = self.places.owner
+        if owner is None:
+            return torch.ones(len(self.places.token), dtype=torch.float64)
+        tokens = torch.bincount(owner[owner >= 0], minlength=len(self.places.token))
+        return tokens.clamp(min=1).double().sqrt()
 
     def _floats(self) -> list[tuple[str, Tensor]]:
         model: Any = self._oracle.side.session.loaded.model
@@ -192,16 +204,37 @@ def kind_of(side: LocalSide) -> Any:
 
 def _read(side: LocalSide, texts: Sequence[Text]) -> Tensor:
     """Logits f64 [K, V] at all positions of texts, side by side where they are short."""
+    texts = [text for text in texts if text.token_ids]
+    if not texts:
+        return torch.zeros(0, side.vocabulary, dtype=torch.float64)
     longest = max(len(text.prompt_ids) + len(text.token_ids) for text in texts)
     if side.session.forward.kind == "native" and longest <= LONGEST:
-        logits = torch.cat(side.together(texts))
-        return logits.double().cpu()
+        read: dict[int, Tensor] = {}
+        for some in _batches(texts, side.vocabulary):
+            read.update(zip(some, side.together([texts[place] for place in some]), strict=True))
+        return torch.cat([read[place] for place in range(len(texts))]).double().cpu()
     rows = [
         logits.double().cpu().clone()
         for text in texts
         for _, logits in side.whole_text(text, range(len(text.token_ids)))
     ]
     return torch.stack(rows)
+
+
+def _batches(texts: Sequence[Text], vocabulary: int) -> Iterator[list[int]]:
+    """Places of texts that are read side by side: a pass has logits from the shortest prompt to the longest end."""
+    batch: list[int] = []
+    begin = end = 0
+    for place in sorted(range(len(texts)), key=lambda place: len(texts[place].prompt_ids)):
+        prompt, tokens = len(texts[place].prompt_ids), len(texts[place].token_ids)
+        if batch and (len(batch) + 1) * (max(end, prompt + tokens) - begin) * vocabulary > PADDED:
+            yield batch
+            batch = []
+        if not batch:
+            begin, end = prompt, 0
+        batch.append(place)
+        end = max(end, prompt + tokens)
+    yield batch
 
 
 def places_of(rows: Sequence[AuditRow]) -> Entries:

@@ -20,8 +20,13 @@ from genctl.engines.server import failure
 from genctl.models.resolve import BUILTIN
 from genctl.models.text import detokenizer
 from genctl.parity import numbers, rereading, traces
+from genctl.parity.audit import Auditor
+from genctl.parity.forms import FORMS
+from genctl.parity.prompts import AuditPrompts
 from genctl.parity.shapes import TraceRow, rows_of
 from genctl.parity.sides import LocalSide
+from genctl.parity.trial import Way
+from genctl.parity.values import Text
 from tests.cli.tool import Done, genctl
 from tests.commands.parity.test_servers import Model
 from tests.engines.server.stand_in import running
@@ -32,6 +37,16 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 STORIES = "builtin:stories"
 BOS = 1
 PROMPTS = ("Once upon a time", "The dog ran to the park", "Lily had a red ball.", "One day, a boy")
+LONG = {
+    "Once upon a time": ", there was a little girl named Lily. She loved to play outside in the park with her mom and "
+    "her big red ball. One day, she saw a bird.",
+    "The dog": " ran to the park and saw a big ball. He wanted to play with it, so he ran and ran until he was very "
+    "tired and went home.",
+    "Lily had": " a red ball. She liked to play with it every day. Her brother Tom wanted to play too, but Lily did "
+    "not want to share.",
+    "One day,": " a boy named Tim went to the park with his mom. They saw a big tree with many birds in it, and Tim "
+    "was very happy to see it.",
+}
 Rows = list[dict[str, Any]]
 Number = Callable[[Tensor], Tensor]  # logits f64 [V] to what is written
 
@@ -205,6 +220,76 @@ def test_a_large_model_is_read_less_often(name: str, tmp_path: Path, monkeypatch
         assert any("not every cause is tried" in note for note in done.records[0]["notes"])
 
 
+@pytest.mark.parametrize("name", ["temperature", "bos-doubled"])
+def test_a_large_model_may_have_positions_without_a_number(name: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Positions of the sample were taken for those with a number: an IndexError."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    rows = [
+        {**row, "logprobs": [None, *row["logprobs"][1:]], "top_logprobs": None}
+        for row in (NUMBERS | PROMPT_CAUSES)[name]()
+    ]
+    assert causes(audit(written(tmp_path, rows))) == [name]
+
+
+def _ten(logits: Tensor) -> Tensor:
+    best = logits.log_softmax(-1).topk(10)
+    return torch.full_like(logits, -torch.inf).scatter(0, best.indices, best.values).log_softmax(-1)
+
+
+def _greedy(logits: Tensor) -> Tensor:
+    return torch.full_like(logits, -torch.inf).index_fill(0, logits.argmax()[None], 0.0)
+
+
+def test_a_large_model_is_first_read_where_a_cause_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first row was read, a greedy one, where a filter changes little."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    greedy = rollouts(number=_ten, draw=_greedy, prompts=PROMPTS[:1])
+    rows = chosen([*greedy, *rollouts(number=_ten, draw=_ten)])
+    assert causes(audit(written(tmp_path, rows))) == ["top-k"]
+
+
+def _auditor(trace: str, dtype: torch.dtype) -> Auditor:
+    one = loaded()
+    prompts = AuditPrompts(one.session.loaded, as_chat=False, variables={}, bos=BOS)
+    rows = traces.read(trace, 1, traces.field_paths(())).rows
+    return Auditor(one, [prompts.row(row, row.id) for row in rows], prompts, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [key for key, form in FORMS.items() if form.cache is not None])
+def test_a_narrow_cache_changes_what_a_large_model_reads(
+    form: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled attention reads a cache as it is, so that its dtype had no effect in float32."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    auditor = _auditor(written(tmp_path, rollouts()), dtype)
+    with torch.inference_mode():
+        moved = auditor._logits(Way(form=FORMS[form]), [0]) - auditor._logits(Way(dtype=dtype), [0])
+    assert float(moved.abs().mean()) > 1e-4
+
+
+def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass has logits from the shortest prompt on: a long prompt among short ones took a gigabyte."""
+    one, widths = loaded(), list[int]()
+    together = one.together
+
+    def counted(texts: Sequence[Text]) -> list[Tensor]:
+        longest = max(len(text.prompt_ids) + len(text.token_ids) for text in texts)
+        widths.append(len(texts) * (longest - min(len(text.prompt_ids) for text in texts)))
+        return together(texts)
+
+    monkeypatch.setattr(one, "together", counted)
+    monkeypatch.setattr(rereading, "PADDED", 12 * one.vocabulary)
+    texts = [Text(str(place), (BOS,) + (5,) * (60 if place % 2 else 3), (7, 9)) for place in range(6)]
+    texts.insert(2, Text("none", (BOS,), ()))
+    with torch.inference_mode():
+        logits = rereading._read(one, texts)
+        alone = torch.cat([rereading._read(one, [text]) for text in texts if text.token_ids])
+        assert rereading._read(one, texts[2:3]).shape == (0, one.vocabulary)
+    assert max(widths) == 6
+    torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("planted", [
     numbers.Number(temperature=0.7), numbers.Number(temperature=0.8, kept=("top-p", 0.9)),
     numbers.Number(repetition=1.2),
@@ -257,6 +342,20 @@ def test_sums_of_a_harness_are_compared_as_sums(tmp_path: Path) -> None:
             rows.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[str(sum(row["logprobs"])), "False"]]]})
     assert rows
     assert audit(written(tmp_path, rows)).records[0]["verdict"] == "same"
+
+
+def test_the_rounding_of_a_sum_is_that_of_all_its_tokens(tmp_path: Path) -> None:
+    """Sums of 30 tokens in bfloat16 were unexplained: they were compared with the rounding of one token."""
+    forward, rows = loaded("bfloat16").session.forward, []
+    for prompt, text in LONG.items():
+        begin, whole = len(ids_of(prompt)), ids_of(prompt + text)
+        with torch.inference_mode():
+            logits = forward(Pass(torch.tensor([whole]), None, first=True, keep=len(whole))).logits[0].double()
+        own = logits.log_softmax(-1)[range(begin - 1, len(whole) - 1), whole[begin:]]
+        assert len(own) >= 30
+        rows.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[str(float(own.sum())), "False"]]]})
+    done = audit(f"{written(tmp_path, rows)}@dtype=bfloat16").records[0]
+    assert done["verdict"] == "same", done["reason"]
 
 
 # -- a server is asked -------------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from genctl.parity import rereading
 from scripts import make_traces
-from tests.commands.audit.test_audit import PROMPTS, audit, causes, ids_of, written
+from tests.commands.audit.test_audit import PROMPTS, audit, causes, chosen, ids_of, written
 
 pytestmark = [
     pytest.mark.usefixtures("clean_environment"),
@@ -58,6 +59,17 @@ def test_a_planted_cause_is_named(cause: str, planted: Any, tmp_path: Path) -> N
     assert causes(done) == [cause], done.records[0]["reason"]
 
 
+@pytest.mark.parametrize("cause", ["int8-weights", "cache-fp8"])
+def test_a_planted_cause_is_named_by_a_large_model(
+    cause: str, planted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits on the row that is read first was dropped for another that is a little likelier there."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    rows, _ = planted(cause)
+    done = audit(written(tmp_path, chosen(rows) if cause == "int8-weights" else rows))
+    assert causes(done) == [cause], done.records[0]["reason"]
+
+
 def _overflowing(engine: make_traces.Transformers) -> None:
     """Give an engine 8-bit products as processors without VNNI compute them: in int16, two at a time."""
 
@@ -92,8 +104,12 @@ def test_sums_of_codes_that_overflow_are_known(tmp_path: Path) -> None:
     assert any("without VNNI" in note for note in declared["notes"])
 
 
-def test_a_cause_beside_codes_that_are_declared_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dear", [rereading.DEAR, 0])
+def test_a_cause_beside_codes_that_are_declared_is_named(
+    dear: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What codes of another engine may change hid a temperature of 0.9: the verdict was same."""
+    monkeypatch.setattr(rereading, "DEAR", dear)  # on a row of a large model, every cause may be beaten
     engine = make_traces.Transformers(
         make_traces.with_weights(STORIES, tmp_path / "coded", partial(make_traces.linears, change=_blocks))
     )
