@@ -211,7 +211,9 @@ class NativeRuntime(ModelRuntime):
     @property
     def drafts_unasked(self) -> bool:
         """Whether drafts change no bit of the results, and so may be checked without being asked for."""
-        return self._takes_drafts() and self.steps is not None and self.steps.is_compiled
+        if self.steps is None or not self.decoder.weights.layers[0].o.is_compiled:  # torch's products have other bits
+            return False
+        return self._takes_drafts() and self.steps.is_compiled
 
     @property
     def weights_form(self) -> str:

@@ -71,6 +71,13 @@ def test_results_are_those_without_drafts(settings: dict[str, Any], knobs: dict[
     assert told(drafted) == told(written(made, TEXTS, width, draft=False, **knobs))
 
 
+def test_nothing_is_drafted_with_products_of_torch_whose_bits_depend_on_the_number_of_tokens() -> None:
+    made = session(pack=False)
+    assert not made.forward.drafts_unasked
+    assert sum(result.accepted for result in written(made, TEXTS)) == 0
+    assert any("nothing is drafted" in finding for finding in made.forward.findings)
+
+
 def test_rows_of_different_lengths_share_a_pass_without_the_list_of_calls() -> None:
     """Where the decoder's own code computes a pass (parity's float64, another thread in the list's buffers)."""
     made = session()
