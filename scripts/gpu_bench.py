@@ -10,7 +10,8 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -144,28 +145,34 @@ def generated(model: Model, rows: int, tokens: int, **options: Any) -> dict[str,
 
 
 def profiled(model: Model, rows: int, strategy: Any) -> dict[str, Any]:
-    """Kernels, copies and waits of a step, and how long the device computes in it."""
-    from torch.profiler import ProfilerActivity, profile
-
+    """Kernels, copies and waits of a step, how long the device computes in it, and what takes most of that."""
     times = steps(model, rows, 32, 64, strategy)
     for _ in range(20):
         next(times)
-    count = 12
+    return seen(lambda: next(times), 12)
+
+
+def seen(run: Callable[[], Any], count: int) -> dict[str, Any]:
+    """What the device does, on average of `count` times."""
+    from torch.profiler import ProfilerActivity, profile
+
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
         for _ in range(count):
-            next(times)
+            run()
     names = {"kernels": 0, "copies": 0, "waits": 0, "launches": 0}
-    busy = 0.0
+    busy: Counter[str] = Counter()  # microseconds
     for event in found.events():
         name = event.name
         if str(event.device_type).endswith("CUDA"):
-            busy += event.time_range.elapsed_us()
+            busy[name[:60]] += event.time_range.elapsed_us()
             names["copies" if name.startswith(("Memcpy", "Memset")) else "kernels"] += 1
         elif name.endswith("Synchronize"):
             names["waits"] += 1
         elif "Launch" in name:
             names["launches"] += 1
-    return {**{name: round(each / count, 1) for name, each in names.items()}, "ms_busy": round(busy / 1000 / count, 2)}
+    most = {name: round(each / count, 1) for name, each in busy.most_common(12)}
+    shares = {name: round(each / count, 1) for name, each in names.items()}
+    return {**shares, "ms_busy": round(busy.total() / 1000 / count, 2), "us": most}
 
 
 def shortage(model: Model) -> dict[str, Any]:
@@ -206,7 +213,8 @@ def reading(model: Model) -> dict[str, Any]:
                 times.append(1000 * (time.perf_counter() - began))
             found[f"{rows} x {tokens}, {name}"] = round(min(times), 1)
     graphs.kernels = kernels
-    return found
+    long = prompts(model, 1, 2048)
+    return {**found, "2,048 tokens by the kernels": seen(lambda: model.ours.prefill_together(long), 2)}
 
 
 def freed() -> None:
