@@ -100,7 +100,7 @@ class BatchCache:
                     self.cache = self.cache.keep(rows, index, room=0 if joining else room, drop=spare)
                 else:  # rows move within their lanes, whose prompts are the same for all their rows
                     since = min(self.pads[state] + state.prefix.tokens.shape[1] for state in before)
-                    self.cache = self.cache.reorder(index, since)
+                    self.cache = self.model.reorder(self.cache, index, since)
             self.pads = {state: self.pads[state] - spare for state in before}
             self.columns -= spare
             self._reject(before)

@@ -116,9 +116,10 @@ def _width(forward: ModelRuntime) -> int:
 
 
 def _grown(part: dict[str, Any], columns: int) -> int:
+    """Bytes of a part with so many columns; the free ones of a buffer are measured with the one that was read."""
     if part["kind"] == "recurrent state":
         return int(part["bytes"])
-    return int(part["bytes"]) * min(columns, int(part.get("window", columns)))
+    return int(part["bytes"]) * min(columns, int(part.get("window", columns))) // int(part["shape"][2])
 
 
 def _parts(forward: ModelRuntime, lane: Lane) -> list[dict[str, Any]]:

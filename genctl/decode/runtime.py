@@ -160,6 +160,10 @@ class ModelRuntime(ABC):
     def prepare(self, cache: Cache | None) -> None:  # noqa: B027 — most runtimes take any form
         """Convert a cache in place to the form that steps need."""
 
+    def reorder(self, cache: Cache, rows: Tensor, since: int) -> Cache:
+        """See `Cache.reorder`."""
+        return cache.reorder(rows, since)
+
     def free(self) -> None:  # noqa: B027 — most runtimes keep nothing
         """Drop what only makes steps faster, after memory ran out."""
 

@@ -1,4 +1,5 @@
 """Attention over the columns of a cache, in Triton: of the tokens of a step (`attend`), and of many (`attend_all`).
+Between two steps rows move (`move_rows`).
 
 A row's bits are its own: its columns are cut into pieces that are counted from its first token, and these are joined
 from the first to the last, whether the program that comes last does so or one program has computed them all.
@@ -157,3 +158,23 @@ def attend_all(
     if TOPS:
         top = tl.max(tl.max(tl.where(here, bits_of(out), 0), 1), 0)
         tl.store(tops_ptr + (kv * tl.num_programs(2) + row) * fed + block, top)
+
+
+@triton.jit(do_not_specialize=["count", "begin", "size", "row_stride", "columns"])
+def move_rows(
+    table_ptr, rows_ptr, like_ptr, count, begin, size, row_stride, columns,
+    D: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+):
+    """Row i of each buffer becomes row `rows[i]` int64 [count], in `size` columns from `begin` on, R rows at most.
+
+    table int64 [buffers]: where each begins; [rows, K, C, D], rows `row_stride` apart.
+    """
+    block, head, buffer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    base = tl.load(table_ptr + buffer).to(tl.pointer_type(like_ptr.dtype.element_ty))
+    base += (head.to(tl.int64) * columns + begin) * D
+    r, at = tl.arange(0, R), block * N + tl.arange(0, N)
+    inside = (r < count)[:, None] & (at < size * D)[None, :]
+    source = tl.load(rows_ptr + r, mask=r < count, other=0)
+    moved = tl.load(base + source[:, None] * row_stride + at[None, :], mask=inside, other=0.0)
+    tl.debug_barrier()  # all are read before one is written
+    tl.store(base + r.to(tl.int64)[:, None] * row_stride + at[None, :], moved, mask=inside)

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.kernel_pass import FEW, Columns, KernelLayer, KernelParts, KernelPass
+from genctl.native.kernel_pass import FEW, Columns, KernelLayer, KernelParts, KernelPass, power
 from genctl.native.kernel_products import Product
 from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
 
 MOST_TOKENS = 2048  # of a pass: longer prompts are read in parts
+MOVED = 1024  # numbers of a row that a program moves
 SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
 # GPUs (compute capabilities) on which the kernels were compared with torch, with their shared memory: others use torch
@@ -67,6 +68,7 @@ class KernelDecoder:
         from genctl.kernels import cuda, cuda_attention
 
         self.decoder, self.launches = decoder, 0
+        self._table: tuple[list[int], Tensor] | None = None  # where buffers begin, on the host and on the device
         capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
         self.parts = KernelParts(
             decoder,
@@ -122,6 +124,23 @@ class KernelDecoder:
         done.run()
         self.launches += len(done.launches)
         return self.decoder.scaled(done.logits).view(len(tokens), done.count // len(tokens), self.decoder.spec.vocab)
+
+    def move_rows(self, buffers: Sequence[tuple[Tensor, Tensor]], rows: Tensor, since: int, end: int) -> None:
+        """Row i of a cache becomes row `rows[i]` (int64 [N]), in place, in the columns from `since` to `end`: one launch.
+
+        Keys and values of each layer are [N, K, C, D], with equal strides.
+        """
+        flat = [buffer for pair in buffers for buffer in pair]
+        where, like = [buffer.data_ptr() for buffer in flat], flat[0]
+        if self._table is None or self._table[0] != where:
+            self._table = where, torch.tensor(where, dtype=torch.int64, device=like.device)
+        _, heads, columns, size = like.shape
+        blocks = -(-(end - since) * size // MOVED)
+        if blocks > 0:
+            self.parts.attention.move_rows[blocks, heads, len(flat)](
+                self._table[1], rows, like, len(rows), since, end - since, like.stride(0), columns,
+                D=size, R=power(len(rows)), N=MOVED,
+            )  # fmt: skip
 
     def tokens_at_once(self, rows: int) -> int:
         """How many tokens of each row a pass reads at most."""

@@ -175,7 +175,7 @@ class KernelPass:
         self._launch(
             self.parts.kernels.enter, (self.count,), x, added_x, sums, gain if after is None else after, gain, made.x,
             made.sums, made.tops, size, len(sums), self.spec.eps, self.spec.residual_scale,
-            ADD=added is not None, P=_power(len(sums)), E=_power(size), TOPS=self.parts.rounded,
+            ADD=added is not None, P=power(len(sums)), E=power(size), TOPS=self.parts.rounded,
         )  # fmt: skip
         return made
 
@@ -193,7 +193,7 @@ class KernelPass:
         heads, kv, size, rope = spec.heads, spec.kv_heads, spec.head_dim, spec.rope
         q, row_stride = self._space("q", self.count, heads * size), keys.stride(0)
         # a tile has whole heads where these are normed
-        pairs = _power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
+        pairs = power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
         pairs = max(pairs, 8)
         each = -(-(size // 2) // pairs)
         tile = self.parts.tile(product, (heads + 2 * kv) * each, 2 * pairs, many=self.many)
@@ -209,9 +209,9 @@ class KernelPass:
             TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
         )  # fmt: skip
         mixed, group = self._made("mixed", heads * size, kv), heads // kv
-        queries = max(16, _power(group))
+        queries = max(16, power(group))
         shape: dict[str, Any] = {
-            "KV": kv, "GROUP": group, "G": queries, "D": size, "W": max(16, _power(size)), "PIECE": PIECE,
+            "KV": kv, "GROUP": group, "G": queries, "D": size, "W": max(16, power(size)), "PIECE": PIECE,
             "WINDOW": window, "CAP": spec.softcap or 0.0, "C": COLUMNS if size <= 128 else COLUMNS // 2,
             "TOPS": self.parts.rounded,
         }  # fmt: skip
@@ -290,7 +290,7 @@ class KernelPass:
 
     def _flags(self, tile: Tile, product: Product, x: _Normed) -> dict[str, Any]:
         return {
-            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": _power(len(x.tops)),
+            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": power(len(x.tops)),
             "S": tile.splits, "N": tile.outputs, "M": tile.tokens, "K": tile.inputs, "TIMES": tile.times,
             "EVEN": product.width % tile.inputs == 0,
             "AHEAD": AHEAD if self.parts.pdl else 0, "stages": tile.stages,
@@ -303,6 +303,6 @@ def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
     return scales, bias
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     """The next power of two."""
     return 1 << max(0, size - 1).bit_length()

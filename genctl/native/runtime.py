@@ -250,6 +250,14 @@ class NativeRuntime(ModelRuntime):
         if self.graphs is not None and cache is not None:
             cache.use_slots(windows=True)
 
+    def reorder(self, cache: Cache, rows: Tensor, since: int) -> Cache:
+        """See `Cache.reorder`; of slotted layers without a window in one launch."""
+        kernels = None if self.graphs is None else self.graphs.kernels
+        if kernels is None or not cache.is_slotted or cache.cross is not None or any(self.model.spec.windows):
+            return super().reorder(cache, rows, since)
+        kernels.move_rows(cache.slots(0), rows, since, cache.length)
+        return cache
+
     def free(self) -> None:
         """Drop the graphs of steps, and the memory that they hold."""
         if self.graphs is not None:

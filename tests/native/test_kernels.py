@@ -405,6 +405,18 @@ def test_a_note_tells_of_seconds_that_compiling_took(monkeypatch: pytest.MonkeyP
     assert NativeRuntime(graphed("llama").model, graphs=True).remark == note
 
 
+def test_rows_of_all_layers_move_at_once() -> None:
+    decoder, kernels = decoder_of("llama")
+    buffers = random_cache(decoder, 3, 80)
+    rows = torch.tensor([2, 2, 0], device=DEVICE)
+    wanted = [[part.clone() for part in pair] for pair in buffers]
+    for part in (part for pair in wanted for part in pair):
+        part[:, :, 7:71] = part[rows][:, :, 7:71]
+    kernels.move_rows(buffers, rows, 7, 71)
+    kernels.move_rows(buffers, rows, 71, 71)
+    assert all(torch.equal(*both) for pairs in zip(buffers, wanted, strict=True) for both in zip(*pairs, strict=True))
+
+
 @pytest.mark.parametrize("size", [5, 2048, 2501])
 def test_draws_are_those_of_the_host(size: int) -> None:
     logits = 3 * torch.randn(6, size, generator=torch.Generator().manual_seed(size), device="cpu")
