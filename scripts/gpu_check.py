@@ -12,7 +12,7 @@ from typing import Any
 
 from gpu_parts import Parts, card, command, no_gpu
 
-SECONDS = 180
+SECONDS = 240
 COMPARED = (  # with `generate()` on the CPU, token by token
     "tests/strategies/test_goldens.py",
     "tests/native/test_generate.py",
@@ -23,10 +23,12 @@ COMPARED = (  # with `generate()` on the CPU, token by token
     "tests/decode/processors/test_processors_parity.py",
     "tests/test_independence.py",
 )
-# a GPU draws other numbers than a CPU; the last three tests have tensors of their own on the CPU, or look into a pass
-CHOSEN = (
-    "not seeded and not sampl and not see_log_probabilities and not resuming_and_rereading and not hold_each_source"
-)
+# a GPU draws other numbers than a CPU; in float32 torch's sums depend on the batch, so equal beams may part; the others
+# have tensors of their own on the CPU, or look into a pass
+DRAWN = ("seeded", "sampl", "several_rows_of_one_prompt_without", "another_order and gpt2-beam")
+INSIDE = ("see_log_probabilities", "resuming_and_rereading", "hold_each_source", "diverse_beams_are_golden")
+INSIDE += ("near_as_transformers", "padding_inside_of_a_source")
+CHOSEN = " and ".join(f"not ({each})" for each in (*DRAWN, *INSIDE))
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore", "--maxfail", "20", "--tb", "short")
 
 
@@ -84,18 +86,17 @@ def main(folder: Path) -> int:
     marked = ["-m", "gpu", "tests/test_gpu.py", "tests/native/test_graphs.py", "tests/decode/test_gpu_memory.py"]
     words = [*PYTEST, *parallel(), *marked]
     parts.run("marked gpu", lambda: command(folder / "marked.log", words, min(80, parts.left)), least=20)
+    kernels = ["-k", "librarys or alone or same_bits or whatever or at_once or loop"]
+    own = [*PYTEST, *parallel(), *kernels, "tests/native/test_kernels.py", "tests/native/test_rounded_kernels.py"]
+    parts.run("kernels and a row's own bits", lambda: command(folder / "bits.log", own, min(90, parts.left)), least=45)
+    for kind in ("int8", "int4"):
+        parts.run(f"{kind}: tokens of the CPU", lambda kind=kind: rounded(folder, kind), least=25)
+    parts.run("interrupt", lambda: interrupted(folder), least=35)
     parts.run(
         "native against generate()",
         lambda: compared(folder / "native.log", min(100, parts.left), transformers=False),
         least=20,
     )
-    for kind in ("int8", "int4"):
-        parts.run(f"{kind}: tokens of the CPU", lambda kind=kind: rounded(folder, kind), least=25)
-    exact = [*PYTEST, *parallel(), "-k", "librarys or alone", "tests/native/test_rounded_kernels.py"]
-    own = [*PYTEST, *parallel(), "-k", "same_bits or whatever", "tests/native/test_kernels.py"]
-    parts.run("a row's own bits", lambda: command(folder / "bits.log", own, min(60, parts.left)), least=30)
-    parts.run("int8 and int4 products", lambda: command(folder / "products.log", exact, min(60, parts.left)), least=45)
-    parts.run("interrupt", lambda: interrupted(folder), least=35)
     parts.run(
         "transformers' classes against generate()",
         lambda: compared(folder / "transformers.log", min(60, parts.left), transformers=True),

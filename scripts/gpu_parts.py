@@ -18,7 +18,7 @@ class Parts:
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.folder, self.began = folder, time.monotonic()
-        self.end = self.began + float(os.environ.get("GENCTL_GPU_SECONDS", seconds))
+        self.end = self.began + float(os.environ.get("GPU_SECONDS", seconds))
         self.found: dict[str, Any] = {}
 
     @property

@@ -2,14 +2,16 @@
 
 A row's bits are its own. Tokens are multiplied in whole tiles of M, a product's sum is cut in pieces whose size depends
 on the weight alone. The program that comes last adds the pieces up, always from the first to the last. Where many
-tokens are read at once, a program multiplies a tile of a weight by TIMES tiles of tokens: the same sums in one order.
+tokens are read at once, a program multiplies a tile of a weight by TIMES tiles of tokens. Tensor cores of the cards on
+which the kernels are used add up a tile of any width in one order; all that follows is done tile by tile.
 
 T tokens (rows in turn, F tokens of each), I features in, O features out, E features of the residual stream, H heads of
 queries, K heads of keys and values, D features of a head, C columns of a cache. FORM is that of a weight (see `forms`).
 
-TOPS: with what is written for a product goes the largest number of each part, as bits, which rounding to 8 bits needs.
+Of a weight in 8 or 4 bits x has been rounded to codes, with `x_scales` (see `forms.round_x`).
 """
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
@@ -18,8 +20,6 @@ from genctl.kernels.forms import (
     add_tile,
     all_pieces,
     ask_ahead,
-    bits_of,
-    largest_of,
     no_sums,
     numbers_of,
     output_of,
@@ -28,6 +28,9 @@ from genctl.kernels.forms import (
     sums_of,
     write_piece,
 )
+
+# of what kernels write, and of the interpreter's tests
+KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 # ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
@@ -42,34 +45,33 @@ def wait(PDL: tl.constexpr):
 
 
 @triton.jit
-def _tops(tops_ptr, parts, tokens, m, P: tl.constexpr, M: tl.constexpr, TIMES: tl.constexpr, FORM: tl.constexpr):
-    """The largest numbers of TIMES tiles of tokens, where rounding needs them."""
-    tops = ()
-    for i in tl.static_range(TIMES):
-        tops = tops + ((largest_of(tops_ptr, parts, tokens, m + i * M, P) if FORM == "int8" else m),)
-    return tops
-
-
-@triton.jit
 def _dots(
-    x_ptr, w_ptr, scales_ptr, tops, m, n, tokens, inputs, begin, end,
+    x_ptr, w_ptr, scales_ptr, x_scales_ptr, first, n, tokens, inputs, begin, end,
     N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
 ):
     """The sums of w x over the columns from `begin` to `end`, of TIMES tiles of tokens: [N, M] each."""
-    accs = ()
-    for _ in tl.static_range(TIMES):
-        accs = accs + (no_sums(N, M, K, FORM),)
+    m = first + tl.arange(0, M * TIMES)
+    acc = no_sums(N, M * TIMES, K, FORM)
     for start in range(begin, end, K):
         w = read_w(w_ptr, scales_ptr, n, start, inputs, end, K, EVEN, FORM)
-        added = ()
-        for i in tl.static_range(TIMES):
-            x = read_x(x_ptr, tops[i], m + i * M, start, tokens, inputs, end, K, EVEN, FORM)
-            added = added + (add_tile(accs[i], x, w, FORM),)
-        accs = added
-    sums = ()
-    for i in tl.static_range(TIMES):
-        sums = sums + (sums_of(accs[i], FORM),)
-    return sums
+        x = read_x(x_ptr, x_scales_ptr, m, start, tokens, inputs, end, K, EVEN, FORM)
+        acc = add_tile(acc, x, w, FORM)
+    return _tiles(sums_of(acc, FORM), N, M, TIMES)
+
+
+@triton.jit
+def _tiles(sums, N: tl.constexpr, M: tl.constexpr, TIMES: tl.constexpr):
+    """TIMES (1, 2, 4 or 8) tiles [N, M] of what was added up together; what follows has the order of one tile."""
+    tiles = (sums,)
+    for level in tl.static_range(3):
+        if 1 << level < TIMES:
+            halves = ()
+            for i in tl.static_range(1 << level):
+                pairs = tl.reshape(tiles[i], (N, 2, M * TIMES >> level + 1))
+                low, high = tl.split(tl.permute(pairs, (0, 2, 1)))
+                halves = halves + (low, high)
+            tiles = halves
+    return tiles
 
 
 @triton.jit
@@ -114,20 +116,21 @@ def _places(m, n, tokens, outputs):
 
 @triton.jit(do_not_specialize=["tokens", "parts", "scale_by"])
 def product(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, tops_ptr, out_ptr, next_ptr, next_sums_ptr,
-    next_tops_ptr, part_ptr, count_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, rest_ptr, gain_ptr, sums_ptr, x_scales_ptr, out_ptr, next_ptr, next_sums_ptr,
+    part_ptr, count_ptr,
     tokens, outputs, inputs, piece, parts, eps, scale_by,
     NORM: tl.constexpr, BIAS: tl.constexpr, REST: tl.constexpr, NEXT: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
-    AHEAD: tl.constexpr, FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, FORM: tl.constexpr, SHORT: tl.constexpr, PDL: tl.constexpr,
 ):
-    """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest.
+    """out [T, O] = w (x · scale of its norm) + bias, times `scale_by`, + rest, rounded to SHORT.
 
     NORM: x has its gain, and `sums` the squares of what the norm reads. NEXT: next = out · gain, and the squares of
     out, for the next norm.
     """
     tile = tl.program_id(1)
-    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
+    first_m = tl.program_id(0) * (M * TIMES)
+    m = first_m + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
@@ -135,8 +138,9 @@ def product(
     w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, first, inputs, FORM)
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     wait(PDL)
-    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
-    all_sums = _dots(x_ptr, w_ptr, scales_ptr, tops, m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM)
+    all_sums = _dots(
+        x_ptr, w_ptr, scales_ptr, x_scales_ptr, first_m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM
+    )
     n = first + tl.arange(0, N)
     last = True
     if S > 1:
@@ -150,7 +154,7 @@ def product(
             place, inside = _places(t, n, tokens, outputs)
             if S > 1:
                 sums = all_pieces(part_ptr + place, tokens * outputs, inside, S, FORM)
-            acc = numbers_of(sums, scales_ptr, rows, tops[i], FORM)
+            acc = numbers_of(sums, scales_ptr, x_scales_ptr, rows, t, tokens, FORM)
             if NORM:
                 acc *= _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
             if BIAS:
@@ -158,7 +162,7 @@ def product(
             acc *= scale_by
             if REST:
                 acc += tl.load(rest_ptr + place, mask=inside, other=0.0).to(tl.float32)
-            short = acc.to(x_ptr.dtype.element_ty)
+            short = acc.to(SHORT)
             tl.store(out_ptr + place, short.to(out_ptr.dtype.element_ty), mask=inside)
             if NEXT:
                 wide = tl.where(inside, short.to(tl.float32), 0.0)
@@ -166,21 +170,20 @@ def product(
                 gained = (wide * gain).to(next_ptr.dtype.element_ty)
                 tl.store(next_ptr + place, gained, mask=inside)
                 tl.store(next_sums_ptr + tile * tokens + t, tl.sum(wide * wide, 0), mask=t < tokens)
-                if TOPS:
-                    tl.store(next_tops_ptr + tile * tokens + t, tl.max(bits_of(gained), 0), mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
 def gated(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, tops_ptr, out_ptr, out_tops_ptr, part_ptr, count_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, x_scales_ptr, out_ptr, part_ptr, count_ptr,
     tokens, outputs, inputs, piece, parts, eps,
     ACT: tl.constexpr, BIAS: tl.constexpr, S: tl.constexpr,
     P: tl.constexpr, N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, TIMES: tl.constexpr, EVEN: tl.constexpr,
-    AHEAD: tl.constexpr, FORM: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
 ):
     """out [T, O] = act(gate) · up of a normed x; w [2 O, I] has the gates first."""
     tile = tl.program_id(1)
-    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
+    first_m = tl.program_id(0) * (M * TIMES)
+    m = first_m + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     first = tile * N
@@ -190,22 +193,14 @@ def gated(
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     ask_ahead(up_ptr, rows, inputs, begin, end, AHEAD, FORM)
     wait(PDL)
-    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
-    gates, ups = (), ()
-    for _ in tl.static_range(TIMES):
-        gates, ups = gates + (no_sums(N, M, K, FORM),), ups + (no_sums(N, M, K, FORM),)
+    wide = first_m + tl.arange(0, M * TIMES)
+    gates, ups = no_sums(N, M * TIMES, K, FORM), no_sums(N, M * TIMES, K, FORM)
     for start in range(begin, end, K):
         w = read_w(w_ptr, scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
         up_w = read_w(up_ptr, up_scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
-        more_gates, more_ups = (), ()
-        for i in tl.static_range(TIMES):
-            x = read_x(x_ptr, tops[i], m + i * M, start, tokens, inputs, end, K, EVEN, FORM)
-            more_gates = more_gates + (add_tile(gates[i], x, w, FORM),)
-            more_ups = more_ups + (add_tile(ups[i], x, up_w, FORM),)
-        gates, ups = more_gates, more_ups
-    gate_sums, up_sums = (), ()
-    for i in tl.static_range(TIMES):
-        gate_sums, up_sums = gate_sums + (sums_of(gates[i], FORM),), up_sums + (sums_of(ups[i], FORM),)
+        x = read_x(x_ptr, x_scales_ptr, wide, start, tokens, inputs, end, K, EVEN, FORM)
+        gates, ups = add_tile(gates, x, w, FORM), add_tile(ups, x, up_w, FORM)
+    gate_sums, up_sums = _tiles(sums_of(gates, FORM), N, M, TIMES), _tiles(sums_of(ups, FORM), N, M, TIMES)
     n = first + tl.arange(0, N)
     last = True
     if S > 1:
@@ -222,8 +217,8 @@ def gated(
             if S > 1:
                 gate_sum = all_pieces(part_ptr + place, 2 * tokens * outputs, inside, S, FORM)
                 up_sum = all_pieces(part_ptr + place + tokens * outputs, 2 * tokens * outputs, inside, S, FORM)
-            gate = numbers_of(gate_sum, scales_ptr, rows, tops[i], FORM)
-            up = numbers_of(up_sum, up_scales_ptr, rows, tops[i], FORM)
+            gate = numbers_of(gate_sum, scales_ptr, x_scales_ptr, rows, t, tokens, FORM)
+            up = numbers_of(up_sum, up_scales_ptr, x_scales_ptr, rows, t, tokens, FORM)
             scale = _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
             gate, up = gate * scale, up * scale
             if BIAS:
@@ -231,14 +226,11 @@ def gated(
                 up += tl.load(bias_ptr + outputs + n, mask=n < outputs, other=0.0)[:, None]
             out = (_activated(gate, ACT) * up).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + place, out, mask=inside)
-            if TOPS:
-                top = tl.max(tl.where(inside, bits_of(out), 0), 0)
-                tl.store(out_tops_ptr + tile * tokens + t, top, mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "fed", "parts", "row_stride", "columns", "turns", "turn_scale"])
 def heads(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, tops_ptr, q_ptr, keys_ptr, values_ptr, gain_ptr, rope_ptr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, sums_ptr, x_scales_ptr, q_ptr, keys_ptr, values_ptr, gain_ptr, rope_ptr,
     position_ptr, place_ptr, part_ptr, count_ptr,
     tokens, fed, inputs, piece, parts, eps, row_stride, columns, turns, turn_scale,
     HEADS: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAIRS: tl.constexpr, TILES: tl.constexpr,
@@ -253,7 +245,8 @@ def heads(
     row's first token.
     """
     head, tile = tl.program_id(1) // TILES, tl.program_id(1) % TILES
-    m = tl.program_id(0) * (M * TIMES) + tl.arange(0, M)
+    first_m = tl.program_id(0) * (M * TIMES)
+    m = first_m + tl.arange(0, M)
     begin = tl.program_id(2) * piece
     end = tl.minimum(begin + piece, inputs)
     H: tl.constexpr = N // 2
@@ -262,8 +255,9 @@ def heads(
     w_ptr, scales_ptr = output_of(w_ptr, scales_ptr, head * D, inputs, FORM)
     ask_ahead(w_ptr, rows, inputs, begin, end, AHEAD, FORM)
     wait(PDL)
-    tops = _tops(tops_ptr, parts, tokens, m, P, M, TIMES, FORM)
-    all_sums = _dots(x_ptr, w_ptr, scales_ptr, tops, m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM)
+    all_sums = _dots(
+        x_ptr, w_ptr, scales_ptr, x_scales_ptr, first_m, rows, tokens, inputs, begin, end, N, M, K, TIMES, EVEN, FORM
+    )
     outputs = (HEADS + 2 * KV) * D
     paired = (tile * H + r % H < D // 2)[:, None]
     last = True
@@ -282,7 +276,7 @@ def heads(
             if S > 1:
                 own = t[None, :] * outputs + head * D + rows[:, None]
                 sums = all_pieces(part_ptr + own, tokens * outputs, (t < tokens)[None, :] & paired, S, FORM)
-            acc = numbers_of(sums, scales_ptr, rows, tops[i], FORM)
+            acc = numbers_of(sums, scales_ptr, x_scales_ptr, rows, t, tokens, FORM)
             acc *= _scale(sums_ptr, parts, tokens, inputs, eps, t, P)[None, :]
             if BIAS:
                 acc += tl.load(bias_ptr + head * D + rows)[:, None]
@@ -327,9 +321,9 @@ def _feature(pair, second, R: tl.constexpr, PAIRS: tl.constexpr):
 
 @triton.jit
 def enter(
-    x_ptr, added_ptr, added_sums_ptr, added_gain_ptr, gain_ptr, next_ptr, sums_ptr, tops_ptr,
+    x_ptr, added_ptr, added_sums_ptr, added_gain_ptr, gain_ptr, next_ptr, sums_ptr,
     size, parts, eps, scale_by,
-    ADD: tl.constexpr, P: tl.constexpr, E: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    ADD: tl.constexpr, P: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):
     """next [T, E] = x · gain and the squares of x [T], which a norm needs. ADD: first x += norm(added) · scale_by."""
     token, tokens = tl.program_id(0), tl.num_programs(0)
@@ -348,8 +342,6 @@ def enter(
         x = short.to(tl.float32)
     gained = (x * tl.load(gain_ptr + e, mask=inside, other=0.0)).to(next_ptr.dtype.element_ty)
     tl.store(next_ptr + place, gained, mask=inside)
-    if TOPS:
-        tl.store(tops_ptr + token, tl.max(bits_of(gained), 0))
     tl.store(sums_ptr + token, tl.sum(x * x, 0))
 
 

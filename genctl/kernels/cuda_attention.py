@@ -12,40 +12,49 @@ import triton
 import triton.language as tl
 
 from genctl.kernels.cuda import comes_last, wait
-from genctl.kernels.forms import bits_of, prefetch, read_fresh
+from genctl.kernels.forms import prefetch, read_fresh
 
+# ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
 NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
 
 
 @triton.jit
 def _look(
-    q, keys_ptr, values_ptr, begin, seen, own, scaling,
+    qs, keys_ptr, values_ptr, begin, seen, owns, scaling, TILES: tl.constexpr,
     G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, PIECE: tl.constexpr, C: tl.constexpr,
 ):
     """One piece of PIECE columns from `begin` on, of which a query sees those before `own` [G], `seen` at most.
 
-    Returns the largest scores and the masses of the weights [G], and the weighted sums of the values [G, W].
+    Returns of each of TILES tiles of queries the largest scores and the masses of the weights [G], and the weighted
+    sums of the values [G, W].
     """
     d = tl.arange(0, W)
-    most, mass, acc = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32), tl.zeros((G, W), tl.float32)
-    for at in range(begin, begin + PIECE, C):
-        c = at + tl.arange(0, C)
+    mosts, masses, accs = (), (), ()
+    for _ in tl.static_range(TILES):
+        mosts, masses = mosts + (tl.full((G,), NEVER, tl.float32),), masses + (tl.zeros((G,), tl.float32),)
+        accs = accs + (tl.zeros((G, W), tl.float32),)
+    for part in tl.static_range(PIECE // C):
+        c = begin + part * C + tl.arange(0, C)
         there = (c < seen)[:, None] & (d < D)[None, :]
         place = c[:, None] * D + d[None, :]
         keys = tl.load(keys_ptr + place, mask=there, other=0.0)
         values = tl.load(values_ptr + place, mask=there, other=0.0)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scaling
-        if CAP > 0.0:  # tanh(z) is 2 · sigmoid(2 z) - 1
-            scores = CAP * (2.0 * tl.sigmoid(2.0 / CAP * scores) - 1.0)
-        inside = c[None, :] < own[:, None]
-        scores = tl.where(inside, scores, NEVER)
-        new = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.where(inside, tl.exp(scores - new[:, None]), 0.0)
-        shrink = tl.exp(most - new)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        mass, most = mass * shrink + tl.sum(weights, 1), new
-    return most, mass, acc
+        new_mosts, new_masses, new_accs = (), (), ()
+        for i in tl.static_range(TILES):
+            scores = tl.dot(qs[i], tl.trans(keys), input_precision="ieee") * scaling
+            if CAP > 0.0:  # tanh(z) is 2 · sigmoid(2 z) - 1
+                scores = CAP * (2.0 * tl.sigmoid(2.0 / CAP * scores) - 1.0)
+            inside = c[None, :] < owns[i][:, None]
+            scores = tl.where(inside, scores, NEVER)
+            new = tl.maximum(mosts[i], tl.max(scores, 1))
+            weights = tl.where(inside, tl.exp(scores - new[:, None]), 0.0)
+            shrink = tl.exp(mosts[i] - new)
+            acc = accs[i] * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+            new_mosts, new_masses = new_mosts + (new,), new_masses + (masses[i] * shrink + tl.sum(weights, 1),)
+            new_accs = new_accs + (acc,)
+        mosts, masses, accs = new_mosts, new_masses, new_accs
+    return mosts, masses, accs
 
 
 @triton.jit
@@ -58,11 +67,11 @@ def _joined(most, mass, acc, top, added, part):
 
 @triton.jit(do_not_specialize=["fed", "row_stride", "columns", "pieces"])
 def attend(
-    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, tops_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
+    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, part_ptr, most_ptr, mass_ptr, count_ptr,
     fed, row_stride, columns, pieces, scaling,
     KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr,
-    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    PIECE: tl.constexpr, C: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):
     """One piece of PIECE columns of one token and key head, for the GROUP heads that share it (G and W: padded).
 
@@ -91,9 +100,10 @@ def attend(
         q_at = ((token * KV + kv) * GROUP + g)[:, None] * D + d[None, :]
         q = tl.load(q_ptr + q_at, mask=grouped & wide, other=0.0)
         own = tl.full((G,), 0, tl.int32) + seen
-        most, mass, acc = _look(
-            q, keys_ptr + base, values_ptr + base, number * PIECE, seen, own, scaling, G, D, W, CAP, PIECE, C
+        mosts, masses, accs = _look(
+            (q,), keys_ptr + base, values_ptr + base, number * PIECE, seen, (own,), scaling, 1, G, D, W, CAP, PIECE, C
         )
+        most, mass, acc = mosts[0], masses[0], accs[0]
         last = True
         if count > 1:
             at = ((token * KV + kv) * pieces + number).to(tl.int64) * GROUP + g
@@ -115,49 +125,54 @@ def attend(
                         most, mass, acc = _joined(most, mass, acc, top, added, part)
             out = (acc / tl.where(mass > 0.0, mass, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + q_at, out, mask=grouped & wide)
-            if TOPS:
-                top = tl.max(tl.max(tl.where(grouped & wide, bits_of(out), 0), 1), 0)
-                tl.store(tops_ptr + kv * tl.num_programs(2) + token, top)
 
 
 @triton.jit(do_not_specialize=["fed", "row_stride", "columns"])
 def attend_all(
-    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr, tops_ptr,
+    q_ptr, keys_ptr, values_ptr, start_ptr, place_ptr, out_ptr,
     fed, row_stride, columns, scaling,
     KV: tl.constexpr, GROUP: tl.constexpr, G: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr, B: tl.constexpr,
-    PIECE: tl.constexpr, C: tl.constexpr, TOPS: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, B: tl.constexpr, TILES: tl.constexpr,
+    PIECE: tl.constexpr, C: tl.constexpr, PDL: tl.constexpr,
 ):
-    """What `attend` computes, all pieces one after another, of B tokens of a row that read the same columns.
+    """What `attend` computes, all pieces one after another, of TILES tiles of B tokens that read the same columns.
 
-    B is 1 with a window, whose pieces begin at another column for each token, and with TOPS.
+    Both are 1 with a window, whose pieces begin at another column for each token.
     """
-    block, kv, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    block, kv, row = tl.program_id(0) * (B * TILES), tl.program_id(1), tl.program_id(2)
     wait(PDL)
     g, d = tl.arange(0, G), tl.arange(0, W)
-    token = block * B + g // GROUP
-    there = (g < B * GROUP) & (token < fed)
     start = tl.load(start_ptr + row)
     place = tl.load(place_ptr).to(tl.int32)
-    end = place + tl.minimum(block * B + B, fed)
+    end = place + tl.minimum(block + B * TILES, fed)
     if WINDOW > 0:
         start = tl.maximum(start, end - WINDOW)
-    seen, own = end - start, tl.where(there, place + token + 1 - start, 0)
+    seen = end - start
     base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
-    q_at = (((row * fed + token) * KV + kv) * GROUP + g % GROUP)[:, None] * D + d[None, :]
-    here = there[:, None] & (d < D)[None, :]
-    q = tl.load(q_ptr + q_at, mask=here, other=0.0)
-    most, mass, acc = tl.full((G,), NEVER, tl.float32), tl.zeros((G,), tl.float32), tl.zeros((G, W), tl.float32)
+    qs, owns, mosts, masses, accs = (), (), (), (), ()
+    for i in tl.static_range(TILES):
+        token = block + i * B + g // GROUP
+        there = (g < B * GROUP) & (token < fed)
+        q_at = (((row * fed + token) * KV + kv) * GROUP + g % GROUP)[:, None] * D + d[None, :]
+        qs = qs + (tl.load(q_ptr + q_at, mask=there[:, None] & (d < D)[None, :], other=0.0),)
+        owns = owns + (tl.where(there, place + token + 1 - start, 0),)
+        mosts, masses = mosts + (tl.full((G,), NEVER, tl.float32),), masses + (tl.zeros((G,), tl.float32),)
+        accs = accs + (tl.zeros((G, W), tl.float32),)
     for begin in range(0, seen, PIECE):
-        top, added, part = _look(
-            q, keys_ptr + base, values_ptr + base, begin, seen, own, scaling, G, D, W, CAP, PIECE, C
+        tops, added, parts = _look(
+            qs, keys_ptr + base, values_ptr + base, begin, seen, owns, scaling, TILES, G, D, W, CAP, PIECE, C
         )
-        most, mass, acc = _joined(most, mass, acc, top, added, part)
-    out = (acc / tl.where(mass > 0.0, mass, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + q_at, out, mask=here)
-    if TOPS:
-        top = tl.max(tl.max(tl.where(here, bits_of(out), 0), 1), 0)
-        tl.store(tops_ptr + (kv * tl.num_programs(2) + row) * fed + block, top)
+        new_mosts, new_masses, new_accs = (), (), ()
+        for i in tl.static_range(TILES):
+            most, mass, acc = _joined(mosts[i], masses[i], accs[i], tops[i], added[i], parts[i])
+            new_mosts, new_masses, new_accs = new_mosts + (most,), new_masses + (mass,), new_accs + (acc,)
+        mosts, masses, accs = new_mosts, new_masses, new_accs
+    for i in tl.static_range(TILES):
+        token = block + i * B + g // GROUP
+        there = (g < B * GROUP) & (token < fed)
+        q_at = (((row * fed + token) * KV + kv) * GROUP + g % GROUP)[:, None] * D + d[None, :]
+        out = (accs[i] / tl.where(masses[i] > 0.0, masses[i], 1.0)[:, None]).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + q_at, out, mask=there[:, None] & (d < D)[None, :])
 
 
 @triton.jit(do_not_specialize=["count", "begin", "size", "row_stride", "columns"])

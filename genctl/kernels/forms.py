@@ -2,8 +2,10 @@
 
 "floats": bfloat16 or float16 numbers. "int8": codes [O, I], a scale for each output; x is rounded to codes by the
 largest number of a token. "int4": codes of 4 bits (`Int4Product`), a scale and a zero for each group of 32 inputs; x is
-rounded to codes by the largest number of a token's group. The rounding is that of the library on the CPU (codes.c,
-blocks.c), sums of codes are exact integers, and what is packed is unpacked in registers.
+rounded to codes by the largest number of a token's group. The rounding (`round_x`) is that of the library on the CPU
+(codes.c, blocks.c), sums of codes are exact integers, and what is packed is unpacked in registers.
+
+A launch of its own rounds x: a program that rounds what it multiplies waits for that at each tile.
 
 M tokens and N outputs of a tile, K inputs read at a time, V = K / 64 pairs of groups.
 """
@@ -12,6 +14,7 @@ import os
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # fmt: off
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # which has no assembly
@@ -56,14 +59,6 @@ def bits_of(x):
 
 
 @triton.jit
-def largest_of(tops_ptr, parts, tokens, m, P: tl.constexpr):
-    """The largest number of each token, as bits [M], from those of `parts` parts."""
-    p = tl.arange(0, P)
-    inside = (p < parts)[:, None] & (m < tokens)[None, :]
-    return tl.max(tl.load(tops_ptr + p[:, None] * tokens + m[None, :], mask=inside, other=0), 0)
-
-
-@triton.jit
 def _number(top):
     """The number of such bits; NaN where it is not finite, so that what it scales is."""
     return tl.where(top >= INFINITE, float("nan"), top.to(tl.float32, bitcast=True))
@@ -80,36 +75,63 @@ def _codes(x, top):
     return (scaled + SHIFT - SHIFT).to(tl.int8)
 
 
+@triton.jit(do_not_specialize=["tokens"])
+def round_x(
+    x_ptr, codes_ptr, scales_ptr, tokens, inputs,
+    GROUP: tl.constexpr, W: tl.constexpr, B: tl.constexpr, FORM: tl.constexpr, PDL: tl.constexpr,
+):
+    """x [T, I] as codes int8 [T, I] of B groups of a token; GROUP inputs (padded: W) have one scale.
+
+    scales f32: in 8 bits the largest number of a token [T], in 4 bits the scale of each group [T, I / 32] and, behind
+    all scales, the sum of its codes times the scale.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    token, groups = tl.program_id(0), (inputs + GROUP - 1) // GROUP
+    group, w = tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, W)
+    at = group[:, None] * GROUP + w[None, :]
+    inside = (w < GROUP)[None, :] & (at < inputs)
+    place = token.to(tl.int64) * inputs + at
+    x = tl.load(x_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    top = tl.max(bits_of(x), 1)
+    codes, scale = _codes(x, top[:, None]), _number(top)
+    tl.store(codes_ptr + place, codes, mask=inside)
+    if FORM == "int4":
+        scale = tl.div_rn(scale, tl.full(top.shape, 127.0, tl.float32))
+        total = tl.sum(codes.to(tl.int32), 1).to(tl.float32) * scale
+        tl.store(scales_ptr + (tokens + token) * groups + group, total, mask=group < groups)
+    tl.store(scales_ptr + token * groups + group, scale, mask=group < groups)
+
+
 @triton.jit
-def _group(x_ptr, m, start, tokens, inputs, end, V: tl.constexpr, EVEN: tl.constexpr):
-    """V groups that are 64 inputs apart: codes [V, 32, M], their sums [V, M], scales, and sums · scales."""
+def _x_of_groups(x_ptr, scales_ptr, m, start, tokens, inputs, end, V: tl.constexpr, EVEN: tl.constexpr):
+    """V groups that are 64 inputs apart: codes [V, 32, M], scales [V, M], and sums of codes · scale."""
     at = start + (tl.arange(0, V) * 64)[:, None] + tl.arange(0, 32)[None, :]
     here = (m < tokens)[None, None, :]
+    group = start // 32 + 2 * tl.arange(0, V)
+    groups, there = inputs // 32, (m < tokens)[None, :]
     if not EVEN:
-        here = here & (at < end)[:, :, None]
-    x = tl.load(x_ptr + m[None, None, :] * inputs + at[:, :, None], mask=here, other=0.0).to(tl.float32)
-    top = tl.max(bits_of(x), 1)
-    codes = _codes(x, top[:, None, :])
-    scale = tl.div_rn(_number(top), tl.full(top.shape, 127.0, tl.float32))
-    total = tl.sum(codes.to(tl.int32), 1)
-    return codes, total, scale, total.to(tl.float32) * scale
+        here, there = here & (at < end)[:, :, None], there & (group < groups)[:, None]
+    codes = tl.load(x_ptr + m[None, None, :] * inputs + at[:, :, None], mask=here, other=0)
+    place = scales_ptr + m[None, :] * groups + group[:, None]
+    return codes, tl.load(place, mask=there, other=0.0), tl.load(place + tokens * groups, mask=there, other=0.0)
 
 
 @triton.jit
 def read_x(
-    x_ptr, top, m, start, tokens, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
+    x_ptr, x_scales_ptr, m, start, tokens, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr,
 ):
-    """x for `add_tile`."""
+    """x, or its codes, for `add_tile`."""
     if FORM == "int4":
-        even = _group(x_ptr, m, start, tokens, inputs, end, K // 64, EVEN)
-        x = even, _group(x_ptr, m, start + 32, tokens, inputs, end, K // 64, EVEN)
+        even = _x_of_groups(x_ptr, x_scales_ptr, m, start, tokens, inputs, end, K // 64, EVEN)
+        x = even, _x_of_groups(x_ptr, x_scales_ptr, m, start + 32, tokens, inputs, end, K // 64, EVEN)
     else:
         at = start + tl.arange(0, K)
         here = (m < tokens)[None, :]
         if not EVEN:
             here = here & (at < end)[:, None]
-        numbers = tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=here, other=0.0)  # [K, M]
-        x = _codes(numbers.to(tl.float32), top[None, :]) if FORM == "int8" else numbers
+        x = tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=here, other=0)  # [K, M]
     return x
 
 
@@ -125,13 +147,16 @@ def no_sums(N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, FORM: tl.constexp
 
 @triton.jit
 def _halves(both):
-    """The lower and the upper half of bytes uint8, four at a time."""
+    """The lower and the upper half of bytes uint8 less 8, four at a time: int8."""
     if INTERPRETED:
-        low, high = both & 15, both >> 4
-    else:
-        asm: tl.constexpr = "and.b32 $0, $2, 0x0f0f0f0f; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f;"
-        low, high = tl.inline_asm_elementwise(asm, "=r,=r,r", [both], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4)
-    return low.to(tl.int8, bitcast=True), high.to(tl.int8, bitcast=True)
+        low, high = (both & 15).to(tl.int8) - 8, (both >> 4).to(tl.int8) - 8
+    else:  # no byte carries: b + 0x78 is at most 0x87
+        asm: tl.constexpr = """
+            and.b32 $0, $2, 0x0f0f0f0f; add.u32 $0, $0, 0x78787878; xor.b32 $0, $0, 0x80808080;
+            shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0f0f0f0f; add.u32 $1, $1, 0x78787878; xor.b32 $1, $1, 0x80808080;
+        """
+        low, high = tl.inline_asm_elementwise(asm, "=&r,=&r,r", [both], dtype=(tl.int8, tl.int8), is_pure=True, pack=4)
+    return low, high
 
 
 @triton.jit
@@ -163,11 +188,10 @@ def read_w(w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.c
 
 @triton.jit
 def _add_group(acc, codes, scales, x):
-    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32], 8 too large."""
-    x_codes, total, x_scale, x_sum = x
+    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32]."""
+    x_codes, x_scale, x_sum = x
     scale, zero = scales
-    begin = tl.broadcast_to(-8 * total[:, None, :], acc.shape)
-    sums = tl.dot(codes, x_codes, begin, out_dtype=tl.int32).to(tl.float32)
+    sums = tl.dot(codes, x_codes, out_dtype=tl.int32).to(tl.float32)
     acc = tl.math.fma(sums, scale[:, :, None] * x_scale[:, None, :], acc)
     zero, x_sum = tl.broadcast(zero[:, :, None], x_sum[:, None, :])
     return tl.math.fma(zero, x_sum, acc)
@@ -216,9 +240,10 @@ def all_pieces(part_ptr, step, inside, S: tl.constexpr, FORM: tl.constexpr):
 
 
 @triton.jit
-def numbers_of(sums, scales_ptr, n, top, FORM: tl.constexpr):
+def numbers_of(sums, scales_ptr, x_scales_ptr, n, m, tokens, FORM: tl.constexpr):
     """w x in f32 [N, M], of its sums."""
     if FORM == "int8":
-        scaled, largest = tl.broadcast(sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None], _number(top)[None, :])
+        largest = tl.load(x_scales_ptr + m, mask=m < tokens, other=0.0)
+        scaled, largest = tl.broadcast(sums.to(tl.float32) * tl.load(scales_ptr + n)[:, None], largest[None, :])
         sums = tl.math.fma(scaled, largest, tl.zeros(scaled.shape, tl.float32))  # rounded before a bias is added
     return sums

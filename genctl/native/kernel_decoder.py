@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder, LayerWeights
-from genctl.native.kernel_pass import FEW, Columns, KernelLayer, KernelParts, KernelPass, power
-from genctl.native.kernel_products import Product
+from genctl.native.kernel_pass import Columns, KernelLayer, KernelParts, KernelPass
+from genctl.native.kernel_products import MOST_TIMES, TOKENS, Product, power
 from genctl.native.linear import Joined
 from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
@@ -65,9 +65,10 @@ class KernelDecoder:
         }.items():  # fmt: skip
             if wrong:
                 raise NotForKernels(part)
-        from genctl.kernels import cuda, cuda_attention
+        from genctl.kernels import cuda, cuda_attention, forms
 
         self.decoder, self.launches = decoder, 0
+        self._compiled: set[tuple[int, ...]] = set()  # sizes of passes
         self._table: tuple[list[int], Tensor] | None = None  # where buffers begin, on the host and on the device
         capability = torch.cuda.get_device_capability(decoder.device) if decoder.device.type == "cuda" else (0, 0)
         self.parts = KernelParts(
@@ -77,6 +78,7 @@ class KernelDecoder:
             _product(decoder.output),
             cuda,
             cuda_attention,
+            forms,
             TRIED.get(capability, SHARED),
             pdl=capability >= (9, 0),
         )
@@ -121,14 +123,16 @@ class KernelDecoder:
         Logits of the last `keep` tokens of each row, if it is given.
         """
         done = KernelPass(self.parts, tokens, positions, columns, buffers, keep)
+        if self.decoder.device.type == "cuda":
+            self._compile([done])
         done.run()
         self.launches += len(done.launches)
         return self.decoder.scaled(done.logits).view(len(tokens), done.count // len(tokens), self.decoder.spec.vocab)
 
     def move_rows(self, buffers: Sequence[tuple[Tensor, Tensor]], rows: Tensor, since: int, end: int) -> None:
-        """Row i of a cache becomes row `rows[i]` (int64 [N]), in place, in the columns from `since` to `end`: one launch.
+        """Row i of a cache becomes row `rows[i]` (int64 [N]), in place, in the columns from `since` to `end`.
 
-        Keys and values of each layer are [N, K, C, D], with equal strides.
+        One launch for keys and values of all layers, [N, K, C, D] each, with equal strides.
         """
         flat = [buffer for pair in buffers for buffer in pair]
         where, like = [buffer.data_ptr() for buffer in flat], flat[0]
@@ -148,21 +152,27 @@ class KernelDecoder:
 
     @torch.no_grad()
     def compile(self) -> float:
-        """Compile all kernels, or find them in Triton's cache, and run each; returns the seconds that this took.
+        """Compile the kernels for one token and for many, and run each; returns the seconds that this took.
 
-        There are two of most, for few tokens and for many; they are the same for any number of rows and columns. Most
-        of the time is spent outside Python.
+        They are the same for any number of rows and columns. Those for some tokens are compiled when they are needed.
         """
-        device, began = self.decoder.device, time.perf_counter()
-        passes = [self.example(tokens) for tokens in (1, FEW + 1)]
-        different = {launch.variant: launch for done in passes for launch in done.launches}.values()
-        with ThreadPoolExecutor(len(different)) as pool:
-            list(pool.map(lambda launch: launch.compile(device), different))
-        with torch.cuda.device(device):
+        began = time.perf_counter()
+        passes = [self.example(tokens) for tokens in (1, MOST_TIMES * TOKENS)]
+        self._compile(passes)
+        with torch.cuda.device(self.decoder.device):
             for done in passes:
                 done.run()
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(self.decoder.device)
         return time.perf_counter() - began
+
+    def _compile(self, passes: Sequence[KernelPass]) -> None:
+        """All kernels of some passes at once, or find them in Triton's cache: most of the time is not Python's."""
+        new = [done for done in passes if done.sizes not in self._compiled]
+        self._compiled.update(done.sizes for done in new)
+        different = {launch.variant: launch for done in new for launch in done.launches}.values()
+        if different:
+            with ThreadPoolExecutor(len(different)) as pool:
+                list(pool.map(lambda launch: launch.compile(self.decoder.device), different))
 
     def example(self, tokens: int) -> KernelPass:
         """A pass over so many tokens of one row."""

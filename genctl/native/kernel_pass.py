@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_products import OUTPUTS, Product, Tile, cut, outputs_of
+from genctl.native.kernel_products import MOST_TIMES, OUTPUTS, TOKENS, Product, Tile, cut, outputs_of, power
+from genctl.native.quantized import GROUP
 
-FEW = 64  # tokens of a pass: of more, several tiles share what is read of a weight (see `cut`)
+FEW = 64  # tokens of a pass, of which each has programs of its own for its pieces of columns
 AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
 PIECE, COLUMNS = 128, 128  # of attention, and of its tile
+QUERY_TILES, AHEAD_OF_QUERIES = 4, 2  # of a program, where many tokens are read; pieces that are loaded at once
 AT_ONCE = 8  # pieces that are read at once
 
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
@@ -50,29 +52,24 @@ class KernelParts:
     head: Product
     kernels: Any  # `kernels.cuda`
     attention: Any  # `kernels.cuda_attention`
+    forms: Any  # `kernels.forms`
     shared: int  # bytes of shared memory that a program has
     pdl: bool  # programmatic dependent launch: a kernel begins before the one before ends
 
-    @property
-    def rounded(self) -> bool:
-        """Whether weights have 8 or 4 bits."""
-        return self.head.kind != "floats"
-
-    def tile(self, product: Product, tiles: int, outputs: int, *, many: bool, gated: bool = False) -> Tile:
+    def tile(self, product: Product, tiles: int, outputs: int, *, count: int, gated: bool = False) -> Tile:
         """See `kernel_products.cut`."""
-        x_bytes = self.decoder.dtype.itemsize
-        return cut(product, tiles, outputs, x_bytes=x_bytes, shared=self.shared, many=many, gated=gated)
+        x_bytes = self.decoder.dtype.itemsize if product.kind == "floats" else 1
+        return cut(product, tiles, outputs, x_bytes=x_bytes, shared=self.shared, count=count, gated=gated)
 
 
 class _Normed(NamedTuple):
-    """What a norm makes of x: x · gain [T, E], sums of squares of x f32 [parts, T], and the largest of x · gain.
+    """What a norm makes of x: x · gain [T, E], and sums of squares of x f32 [parts, T].
 
-    These are int32 [parts, T], the bits of a float. Inputs of products without a norm have only these.
+    Inputs of products without a norm have only the first.
     """
 
     x: Tensor
     sums: Tensor
-    tops: Tensor
 
 
 class _Launch(NamedTuple):
@@ -133,36 +130,41 @@ class KernelPass:
             self.many = self.count > FEW
             self.last = _Normed(*(part.new_empty(self._of_last(part, keep).shape) for part in normed))
         self.keep = keep
+        # passes with equal sizes have the same kernels
+        self.sizes = tuple(min(MOST_TIMES, power(-(-tokens // TOKENS))) for tokens in (positions.numel(), self.count))
+        self.until_last = len(self.launches)
         self.logits = torch.empty(self.count, self.spec.vocab, dtype=torch.float32, device=self.decoder.device)
         if self.count:
             self._product(parts.head, self.last, self.logits, norm=True)
 
     def run(self) -> None:
         """All launches, and before the head the choice of the last tokens."""
-        for launch in self.launches[: -1 if self.count else None]:
+        for launch in self.launches[: self.until_last]:
             launch.run()
         if self.last is not self.normed and self.keep:
             for target, part in zip(self.last, self.normed, strict=True):
                 target.copy_(self._of_last(part, self.keep))
-        if self.count:
-            self.launches[-1].run()
+        for launch in self.launches[self.until_last :]:
+            launch.run()
 
     def _of_last(self, part: Tensor, keep: int) -> Tensor:
-        """x [T, E], or a number of each token [parts, T], of the last `keep` tokens of each row."""
+        """x [T, E], or the sums [parts, T], of the last `keep` tokens of each row."""
         if part is self.normed.x:
             return part.view(self.rows, self.fed, -1)[:, self.fed - keep :].flatten(0, 1)
         return part.view(-1, self.rows, self.fed)[:, :, self.fed - keep :].flatten(1)
 
-    def _space(self, name: str, *shape: int, wide: bool = False) -> Tensor:
+    def _space(self, name: str, *shape: int, wide: bool = False, kind: torch.dtype | None = None) -> Tensor:
         """A buffer that all layers use in turn."""
         key = name, shape
         if key not in self.held:
-            kind = torch.float32 if wide else self.decoder.dtype
+            kind = torch.float32 if wide else kind or self.decoder.dtype
             self.held[key] = torch.empty(shape, dtype=kind, device=self.decoder.device)
         return self.held[key]
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *args: Any, stages: int = 2, **flags: Any) -> None:
-        options = {**flags, "PDL": self.parts.pdl, "num_warps": 4, "num_stages": stages}
+    def _launch(
+        self, kernel: Any, grid: tuple[int, ...], *args: Any, stages: int = 2, warps: int = 4, **flags: Any
+    ) -> None:
+        options = {**flags, "PDL": self.parts.pdl, "num_warps": warps, "num_stages": stages}
         if self.parts.pdl:
             options["launch_pdl"] = True
         self.launches.append(_Launch(kernel, grid, args, options))
@@ -171,11 +173,11 @@ class KernelPass:
         """The norm of x; first of x + the norm of what is `added`, which is written to x."""
         size = x.shape[1]
         made = self._made("normed", size, 1)
-        added_x, sums, _ = made if added is None else added
+        added_x, sums = made if added is None else added
         self._launch(
             self.parts.kernels.enter, (self.count,), x, added_x, sums, gain if after is None else after, gain, made.x,
-            made.sums, made.tops, size, len(sums), self.spec.eps, self.spec.residual_scale,
-            ADD=added is not None, P=power(len(sums)), E=power(size), TOPS=self.parts.rounded,
+            made.sums, size, len(sums), self.spec.eps, self.spec.residual_scale,
+            ADD=added is not None, P=power(len(sums)), E=power(size),
         )  # fmt: skip
         return made
 
@@ -196,37 +198,38 @@ class KernelPass:
         pairs = power(size // 2) if spec.qk_norm else next(n for n in (32, 16, 8) if size // 2 % n == 0 or n == 8)
         pairs = max(pairs, 8)
         each = -(-(size // 2) // pairs)
-        tile = self.parts.tile(product, (heads + 2 * kv) * each, 2 * pairs, many=self.many)
+        tile = self.parts.tile(product, (heads + 2 * kv) * each, 2 * pairs, count=self.count)
         part = self._parts(tile, product.size)
         some = normed.sums  # in the place of what is not read
+        x, x_scales = self._rounded(product, normed)
         self._launch(
-            self.parts.kernels.heads, (self._tiles(tile), (heads + 2 * kv) * each, tile.splits), normed.x,
-            product.weight, *_beside(product, some), normed.sums, normed.tops, q, keys, values,
+            self.parts.kernels.heads, (self._tiles(tile), (heads + 2 * kv) * each, tile.splits), x,
+            product.weight, *_beside(product, some), normed.sums, x_scales, q, keys, values,
             some if layer.head_gains is None else layer.head_gains, some if layer.rope is None else layer.rope,
             self.positions, place, part, self.counts, self.count, self.fed, product.width, tile.piece,
             len(normed.sums), spec.eps, row_stride, columns, int(layer.rope is not None), layer.turn_scale,
             HEADS=heads, KV=kv, D=size, R=2 if rope is None else rope.size, PAIRS=rope is not None and rope.interleaved,
             TILES=each, QK_NORM=layer.head_gains is not None, **self._flags(tile, product, normed),
         )  # fmt: skip
-        mixed, group = self._made("mixed", heads * size, kv), heads // kv
+        mixed, group = self._made("mixed", heads * size), heads // kv
         queries = max(16, power(group))
         shape: dict[str, Any] = {
             "KV": kv, "GROUP": group, "G": queries, "D": size, "W": max(16, power(size)), "PIECE": PIECE,
             "WINDOW": window, "CAP": spec.softcap or 0.0, "C": COLUMNS if size <= 128 else COLUMNS // 2,
-            "TOPS": self.parts.rounded,
         }  # fmt: skip
         if self.many:
-            shared = 1 if window or self.parts.rounded else queries // group
+            shared, tiles = (1, 1) if window else (queries // group, QUERY_TILES)
             self._launch(
-                self.parts.attention.attend_all, (-(-self.fed // shared), kv, self.rows), q, keys, values, starts,
-                place, mixed.x, mixed.tops, self.fed, row_stride, columns, spec.scaling, B=shared, **shape,
+                self.parts.attention.attend_all, (-(-self.fed // (shared * tiles)), kv, self.rows), q, keys, values,
+                starts, place, mixed.x, self.fed, row_stride, columns, spec.scaling, B=shared, TILES=tiles,
+                stages=AHEAD_OF_QUERIES, **shape,
             )  # fmt: skip
             return mixed
         pieces = -(-columns // PIECE)
         parts = self._space("attention parts", self.count, kv, pieces, group, size, wide=True)
         most, mass = (self._space(name, self.count, kv, pieces, group, wide=True) for name in ("most", "mass"))
         self._launch(
-            self.parts.attention.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed.x, mixed.tops,
+            self.parts.attention.attend, (pieces, kv, self.count), q, keys, values, starts, place, mixed.x,
             parts, most, mass, self.counts, self.fed, row_stride, columns, pieces, spec.scaling,
             AT_ONCE=AT_ONCE, **shape,
         )  # fmt: skip
@@ -240,11 +243,26 @@ class KernelPass:
             return made
         added = self._space("added", self.count, product.size)
         self._product(product, y, added, made=made, gain=gain)
-        return self._enter(x, gain, _Normed(added, made.sums, made.tops), after)
+        return self._enter(x, gain, _Normed(added, made.sums), after)
 
-    def _made(self, name: str, size: int, parts: int, where: str = "") -> _Normed:
-        sums, tops = (self._space(f"{what} {name} {where}", parts, self.count, wide=True) for what in ("sums", "tops"))
-        return _Normed(self._space(name, self.count, size), sums, tops.view(torch.int32))
+    def _made(self, name: str, size: int, parts: int = 1, where: str = "") -> _Normed:
+        sums = self._space(f"sums {name} {where}", parts, self.count, wide=True)
+        return _Normed(self._space(name, self.count, size), sums)
+
+    def _rounded(self, product: Product, y: _Normed) -> tuple[Tensor, Tensor]:
+        """What a product reads: x and nothing, or its codes and their scales, which a launch makes."""
+        if product.kind == "floats":
+            return y.x, y.sums
+        width, count = product.width, len(y.x)
+        group, at_once = (GROUP, 32) if product.kind == "int4" else (width, 1)
+        groups = width // group
+        codes = self._space("codes", count, width, kind=torch.int8)
+        scales = self._space("scales of codes", 2, count, groups, wide=True)
+        self._launch(
+            self.parts.forms.round_x, (count, -(-groups // at_once)), y.x, codes, scales, count, width,
+            GROUP=group, W=power(group), B=at_once, FORM=product.kind, stages=1, warps=8,
+        )  # fmt: skip
+        return codes, scales
 
     def _product(
         self,
@@ -258,27 +276,29 @@ class KernelPass:
         gain: Tensor | None = None,
     ) -> None:
         tiles = -(-product.size // outputs_of(product))
-        tile = self.parts.tile(product, tiles, outputs_of(product), many=self.many)
+        tile = self.parts.tile(product, tiles, outputs_of(product), count=self.count)
+        x, x_scales = self._rounded(product, y)
         self._launch(
-            self.parts.kernels.product, (self._tiles(tile), tiles, tile.splits), y.x, product.weight,
-            *_beside(product, out), out if rest is None else rest, out if gain is None else gain, y.sums, y.tops, out,
-            *(made or (out, y.sums, y.tops)), self._parts(tile, product.size), self.counts,
-            self.count, product.size, product.width, tile.piece, len(y.tops), self.spec.eps,
+            self.parts.kernels.product, (self._tiles(tile), tiles, tile.splits), x, product.weight,
+            *_beside(product, out), out if rest is None else rest, out if gain is None else gain, y.sums, x_scales, out,
+            *(made or (out, y.sums)), self._parts(tile, product.size), self.counts,
+            self.count, product.size, product.width, tile.piece, len(y.sums), self.spec.eps,
             1.0 if rest is None else self.spec.residual_scale,
-            NORM=norm, REST=rest is not None, NEXT=made is not None, TOPS=self.parts.rounded,
+            NORM=norm, REST=rest is not None, NEXT=made is not None, SHORT=self.parts.kernels.KINDS[self.decoder.dtype],
             **self._flags(tile, product, y),
         )  # fmt: skip
 
     def _gated(self, layer: KernelLayer, normed: _Normed) -> _Normed:
         product, size = layer.up, layer.up.size // 2
         tiles = -(-size // OUTPUTS)
-        tile = self.parts.tile(product, tiles, OUTPUTS, many=self.many, gated=True)
-        out = self._made("inner", size, tiles)
+        tile = self.parts.tile(product, tiles, OUTPUTS, count=self.count, gated=True)
+        out = self._made("inner", size)
+        x, x_scales = self._rounded(product, normed)
         self._launch(
-            self.parts.kernels.gated, (self._tiles(tile), tiles, tile.splits), normed.x, product.weight,
-            *_beside(product, out.x), normed.sums, normed.tops, out.x, out.tops, self._parts(tile, product.size),
+            self.parts.kernels.gated, (self._tiles(tile), tiles, tile.splits), x, product.weight,
+            *_beside(product, out.x), normed.sums, x_scales, out.x, self._parts(tile, product.size),
             self.counts, self.count, size, product.width, tile.piece, len(normed.sums), self.spec.eps,
-            ACT=layer.act, TOPS=self.parts.rounded, **self._flags(tile, product, normed),
+            ACT=layer.act, **self._flags(tile, product, normed),
         )  # fmt: skip
         return out
 
@@ -290,7 +310,7 @@ class KernelPass:
 
     def _flags(self, tile: Tile, product: Product, x: _Normed) -> dict[str, Any]:
         return {
-            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": power(len(x.tops)),
+            "FORM": product.kind, "BIAS": product.wide_bias is not None, "P": power(len(x.sums)),
             "S": tile.splits, "N": tile.outputs, "M": tile.tokens, "K": tile.inputs, "TIMES": tile.times,
             "EVEN": product.width % tile.inputs == 0,
             "AHEAD": AHEAD if self.parts.pdl else 0, "stages": tile.stages,
@@ -301,8 +321,3 @@ def _beside(product: Product, some: Tensor) -> tuple[Tensor, Tensor]:
     """Scales and bias of a product, and `some` tensor in the place of what is not read."""
     scales, bias = (some if part is None else part for part in (product.scales, product.wide_bias))
     return scales, bias
-
-
-def power(size: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, size - 1).bit_length()

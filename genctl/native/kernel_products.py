@@ -105,17 +105,16 @@ def _packed(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return bytes_, scales.transpose(0, 1).flatten().view(torch.int32).view(len(codes), -1)
 
 
-# Chosen by measuring on an H100. Sums are cut where there are too few tiles of outputs for the processors of a GPU.
-TOKENS, OUTPUTS = 16, 64  # of a tile of a product: wider tiles have other bits
+# Chosen by measuring on an H100 and an H200. Sums are cut where there are too few tiles of outputs for a GPU.
+TOKENS, OUTPUTS = 16, 64  # of a tile of a product
 PROGRAMS, LEAST_PIECE = 128, 512
-INPUTS, STAGES = 256, 3  # of a tile, at most, and tiles that are loaded at once
-GATED_INPUTS, GATED_STAGES = 128, 5  # with two weights
-# Not measured yet: a processor computes more for each byte of these weights, by the instructions that were counted
-ROUNDED_PROGRAMS = 2 * PROGRAMS
-ROUNDED = {"int8": (256, 3), "int4": (256, 5)}  # two programs or more fit a processor, where one does above
-GATED_ROUNDED = {"int8": (128, 4), "int4": (256, 4)}
+# tiles of tokens of a program, and sums of all of them, at most; in 4 bits one
+MOST_TIMES, MOST_SUMS = 8, 128 * 128
+# inputs of a tile, at most, and tiles that are loaded at once: with two weights, and of more tokens than four tiles
+LOADED = {"floats": (256, 3), "int8": (256, 6), "int4": (256, 5)}
+LOADED_GATED = {"floats": (128, 5), "int8": (256, 3), "int4": (256, 4)}
+LOADED_MANY = {"floats": (64, 4), "int8": (128, 4)}
 BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
-TIMES = {"floats": 4, "int8": 4, "int4": 1}  # tiles of tokens of a program, where many are read; not measured
 
 
 class Tile(NamedTuple):
@@ -134,30 +133,41 @@ class Tile(NamedTuple):
 
 
 def outputs_of(product: Product) -> int:
-    """Of a tile: x is rounded for each."""
+    """Of a tile."""
     return 2 * OUTPUTS if product.kind == "int4" else OUTPUTS
 
 
-def cut(
-    product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, many: bool, gated: bool = False
-) -> Tile:
-    """`tiles` tiles of `outputs`; `x_bytes` are those of a number of x, `shared` those of memory that a program has.
+def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, count: int, gated: bool) -> Tile:
+    """`tiles` tiles of `outputs`, for `count` tokens.
 
-    `many` tokens share what is read of a weight.
+    `x_bytes` are those of a number of x, `shared` those of memory that a program has.
     """
     width, kind = product.width, product.kind
+    tokens, least = (TOKENS // 2, 64) if kind == "int4" else (TOKENS, 32)  # a pair of groups at least
+    most, stages = (LOADED_GATED if gated else LOADED)[kind]
     if kind == "floats":
-        most, stages = (GATED_INPUTS, GATED_STAGES) if gated else (INPUTS * OUTPUTS // outputs, STAGES)
-        most, bytes_, programs, tokens, least = 2 * most // x_bytes, float(x_bytes), PROGRAMS, TOKENS, 32
-    else:
-        most, stages = (GATED_ROUNDED if gated else ROUNDED)[kind]
-        most = most * 2 * OUTPUTS // max(2 * OUTPUTS, outputs)
-        bytes_, programs = BYTES[kind], ROUNDED_PROGRAMS
-        tokens, least = (TOKENS // 2, 64) if kind == "int4" else (TOKENS, 32)  # a pair of groups at least
-    sizes = [size for size in (256, 128, 64, 32) if least <= size <= max(least, most)]
-    inputs = next(size for size in sizes if not width % size or size == least)
-    splits = max(1, min(programs // tiles, width // LEAST_PIECE))
+        most = 2 * most // x_bytes  # what fits; the interpreter's tests have float32
+    most = most * OUTPUTS // outputs if not gated and kind != "int4" else most
+    inputs = _inputs(width, least, most)
+    splits = max(1, min(PROGRAMS // tiles, width // LEAST_PIECE))
     piece = -(-width // (splits * inputs)) * inputs
-    times = TIMES[kind] if many else 1
+    times = 1
+    if kind in LOADED_MANY:
+        times = min(MOST_TIMES, MOST_SUMS // (outputs * tokens), power(-(-count // tokens)))
+        if count > 4 * tokens:
+            most, stages = LOADED_MANY[kind]
+            inputs = min(inputs, _inputs(width, least, most))
+    bytes_ = BYTES.get(kind, float(x_bytes))
     size = ((2 if gated else 1) * outputs * bytes_ + times * tokens * x_bytes) * inputs
     return Tile(outputs, tokens, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))), times)
+
+
+def _inputs(width: int, least: int, most: int) -> int:
+    """Of a tile, from `least` to `most`: the most that divide the width of a weight."""
+    sizes = [size for size in (256, 128, 64, 32) if least <= size <= max(least, most)]
+    return next(size for size in sizes if not width % size or size == least)
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
