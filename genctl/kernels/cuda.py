@@ -25,7 +25,6 @@ from genctl.kernels.forms import (
     output_of,
     read_w,
     read_x,
-    sums_of,
     write_piece,
 )
 
@@ -51,12 +50,12 @@ def _dots(
 ):
     """The sums of w x over the columns from `begin` to `end`, of TIMES tiles of tokens: [N, M] each."""
     m = first + tl.arange(0, M * TIMES)
-    acc = no_sums(N, M * TIMES, K, FORM)
+    acc = no_sums(N, M * TIMES, FORM)
     for start in range(begin, end, K):
         w = read_w(w_ptr, scales_ptr, n, start, inputs, end, K, EVEN, FORM)
         x = read_x(x_ptr, x_scales_ptr, m, start, tokens, inputs, end, K, EVEN, FORM)
-        acc = add_tile(acc, x, w, FORM)
-    return _tiles(sums_of(acc, FORM), N, M, TIMES)
+        acc = add_tile(acc, x, w, K, FORM)
+    return _tiles(acc, N, M, TIMES)
 
 
 @triton.jit
@@ -169,7 +168,11 @@ def product(
                 gain = tl.load(gain_ptr + n, mask=n < outputs, other=0.0)[:, None]
                 gained = (wide * gain).to(next_ptr.dtype.element_ty)
                 tl.store(next_ptr + place, gained, mask=inside)
-                tl.store(next_sums_ptr + tile * tokens + t, tl.sum(wide * wide, 0), mask=t < tokens)
+                if REST:  # whose places lay out what is added up
+                    squares = tl.sum(wide * wide, 0)
+                else:
+                    squares = _sum_in_halves(tl.math.fma(wide, wide, tl.zeros(wide.shape, tl.float32)), N, M)
+                tl.store(next_sums_ptr + tile * tokens + t, squares, mask=t < tokens)
 
 
 @triton.jit(do_not_specialize=["tokens", "parts"])
@@ -194,13 +197,13 @@ def gated(
     ask_ahead(up_ptr, rows, inputs, begin, end, AHEAD, FORM)
     wait(PDL)
     wide = first_m + tl.arange(0, M * TIMES)
-    gates, ups = no_sums(N, M * TIMES, K, FORM), no_sums(N, M * TIMES, K, FORM)
+    gates, ups = no_sums(N, M * TIMES, FORM), no_sums(N, M * TIMES, FORM)
     for start in range(begin, end, K):
         w = read_w(w_ptr, scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
         up_w = read_w(up_ptr, up_scales_ptr, rows, start, inputs, end, K, EVEN, FORM)
         x = read_x(x_ptr, x_scales_ptr, wide, start, tokens, inputs, end, K, EVEN, FORM)
-        gates, ups = add_tile(gates, x, w, FORM), add_tile(ups, x, up_w, FORM)
-    gate_sums, up_sums = _tiles(sums_of(gates, FORM), N, M, TIMES), _tiles(sums_of(ups, FORM), N, M, TIMES)
+        gates, ups = add_tile(gates, x, w, K, FORM), add_tile(ups, x, up_w, K, FORM)
+    gate_sums, up_sums = _tiles(gates, N, M, TIMES), _tiles(ups, N, M, TIMES)
     n = first + tl.arange(0, N)
     last = True
     if S > 1:
@@ -265,8 +268,8 @@ def heads(
         for i in tl.static_range(TIMES):
             t = m + i * M
             own = t[None, :] * outputs + head * D + rows[:, None]
-            there = (t < tokens)[None, :] & paired
-            write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, all_sums[i], there, FORM)
+            mine = (t < tokens)[None, :] & paired  # a name of its own: a block under a condition keeps types
+            write_piece(part_ptr + tl.program_id(2) * tokens * outputs + own, all_sums[i], mine, FORM)
         last = comes_last(count_ptr + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), S)
     if last:
         pair = tile * H + tl.arange(0, H)
@@ -284,7 +287,7 @@ def heads(
             there = (pair < D // 2)[:, None]
             if head < HEADS + KV:
                 if QK_NORM:
-                    squares = tl.sum(tl.where(there, low * low + high * high, 0.0), 0)
+                    squares = _sum_in_halves(tl.where(there, low * low + high * high, 0.0), H, M)
                     scale = tl.rsqrt(squares / D + eps)[None, :]
                     gains_ptr = gain_ptr + tl.where(head < HEADS, 0, D)
                     low *= scale * tl.load(gains_ptr + first, mask=pair < D // 2, other=0.0)[:, None]
@@ -311,6 +314,16 @@ def heads(
                 else:
                     tl.store(values_ptr + at + first[:, None], low.to(q_ptr.dtype.element_ty), mask=inside)
                     tl.store(values_ptr + at + second[:, None], high.to(q_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _sum_in_halves(x, H: tl.constexpr, M: tl.constexpr):
+    """x [H, M] -> [M], in an order that does not depend on how a compiler lays x out; H is at most 128."""
+    for level in tl.static_range(7):
+        if H >> level > 1:
+            low, high = tl.split(tl.permute(tl.reshape(x, (2, H >> level + 1, M)), (1, 2, 0)))
+            x = low + high
+    return tl.reshape(x, (M,))
 
 
 @triton.jit

@@ -7,7 +7,7 @@ rounded to codes by the largest number of a token's group. The rounding (`round_
 
 A launch of its own rounds x: a program that rounds what it multiplies waits for that at each tile.
 
-M tokens and N outputs of a tile, K inputs read at a time, V = K / 64 pairs of groups.
+M tokens and N outputs of a tile, K inputs read at a time.
 """
 
 import os
@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+# ruff: noqa: RUF005 - Triton adds tuples, and does not unpack them
 # fmt: off
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")  # which has no assembly
 SHIFT = tl.constexpr(12582912.0)  # 1.5 · 2²³: a number that is added to it loses its fraction, rounded to even
@@ -105,16 +106,14 @@ def round_x(
 
 
 @triton.jit
-def _x_of_groups(x_ptr, scales_ptr, m, start, tokens, inputs, end, V: tl.constexpr, EVEN: tl.constexpr):
-    """V groups that are 64 inputs apart: codes [V, 32, M], scales [V, M], and sums of codes · scale."""
-    at = start + (tl.arange(0, V) * 64)[:, None] + tl.arange(0, 32)[None, :]
-    here = (m < tokens)[None, None, :]
-    group = start // 32 + 2 * tl.arange(0, V)
-    groups, there = inputs // 32, (m < tokens)[None, :]
+def _x_of_group(x_ptr, scales_ptr, m, start, tokens, inputs, end, EVEN: tl.constexpr):
+    """A group of inputs: codes [32, M], their scale [M], and the sum of codes · scale [M]."""
+    at, there = start + tl.arange(0, 32), m < tokens
     if not EVEN:
-        here, there = here & (at < end)[:, :, None], there & (group < groups)[:, None]
-    codes = tl.load(x_ptr + m[None, None, :] * inputs + at[:, :, None], mask=here, other=0)
-    place = scales_ptr + m[None, :] * groups + group[:, None]
+        there = there & (start < end)
+    codes = tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=there[None, :], other=0)
+    groups = inputs // 32
+    place = scales_ptr + m * groups + start // 32
     return codes, tl.load(place, mask=there, other=0.0), tl.load(place + tokens * groups, mask=there, other=0.0)
 
 
@@ -124,8 +123,9 @@ def read_x(
 ):
     """x, or its codes, for `add_tile`."""
     if FORM == "int4":
-        even = _x_of_groups(x_ptr, x_scales_ptr, m, start, tokens, inputs, end, K // 64, EVEN)
-        x = even, _x_of_groups(x_ptr, x_scales_ptr, m, start + 32, tokens, inputs, end, K // 64, EVEN)
+        x = ()
+        for i in tl.static_range(K // 32):
+            x = x + (_x_of_group(x_ptr, x_scales_ptr, m, start + 32 * i, tokens, inputs, end, EVEN),)
     else:
         at = start + tl.arange(0, K)
         here = (m < tokens)[None, :]
@@ -136,13 +136,9 @@ def read_x(
 
 
 @triton.jit
-def no_sums(N: tl.constexpr, M: tl.constexpr, K: tl.constexpr, FORM: tl.constexpr):
-    """The sum of nothing: f32 or int32 [N, M]; in 4 bits f32 [V, N, M], which are added up in the end."""
-    if FORM == "int4":
-        acc = tl.zeros((K // 64, N, M), tl.float32)
-    else:
-        acc = tl.zeros((N, M), tl.int32 if FORM == "int8" else tl.float32)
-    return acc
+def no_sums(N: tl.constexpr, M: tl.constexpr, FORM: tl.constexpr):
+    """The sum of nothing, [N, M]."""
+    return tl.zeros((N, M), tl.int32 if FORM == "int8" else tl.float32)
 
 
 @triton.jit
@@ -160,10 +156,10 @@ def _halves(both):
 
 
 @triton.jit
-def _scales_of(scales_ptr, n, group, inputs, EVEN: tl.constexpr):
-    """Scales and zeros of V groups, f32 [V, N]."""
-    at = scales_ptr + n[None, :] * (inputs // 32) + group[:, None]
-    words = tl.load(at) if EVEN else tl.load(at, mask=(group < inputs // 32)[:, None], other=0)
+def _scale_of(scales_ptr, n, start, inputs, EVEN: tl.constexpr):
+    """Scale and zero of a group of each output, f32 [N]."""
+    at = scales_ptr + n * (inputs // 32) + start // 32
+    words = tl.load(at) if EVEN else tl.load(at, mask=(n >= 0) & (start < inputs), other=0)
     return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)  # both bfloat16
 
 
@@ -171,14 +167,15 @@ def _scales_of(scales_ptr, n, group, inputs, EVEN: tl.constexpr):
 def read_w(w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.constexpr, FORM: tl.constexpr):
     """A tile of a weight for `add_tile`: K inputs from `start` on."""
     if FORM == "int4":
-        pair = tl.arange(0, K // 64)
-        at = start // 2 + (pair * 32)[:, None, None] + tl.arange(0, 32)[None, None, :]
-        place = w_ptr + n[None, :, None] * _pitch(inputs, FORM) + at
-        both = tl.load(place) if EVEN else tl.load(place, mask=at < (end + 63) // 64 * 32, other=0)
-        low, high = _halves(both)
-        first = start // 32 + 2 * pair
-        even = _scales_of(scales_ptr, n, first, inputs, EVEN)
-        w = low, high, even, _scales_of(scales_ptr, n, first + 1, inputs, EVEN)
+        w = ()
+        for i in tl.static_range(K // 64):
+            first = start + 64 * i
+            at = tl.multiple_of(first // 2, 32) + tl.arange(0, 32)
+            place = w_ptr + n[:, None] * _pitch(inputs, FORM) + at[None, :]
+            both = tl.load(place) if EVEN else tl.load(place, mask=(at < (end + 63) // 64 * 32)[None, :], other=0)
+            low, high = _halves(both)
+            even = low, _scale_of(scales_ptr, n, first, inputs, EVEN)
+            w = w + (even, (high, _scale_of(scales_ptr, n, first + 32, inputs, EVEN)))
     else:
         at = start + tl.arange(0, K)
         place = w_ptr + n[:, None] * inputs + at[None, :]
@@ -187,32 +184,26 @@ def read_w(w_ptr, scales_ptr, n, start, inputs, end, K: tl.constexpr, EVEN: tl.c
 
 
 @triton.jit
-def _add_group(acc, codes, scales, x):
-    """acc [V, N, M] + (scale · codes + zero) · x of V groups, 2 apart; codes int8 [V, N, 32]."""
+def _add_group(acc, x, w):
+    """acc [N, M] + (scale · codes + zero) · x of one group."""
     x_codes, x_scale, x_sum = x
+    codes, scales = w
     scale, zero = scales
     sums = tl.dot(codes, x_codes, out_dtype=tl.int32).to(tl.float32)
-    acc = tl.math.fma(sums, scale[:, :, None] * x_scale[:, None, :], acc)
-    zero, x_sum = tl.broadcast(zero[:, :, None], x_sum[:, None, :])
+    acc = tl.math.fma(sums, scale[:, None] * x_scale[None, :], acc)
+    zero, x_sum = tl.broadcast(zero[:, None], x_sum[None, :])
     return tl.math.fma(zero, x_sum, acc)
 
 
 @triton.jit
-def add_tile(acc, x, w, FORM: tl.constexpr):
-    """acc + w x."""
+def add_tile(acc, x, w, K: tl.constexpr, FORM: tl.constexpr):
+    """acc [N, M] + w x; in 4 bits one group after another."""
     if FORM == "int4":
-        low, high, even, odd = w
-        acc = _add_group(acc, low, even, x[0])
-        acc = _add_group(acc, high, odd, x[1])
+        for i in tl.static_range(K // 32):
+            acc = _add_group(acc, x[i], w[i])
     else:
         acc = tl.dot(w, x, acc, input_precision="ieee", out_dtype=acc.dtype)
     return acc
-
-
-@triton.jit
-def sums_of(acc, FORM: tl.constexpr):
-    """[N, M]."""
-    return tl.sum(acc, 0) if FORM == "int4" else acc
 
 
 @triton.jit

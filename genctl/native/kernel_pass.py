@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from genctl.native.decoder import Decoder
-from genctl.native.kernel_products import MOST_TIMES, OUTPUTS, TOKENS, Product, Tile, cut, outputs_of, power
+from genctl.native.kernel_products import MOST_TIMES, OUTPUTS, TOKENS, Product, Tile, cut, power
 from genctl.native.quantized import GROUP
 
 FEW = 64  # tokens of a pass, of which each has programs of its own for its pieces of columns
 AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
 PIECE, COLUMNS = 128, 128  # of attention, and of its tile
-QUERY_TILES, AHEAD_OF_QUERIES = 4, 2  # of a program, where many tokens are read; pieces that are loaded at once
+QUERY_TILES = 4  # of a program, where many tokens are read
 AT_ONCE = 8  # pieces that are read at once
 
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
@@ -113,7 +113,7 @@ class KernelPass:
         self.launches: list[_Launch] = []
         self.held: dict[tuple[Any, ...], Tensor] = {}
         sizes = [-(-product.size // 16) for product in (parts.layers[0].qkv, parts.layers[0].up, parts.layers[0].down)]
-        counts = max(-(-self.count // 8) * max(sizes), self.count * self.spec.kv_heads)  # tiles of 8 tokens at least
+        counts = max(-(-self.count // TOKENS) * max(sizes), self.count * self.spec.kv_heads)
         self.counts = torch.zeros(counts, dtype=torch.int32, device=self.decoder.device)
         x = self.decoder.embed(tokens, positions).reshape(self.count, -1).contiguous()
         gains = [gain for layer in parts.layers for gain in layer.gains] + [parts.final]
@@ -218,11 +218,12 @@ class KernelPass:
             "WINDOW": window, "CAP": spec.softcap or 0.0, "C": COLUMNS if size <= 128 else COLUMNS // 2,
         }  # fmt: skip
         if self.many:
-            shared, tiles = (1, 1) if window else (queries // group, QUERY_TILES)
+            shared = 1 if window else queries // group
+            tiles = 1 if window else min(QUERY_TILES, power(-(-self.fed // shared)))
             self._launch(
                 self.parts.attention.attend_all, (-(-self.fed // (shared * tiles)), kv, self.rows), q, keys, values,
                 starts, place, mixed.x, self.fed, row_stride, columns, spec.scaling, B=shared, TILES=tiles,
-                stages=AHEAD_OF_QUERIES, **shape,
+                **shape,
             )  # fmt: skip
             return mixed
         pieces = -(-columns // PIECE)
@@ -237,7 +238,7 @@ class KernelPass:
 
     def _add(self, product: Product, y: _Normed, x: Tensor, gain: Tensor, after: Tensor | None) -> _Normed:
         """x += product(y), or the norm of it; returns the norm of x."""
-        made = self._made("normed", product.size, -(-product.size // outputs_of(product)), "of tiles")
+        made = self._made("normed", product.size, -(-product.size // OUTPUTS), "of tiles")
         if after is None:
             self._product(product, y, x, rest=x, made=made, gain=gain)
             return made
@@ -275,8 +276,8 @@ class KernelPass:
         made: _Normed | None = None,
         gain: Tensor | None = None,
     ) -> None:
-        tiles = -(-product.size // outputs_of(product))
-        tile = self.parts.tile(product, tiles, outputs_of(product), count=self.count)
+        tiles = -(-product.size // OUTPUTS)
+        tile = self.parts.tile(product, tiles, OUTPUTS, count=self.count)
         x, x_scales = self._rounded(product, y)
         self._launch(
             self.parts.kernels.product, (self._tiles(tile), tiles, tile.splits), x, product.weight,

@@ -107,13 +107,13 @@ def _packed(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
 
 # Chosen by measuring on an H100 and an H200. Sums are cut where there are too few tiles of outputs for a GPU.
 TOKENS, OUTPUTS = 16, 64  # of a tile of a product
-PROGRAMS, LEAST_PIECE = 128, 512
-# tiles of tokens of a program, and sums of all of them, at most; in 4 bits one
+PROGRAMS, LEAST_PIECE = {"floats": 128, "int8": 128, "int4": 384}, 512
+# tiles of tokens of a program, and sums of all of them, at most
 MOST_TIMES, MOST_SUMS = 8, 128 * 128
 # inputs of a tile, at most, and tiles that are loaded at once: with two weights, and of more tokens than four tiles
 LOADED = {"floats": (256, 3), "int8": (256, 6), "int4": (256, 5)}
 LOADED_GATED = {"floats": (128, 5), "int8": (256, 3), "int4": (256, 4)}
-LOADED_MANY = {"floats": (64, 4), "int8": (128, 4)}
+LOADED_MANY = {"floats": (64, 4), "int8": (128, 4), "int4": (128, 4)}
 BYTES = {"int8": 1.0, "int4": 0.5}  # of a weight
 
 
@@ -132,34 +132,27 @@ class Tile(NamedTuple):
     times: int
 
 
-def outputs_of(product: Product) -> int:
-    """Of a tile."""
-    return 2 * OUTPUTS if product.kind == "int4" else OUTPUTS
-
-
 def cut(product: Product, tiles: int, outputs: int, *, x_bytes: int, shared: int, count: int, gated: bool) -> Tile:
     """`tiles` tiles of `outputs`, for `count` tokens.
 
     `x_bytes` are those of a number of x, `shared` those of memory that a program has.
     """
     width, kind = product.width, product.kind
-    tokens, least = (TOKENS // 2, 64) if kind == "int4" else (TOKENS, 32)  # a pair of groups at least
+    least = 64 if kind == "int4" else 32  # a pair of groups
     most, stages = (LOADED_GATED if gated else LOADED)[kind]
     if kind == "floats":
         most = 2 * most // x_bytes  # what fits; the interpreter's tests have float32
-    most = most * OUTPUTS // outputs if not gated and kind != "int4" else most
+    most = most if gated else most * OUTPUTS // outputs
     inputs = _inputs(width, least, most)
-    splits = max(1, min(PROGRAMS // tiles, width // LEAST_PIECE))
+    splits = max(1, min(PROGRAMS[kind] // tiles, width // LEAST_PIECE))
     piece = -(-width // (splits * inputs)) * inputs
-    times = 1
-    if kind in LOADED_MANY:
-        times = min(MOST_TIMES, MOST_SUMS // (outputs * tokens), power(-(-count // tokens)))
-        if count > 4 * tokens:
-            most, stages = LOADED_MANY[kind]
-            inputs = min(inputs, _inputs(width, least, most))
+    times = min(MOST_TIMES, MOST_SUMS // (outputs * TOKENS), power(-(-count // TOKENS)))
+    if count > 4 * TOKENS:
+        most, stages = LOADED_MANY[kind]
+        inputs = min(inputs, _inputs(width, least, most))
     bytes_ = BYTES.get(kind, float(x_bytes))
-    size = ((2 if gated else 1) * outputs * bytes_ + times * tokens * x_bytes) * inputs
-    return Tile(outputs, tokens, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))), times)
+    size = ((2 if gated else 1) * outputs * bytes_ + times * TOKENS * x_bytes) * inputs
+    return Tile(outputs, TOKENS, inputs, -(-width // piece), piece, max(1, min(stages, int(shared // size))), times)
 
 
 def _inputs(width: int, least: int, most: int) -> int:

@@ -12,6 +12,7 @@ import torch
 
 from genctl import events
 from genctl.decode import memory, scheduler
+from genctl.decode.cache.cache import new_cache
 from genctl.decode.loop import decode
 from genctl.decode.runtime import ModelRuntime
 from genctl.decode.types import Lane
@@ -103,6 +104,17 @@ def test_an_estimate_is_not_far_from_what_is_needed(monkeypatch: pytest.MonkeyPa
     assert not tries  # it is not found by failing
     assert len(told) == 1
     assert 2 <= told[0] < 16
+
+
+def test_free_columns_of_a_buffer_are_not_counted_as_read() -> None:
+    """A cache of slots has 64 columns after one token: a row seemed to need 64 times its memory, and two ran at once."""
+    plain, slotted = new_cache([None, 4], 0), new_cache([None, 4], 0)
+    for layer in plain.layers:
+        layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
+    assert slotted.open_slots(1, 2, 8, torch.float32, torch.device("cpu"), 1)
+    slotted.written()
+    wanted, found = ([memory._grown(part, 600) for part in cache.describe()] for cache in (plain, slotted))
+    assert found == wanted == [600 * 2 * 8 * 2 * 4, 4 * 2 * 8 * 2 * 4]
 
 
 def test_unused_memory_of_torch_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -436,11 +436,12 @@ def test_only_cards_that_were_tried_are_used(monkeypatch: pytest.MonkeyPatch) ->
 
 
 COMPILE = """
-import sys, torch, triton
+import re, sys, torch, triton
+from collections import defaultdict
 from dataclasses import replace
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from genctl.native import kernel_decoder, kernel_pass
+from genctl.native import kernel_decoder, kernel_products
 from genctl.native.linear import Products
 from genctl.native.spec import Rope
 from tests import runtimes
@@ -453,13 +454,16 @@ def kind(arg):
     return KINDS[arg.dtype] if isinstance(arg, torch.Tensor) else "fp32" if isinstance(arg, float) else "i32"
 
 chip = int(sys.argv[1])
+layouts = defaultdict(lambda: defaultdict(set))  # of what is added up, by kernel and by the number of tokens
 for name in sys.argv[2:]:
     name, _, quantize = name.partition(":")
+    quantize, _, least = quantize.partition("/")
+    kernel_products.LEAST_PIECE = int(least or 512)
     products = Products(quantize or None, pack=False, kernels=True)
     decoder = runtimes.native(model(name), products=products, dtype=torch.bfloat16).decoder
     step = kernel_decoder.KernelDecoder(decoder)
     step.parts = replace(step.parts, pdl=chip >= 90)
-    launches = [*step.example(1).launches, *step.example(kernel_pass.FEW + 1).launches]
+    launches = [launch for tokens in (1, 20, 128) for launch in step.example(tokens).launches]
     for launch in {launch.variant: launch for launch in launches}.values():
         names = launch.kernel.arg_names
         options = dict(launch.options)
@@ -472,6 +476,14 @@ for name in sys.argv[2:]:
         binary = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=build)
         assert binary.asm["cubin"] and binary.metadata.shared <= kernel_decoder.SHARED, binary.metadata
         print(chip, name, quantize, launch.kernel.__name__)
+        code, times = binary.asm["ttgir"], options.get("TIMES")
+        named = dict(re.findall(r"^(#\\w+) = (#.*)$", code, re.M))
+        found = re.findall(r'"tt.reduce".*?\\}\\) : \\(tensor<([^>]*?), (#\\w+)>', code, re.S)
+        kept = tuple(options.get(part) for part in ("S", "N", "P", "NORM", "NEXT", "D"))
+        made = {(shape, named.get(layout, layout)) for shape, layout in found if not shape.startswith("1x")}
+        layouts[launch.kernel.__name__, name, quantize, least, kept][times] |= made
+different = {kernel: dict(by) for kernel, by in layouts.items() if len(set(map(frozenset, by.values()))) > 1}
+assert not different, different
 
 from genctl.kernels.cuda import draw
 kinds = dict(zip(draw.arg_names, ("*fp32", "*i64", "*fp64", "*i64", "i32", "constexpr")))
@@ -483,9 +495,18 @@ print(chip, "any", "draw")
 
 @pytest.mark.parametrize("chip", [80, 90, 120])
 def test_the_kernels_compile_for_chips_that_are_not_here(chip: int) -> None:
-    """A process of its own: the interpreter takes the place of the compiler where it is on."""
+    """A process of its own: the interpreter takes the place of the compiler where it is on.
+
+    What is added up within a program lies among its threads in one way, however many tokens there are: its order is
+    part of a row's own bits.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    names = ["glm4", "llama:int8", "qwen2:int4", *(["qwen3", "gemma2"] if chip == 90 else [])]
+    names = [
+        "glm4",
+        "llama:int8",
+        "qwen2:int4/8",
+        *(["qwen3", "qwen3:int8", "gemma2", "phi3:/8"] if chip == 90 else []),
+    ]
     command = [sys.executable, "-c", COMPILE, str(chip), *names]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
