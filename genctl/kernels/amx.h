@@ -1,6 +1,5 @@
 /* What is computed in the tiles of AMX, where the CPU has them. */
-#ifndef AMX_H
-#define AMX_H
+#pragma once
 #include "job.h"
 
 /* bfloat16 (amx.c), 8 bits (amx_codes.c) and blocks (amx_blocks.c), from so many rows on: x is packed in tile order, and outputs
@@ -48,4 +47,3 @@ IN void take_sums(Sums sums, const int tall, const int wide) {
 #endif
 /* Blocks that amx_blocks.c multiplies */
 IN int is_tiled(const Job *job) { return HAS_AMX && job->w->form >= BLOCKS4 && job->rows >= AMX_BLOCKS; }
-#endif

@@ -1,6 +1,5 @@
 /* One product of a call, and where its outputs go. */
-#ifndef JOB_H
-#define JOB_H
+#pragma once
 #include "lanes.h"
 #include "products.h"
 
@@ -161,4 +160,3 @@ void outputs_transposed_bf16(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_in_out.c): all of it */
 #define PARTS_BF16 2
 void in_out_bf16(Job *job);
-#endif

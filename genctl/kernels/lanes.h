@@ -3,8 +3,7 @@
    F is 16 float32, I is 16 int32. Each operation rounds once, as IEEE 754 says, on every instruction set: so whatever is
    written in these operations gives the same bits everywhere. `fma` is always fused. The file is compiled once for each
    variant with the compiler's flags for it; nothing here looks at the CPU. */
-#ifndef LANES_H
-#define LANES_H
+#pragma once
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -458,4 +457,3 @@ IN F erf16(F x) {
   F near = fma16(p, x, x);
   return ordered(x, below(all(0.927734375f), t, far, near), x);
 }
-#endif

@@ -1,6 +1,5 @@
 /* Many rows by outputs that are transposed, so that lanes are outputs (transposed.c, bfloat16_transposed.c) */
-#ifndef TRANSPOSED_H
-#define TRANSPOSED_H
+#pragma once
 #include "job.h"
 
 #define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
@@ -69,5 +68,4 @@ IN void transpose16(const F *v, F *y) {
     y[l] = ld(column);
   }
 }
-#endif
 #endif
