@@ -100,24 +100,18 @@ IN F ldn(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u <
 IN void st(float *p, F a) { _mm512_storeu_ps(p, a); }
 IN void stn(float *p, F a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
 IN F all(float a) { return _mm512_set1_ps(a); }
-IN F add(F a, F b) { return _mm512_add_ps(a, b); }
-IN F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-IN F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-IN F over(F a, F b) { return _mm512_div_ps(a, b); }
+#define OF_TWO(type, name, intrinsic) IN type name(type a, type b) { return intrinsic(a, b); }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from a) { return intrinsic(a); }
+OF_TWO(F, add, _mm512_add_ps) OF_TWO(F, sub, _mm512_sub_ps) OF_TWO(F, mul, _mm512_mul_ps) OF_TWO(F, over, _mm512_div_ps)
 IN F fma16(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 IN F nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 IN F below(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 IN F ordered(F a, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), no, yes); }
-IN I bits(F a) { return _mm512_castps_si512(a); }
-IN F floats(I a) { return _mm512_castsi512_ps(a); }
-IN I whole(F a) { return _mm512_cvtps_epi32(a); }
-IN F real(I a) { return _mm512_cvtepi32_ps(a); }
+OF_ONE(I, bits, F, _mm512_castps_si512) OF_ONE(F, floats, I, _mm512_castsi512_ps)
+OF_ONE(I, whole, F, _mm512_cvtps_epi32) OF_ONE(F, real, I, _mm512_cvtepi32_ps)
 IN I iall(int32_t a) { return _mm512_set1_epi32(a); }
-IN I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-IN I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
-IN I iand(I a, I b) { return _mm512_and_si512(a, b); }
-IN I ior(I a, I b) { return _mm512_or_si512(a, b); }
-IN I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+OF_TWO(I, iadd, _mm512_add_epi32) OF_TWO(I, isub, _mm512_sub_epi32)
+OF_TWO(I, iand, _mm512_and_si512) OF_TWO(I, ior, _mm512_or_si512) OF_TWO(I, imax, _mm512_max_epi32)
 IN I up23(I a) { return _mm512_slli_epi32(a, 23); }
 IN I half(I a) { return _mm512_srai_epi32(a, 1); }
 IN void ist(int32_t *p, I a) { _mm512_storeu_si512(p, a); }
@@ -156,19 +150,18 @@ typedef struct { __m256i a, b; } I;
 IN F ld(const float *p) { return EACH(F, _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
 IN void st(float *p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
 IN F all(float v) { return EACH(F, _mm256_set1_ps(v), _mm256_set1_ps(v)); }
-#define BOTH(name, intrinsic) IN F name(F x, F y) { return EACH(F, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
-BOTH(add, _mm256_add_ps) BOTH(sub, _mm256_sub_ps) BOTH(mul, _mm256_mul_ps) BOTH(over, _mm256_div_ps)
+#define OF_TWO(type, name, intrinsic) IN type name(type x, type y) { return EACH(type, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from v) { return EACH(to, intrinsic(v.a), intrinsic(v.b)); }
+OF_TWO(F, add, _mm256_add_ps) OF_TWO(F, sub, _mm256_sub_ps) OF_TWO(F, mul, _mm256_mul_ps) OF_TWO(F, over, _mm256_div_ps)
 IN F fma16(F x, F y, F z) { return EACH(F, _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)); }
 IN F nearest(F v) { return EACH(F, _mm256_round_ps(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 IN F below(F x, F y, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))); }
 IN F ordered(F x, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, x.a, _CMP_ORD_Q)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, x.b, _CMP_ORD_Q))); }
-IN I bits(F v) { return EACH(I, _mm256_castps_si256(v.a), _mm256_castps_si256(v.b)); }
-IN F floats(I v) { return EACH(F, _mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)); }
-IN I whole(F v) { return EACH(I, _mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); }
-IN F real(I v) { return EACH(F, _mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)); }
+OF_ONE(I, bits, F, _mm256_castps_si256) OF_ONE(F, floats, I, _mm256_castsi256_ps)
+OF_ONE(I, whole, F, _mm256_cvtps_epi32) OF_ONE(F, real, I, _mm256_cvtepi32_ps)
 IN I iall(int32_t v) { return EACH(I, _mm256_set1_epi32(v), _mm256_set1_epi32(v)); }
-#define IBOTH(name, intrinsic) IN I name(I x, I y) { return EACH(I, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
-IBOTH(iadd, _mm256_add_epi32) IBOTH(isub, _mm256_sub_epi32) IBOTH(iand, _mm256_and_si256) IBOTH(ior, _mm256_or_si256) IBOTH(imax, _mm256_max_epi32)
+OF_TWO(I, iadd, _mm256_add_epi32) OF_TWO(I, isub, _mm256_sub_epi32)
+OF_TWO(I, iand, _mm256_and_si256) OF_TWO(I, ior, _mm256_or_si256) OF_TWO(I, imax, _mm256_max_epi32)
 IN I up23(I v) { return EACH(I, _mm256_slli_epi32(v.a, 23), _mm256_slli_epi32(v.b, 23)); }
 IN I half(I v) { return EACH(I, _mm256_srai_epi32(v.a, 1), _mm256_srai_epi32(v.b, 1)); }
 IN void ist(int32_t *p, I v) { _mm256_storeu_si256((void *)p, v.a); _mm256_storeu_si256((void *)(p + 8), v.b); }
@@ -215,24 +208,18 @@ typedef struct { int8x16_t v[4]; } B;
 IN F ld(const float *p) { F r; FOUR r.v[q] = vld1q_f32(p + 4 * q); return r; }
 IN void st(float *p, F a) { FOUR vst1q_f32(p + 4 * q, a.v[q]); }
 IN F all(float a) { F r; FOUR r.v[q] = vdupq_n_f32(a); return r; }
-IN F add(F a, F b) { FOUR a.v[q] = vaddq_f32(a.v[q], b.v[q]); return a; }
-IN F sub(F a, F b) { FOUR a.v[q] = vsubq_f32(a.v[q], b.v[q]); return a; }
-IN F mul(F a, F b) { FOUR a.v[q] = vmulq_f32(a.v[q], b.v[q]); return a; }
-IN F over(F a, F b) { FOUR a.v[q] = vdivq_f32(a.v[q], b.v[q]); return a; }
+#define OF_TWO(type, name, intrinsic) IN type name(type a, type b) { FOUR a.v[q] = intrinsic(a.v[q], b.v[q]); return a; }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from a) { to r; FOUR r.v[q] = intrinsic(a.v[q]); return r; }
+OF_TWO(F, add, vaddq_f32) OF_TWO(F, sub, vsubq_f32) OF_TWO(F, mul, vmulq_f32) OF_TWO(F, over, vdivq_f32)
 IN F fma16(F a, F b, F c) { FOUR c.v[q] = vfmaq_f32(c.v[q], a.v[q], b.v[q]); return c; }
-IN F nearest(F a) { FOUR a.v[q] = vrndnq_f32(a.v[q]); return a; }
+OF_ONE(F, nearest, F, vrndnq_f32)
 IN F below(F a, F b, F yes, F no) { FOUR a.v[q] = vbslq_f32(vcltq_f32(a.v[q], b.v[q]), yes.v[q], no.v[q]); return a; }
 IN F ordered(F a, F yes, F no) { FOUR a.v[q] = vbslq_f32(vceqq_f32(a.v[q], a.v[q]), yes.v[q], no.v[q]); return a; }
-IN I bits(F a) { I r; FOUR r.v[q] = vreinterpretq_s32_f32(a.v[q]); return r; }
-IN F floats(I a) { F r; FOUR r.v[q] = vreinterpretq_f32_s32(a.v[q]); return r; }
-IN I whole(F a) { I r; FOUR r.v[q] = vcvtnq_s32_f32(a.v[q]); return r; }
-IN F real(I a) { F r; FOUR r.v[q] = vcvtq_f32_s32(a.v[q]); return r; }
+OF_ONE(I, bits, F, vreinterpretq_s32_f32) OF_ONE(F, floats, I, vreinterpretq_f32_s32)
+OF_ONE(I, whole, F, vcvtnq_s32_f32) OF_ONE(F, real, I, vcvtq_f32_s32)
 IN I iall(int32_t a) { I r; FOUR r.v[q] = vdupq_n_s32(a); return r; }
-IN I iadd(I a, I b) { FOUR a.v[q] = vaddq_s32(a.v[q], b.v[q]); return a; }
-IN I isub(I a, I b) { FOUR a.v[q] = vsubq_s32(a.v[q], b.v[q]); return a; }
-IN I iand(I a, I b) { FOUR a.v[q] = vandq_s32(a.v[q], b.v[q]); return a; }
-IN I ior(I a, I b) { FOUR a.v[q] = vorrq_s32(a.v[q], b.v[q]); return a; }
-IN I imax(I a, I b) { FOUR a.v[q] = vmaxq_s32(a.v[q], b.v[q]); return a; }
+OF_TWO(I, iadd, vaddq_s32) OF_TWO(I, isub, vsubq_s32)
+OF_TWO(I, iand, vandq_s32) OF_TWO(I, ior, vorrq_s32) OF_TWO(I, imax, vmaxq_s32)
 IN I up23(I a) { FOUR a.v[q] = vshlq_n_s32(a.v[q], 23); return a; }
 IN I half(I a) { FOUR a.v[q] = vshrq_n_s32(a.v[q], 1); return a; }
 IN void ist(int32_t *p, I a) { FOUR vst1q_s32(p + 4 * q, a.v[q]); }
@@ -284,10 +271,8 @@ IN float fused(float a, float b, float c) {
 IN F ld(const float *p) { F r; memcpy(&r, p, 64); return r; }
 IN void st(float *p, F a) { memcpy(p, &a, 64); }
 IN F all(float a) { F r; SIXTEEN r.v[l] = a; return r; }
-IN F add(F a, F b) { SIXTEEN a.v[l] += b.v[l]; return a; }
-IN F sub(F a, F b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
-IN F mul(F a, F b) { SIXTEEN a.v[l] *= b.v[l]; return a; }
-IN F over(F a, F b) { SIXTEEN a.v[l] /= b.v[l]; return a; }
+#define OF_TWO(type, name, operator) IN type name(type a, type b) { SIXTEEN a.v[l] operator b.v[l]; return a; }
+OF_TWO(F, add, +=) OF_TWO(F, sub, -=) OF_TWO(F, mul, *=) OF_TWO(F, over, /=)
 IN F fma16(F a, F b, F c) { SIXTEEN c.v[l] = fused(a.v[l], b.v[l], c.v[l]); return c; }
 /* below 2^22 the addition leaves whole numbers, to the nearest and even; what is larger is not rounded anywhere here */
 IN F nearest(F a) { SIXTEEN { float t = a.v[l] + 12582912.0f; a.v[l] = t - 12582912.0f; } return a; }
@@ -298,10 +283,7 @@ IN F floats(I a) { F r; memcpy(&r, &a, 64); return r; }
 IN I whole(F a) { I r; a = nearest(a); SIXTEEN r.v[l] = (int32_t)a.v[l]; return r; }
 IN F real(I a) { F r; SIXTEEN r.v[l] = (float)a.v[l]; return r; }
 IN I iall(int32_t a) { I r; SIXTEEN r.v[l] = a; return r; }
-IN I iadd(I a, I b) { SIXTEEN a.v[l] += b.v[l]; return a; }
-IN I isub(I a, I b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
-IN I iand(I a, I b) { SIXTEEN a.v[l] &= b.v[l]; return a; }
-IN I ior(I a, I b) { SIXTEEN a.v[l] |= b.v[l]; return a; }
+OF_TWO(I, iadd, +=) OF_TWO(I, isub, -=) OF_TWO(I, iand, &=) OF_TWO(I, ior, |=)
 IN I imax(I a, I b) { SIXTEEN a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return a; }
 IN I up23(I a) { SIXTEEN a.v[l] = (int32_t)((uint32_t)a.v[l] << 23); return a; }
 IN I half(I a) { SIXTEEN a.v[l] >>= 1; return a; }
@@ -408,17 +390,21 @@ IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
   return type == BF16 ? ldb(part) : ldh(part);
 }
 IN F absolute(F a) { return floats(iand(bits(a), iall(0x7fffffff))); }
+IN F signed_as(F a, F b) { return floats(ior(bits(a), iand(bits(b), iall((int32_t)0x80000000)))); } /* a positive number with the sign of b */
+
+/* ((p x + more[0]) x + more[1]) ...: a polynomial of degree n from its first coefficient on, or from what is known of it */
+IN F polynomial(F x, F p, const int n, const float *more) {
+  UNROLL for (int i = 0; i < n; i++) p = fma16(p, x, all(more[i]));
+  return p;
+}
 
 /* e^x, within 1.1 units in the last place (Cephes expf, Moshier 1989; the argument is reduced by multiples of ln 2) */
 IN F exp16(F x) {
   F low = below(x, all(-110.0f), all(-110.0f), x), t = below(all(100.0f), low, all(100.0f), low);
   F n = nearest(mul(t, all(1.44269504088896341f))), r = fma16(n, all(-0.693359375f), t);
   r = fma16(n, all(2.12194440e-4f), r);
-  F p = fma16(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
-  p = fma16(p, r, all(8.3334519073e-3f));
-  p = fma16(p, r, all(4.1665795894e-2f));
-  p = fma16(p, r, all(1.6666665459e-1f));
-  p = fma16(p, r, all(5.0000001201e-1f));
+  static const float more[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  F p = polynomial(r, all(1.9875691500e-4f), 5, more);
   p = add(fma16(p, mul(r, r), r), all(1.0f));
   I whole_n = whole(n), h = half(whole_n); /* 2^n in two steps: neither overflows, and the last one rounds once */
   F y = mul(mul(p, floats(up23(iadd(h, iall(127))))), floats(up23(iadd(isub(whole_n, h), iall(127)))));
@@ -428,32 +414,23 @@ IN F exp16(F x) {
 /* tanh, within 1.5 units in the last place (Cephes tanhf) */
 IN F tanh16(F x) {
   F z = mul(x, x), t = absolute(x);
-  F p = fma16(all(-5.70498872745e-3f), z, all(2.06390887954e-2f));
-  p = fma16(p, z, all(-5.37397155531e-2f));
-  p = fma16(p, z, all(1.33314422036e-1f));
-  p = fma16(p, z, all(-3.33332819422e-1f));
+  static const float more[] = {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f};
+  F p = polynomial(z, all(-5.70498872745e-3f), 4, more);
   F near = fma16(mul(p, z), x, x);
   F far = sub(all(1.0f), over(all(2.0f), add(exp16(add(t, t)), all(1.0f))));
-  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
+  far = signed_as(far, x);
   return ordered(x, below(t, all(0.625f), near, far), x);
 }
 /* The error function, within 1.5 units in the last place (polynomials of N. Juffa, stackoverflow.com/a/35148199) */
 IN F erf16(F x) {
   F t = absolute(x), z = mul(x, x);
   F r = fma16(all(-1.72853470e-5f), t, all(3.83197126e-4f)), u = fma16(all(-3.88396438e-3f), t, all(2.42546219e-2f));
-  r = fma16(r, z, u);
-  r = fma16(r, t, all(-1.06777877e-1f));
-  r = fma16(r, t, all(-6.34846687e-1f));
-  r = fma16(r, t, all(-1.28717512e-1f));
-  r = fma16(r, t, sub(all(0.0f), t));
+  static const float of_far[] = {-1.06777877e-1f, -6.34846687e-1f, -1.28717512e-1f};
+  static const float of_near[] = {4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f, 1.28379166e-1f};
+  r = fma16(polynomial(t, fma16(r, z, u), 3, of_far), t, sub(all(0.0f), t));
   F far = sub(all(1.0f), exp16(r));
   far = below(all(4.0f), t, all(1.0f), far);
-  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
-  F p = fma16(all(-5.96761703e-4f), z, all(4.99119423e-3f));
-  p = fma16(p, z, all(-2.67681349e-2f));
-  p = fma16(p, z, all(1.12819925e-1f));
-  p = fma16(p, z, all(-3.76125336e-1f));
-  p = fma16(p, z, all(1.28379166e-1f));
-  F near = fma16(p, x, x);
+  far = signed_as(far, x);
+  F near = fma16(polynomial(z, all(-5.96761703e-4f), 5, of_near), x, x);
   return ordered(x, below(all(0.927734375f), t, far, near), x);
 }
