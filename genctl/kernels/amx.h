@@ -27,21 +27,28 @@ IN void use_tiles(const int length) {
 typedef float Sums[4][256]; /* of tiles 0 to 3, 16 by 16 each; of codes their bits are those of whole numbers */
 /* Two times two of them, of which some may be missing; leaves zeros in the tiles. */
 IN void take_sums(Sums sums, const int tall, const int wide) {
-  _tile_stored(0, sums[0], 64);
-  _tile_zero(0);
-  if (wide == 2) {
-    _tile_stored(1, sums[1], 64);
-    _tile_zero(1);
-  }
-  if (tall == 2) {
-    _tile_stored(2, sums[2], 64);
-    _tile_zero(2);
-  }
-  if (tall == 2 && wide == 2) {
-    _tile_stored(3, sums[3], 64);
-    _tile_zero(3);
-  }
+#define TAKE_TILE(n) { _tile_stored(n, sums[n], 64); _tile_zero(n); }
+  TAKE_TILE(0)
+  if (wide == 2) TAKE_TILE(1)
+  if (tall == 2) TAKE_TILE(2)
+  if (tall == 2 && wide == 2) TAKE_TILE(3)
 }
+/* Two tiles of a, or one, by two of b, or one: `dot` is the instruction. a: their lines are `a_line` and `a_next_line` bytes apart. */
+#define ADD_PRODUCTS(dot, a, a_line, a_next, a_next_line, b, b_next, tall, wide) \
+  { \
+    _tile_loadd(4, a, a_line); \
+    _tile_loadd(6, b, 64); \
+    dot(0, 4, 6); \
+    if (wide == 2) { \
+      _tile_loadd(7, b_next, 64); \
+      dot(1, 4, 7); \
+    } \
+    if (tall == 2) { \
+      _tile_loadd(5, a_next, a_next_line); \
+      dot(2, 5, 6); \
+      if (wide == 2) dot(3, 5, 7); \
+    } \
+  }
 #else
 #define HAS_AMX 0
 #endif

@@ -116,7 +116,7 @@ IN B four(const void *p) { /* the same four bytes in every lane */
 }
 IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */
   const int64_t in = job->w->in, n = in - k;
-  return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
+  return part(job->given, row * in + k, n, job->type);
 }
 
 /* Few rows of [I, O]: sums [blocks of outputs, P, N, SUMS_ROW]. The numbers between the rows of a block keep them from lying in

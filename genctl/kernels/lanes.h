@@ -120,10 +120,8 @@ IN int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 IN F wide_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 IN F ldb(const uint16_t *p) { return wide_bf16(_mm256_loadu_si256((const void *)p)); }
 IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-IN __m128 quarter(F v) {
-  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-}
+IN __m256 sum_of_halves(F v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
+IN __m256i isum_of_halves(I v) { return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1)); }
 typedef __m512i B; /* 64 bytes */
 IN B ldc(const void *p) { return _mm512_loadu_si512(p); }
 IN B ldcn(const void *p, int n) { return _mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, p); }
@@ -136,10 +134,6 @@ IN B above(B low, B high, const int at, const int bits) {
   return _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8((16 << bits) - 16)));
 }
 IN I ldi(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)); }
-IN __m128i iquarter(I v) {
-  __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
-  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
 #elif defined(__AVX2__) /* -------------------------------------------------------------------- AVX2, FMA; AVX-VNNI */
 #include <immintrin.h>
 #define R 3
@@ -178,10 +172,8 @@ IN int32_t largest(I v) {
 IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
 IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
 IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
-IN __m128 quarter(F v) {
-  __m256 h = _mm256_add_ps(v.a, v.b);
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-}
+IN __m256 sum_of_halves(F v) { return _mm256_add_ps(v.a, v.b); }
+IN __m256i isum_of_halves(I v) { return _mm256_add_epi32(v.a, v.b); }
 typedef struct { __m256i a, b; } B;
 IN B ldc(const void *p) { return EACH(B, _mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)); }
 IN B nibbles(const uint8_t *p) {
@@ -193,10 +185,6 @@ IN __m256i moved(__m256i high, const int at, const int bits) {
 }
 IN B above(B low, B high, const int at, const int bits) { return EACH(B, _mm256_or_si256(low.a, moved(high.a, at, bits)), _mm256_or_si256(low.b, moved(high.b, at, bits))); }
 IN I ldi(const int8_t *p) { return EACH(I, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p + 8)))); }
-IN __m128i iquarter(I v) {
-  __m256i h = _mm256_add_epi32(v.a, v.b);
-  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
 #elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
 #include <arm_neon.h>
 #define R 3
@@ -330,6 +318,14 @@ IN B ldcn(const void *p, int n) {
 
 /* The sum of 16 lanes, always as ((l, l + 8), + 4, + 2, + 1); four at once where that is faster. */
 #if defined(__AVX512F__) || defined(__AVX2__)
+IN __m128 quarter(F v) {
+  const __m256 h = sum_of_halves(v);
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+IN __m128i iquarter(I v) {
+  const __m256i h = isum_of_halves(v);
+  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
 IN float tree(F v) {
   __m128 q = quarter(v);
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
@@ -388,6 +384,27 @@ IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
   uint16_t part[16] = {0};
   memcpy(part, (const uint16_t *)p + at, 2 * (size_t)n);
   return type == BF16 ? ldb(part) : ldh(part);
+}
+/* The next 16 numbers of so many, which may be none */
+IN F part(const void *p, ptrdiff_t at, int64_t left, int type) {
+  return left >= 16 ? load(p, at, type) : left > 0 ? loadn(p, at, type, (int)left) : all(0);
+}
+IN void keep(void *p, ptrdiff_t at, int64_t left, int type, F v) {
+  const int n = left >= 16 ? 16 : (int)left;
+  if (type == F32) {
+    if (n == 16) st((float *)p + at, v);
+    else stn((float *)p + at, v, n);
+    return;
+  }
+  float h[16];
+  st(h, v);
+  for (int l = 0; l < n; l++) set(p, at + l, type, h[l]);
+}
+IN float highest(F v) {
+  float h[16];
+  st(h, v);
+  for (int l = 1; l < 16; l++) h[0] = h[l] > h[0] ? h[l] : h[0];
+  return h[0];
 }
 IN F absolute(F a) { return floats(iand(bits(a), iall(0x7fffffff))); }
 IN F signed_as(F a, F b) { return floats(ior(bits(a), iand(bits(b), iall((int32_t)0x80000000)))); } /* a positive number with the sign of b */

@@ -178,12 +178,7 @@ static void outputs(void *p, int number) {
 void widen(void *p, int row) {
   const Job *job = p;
   float *x = (float *)job->x + row * job->width;
-  for (int64_t k = 0; k < job->width; k += 16) {
-    const int64_t n = job->width - k;
-    F v = row_part(job, row, k);
-    if (n >= 16) st(x + k, v);
-    else stn(x + k, v, (int)n);
-  }
+  for (int64_t k = 0; k < job->width; k += 16) keep(x, k, job->width - k, F32, row_part(job, row, k));
 }
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {

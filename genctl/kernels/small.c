@@ -11,18 +11,13 @@ typedef struct {
   void *y, *z;
 } Rows;
 
-IN F part(const void *p, int64_t at, int64_t left, int type) { return left >= 16 ? load(p, at, type) : loadn(p, at, type, (int)left); }
-IN F part32(const float *p, int64_t at, int64_t left) { return left >= 16 ? ld(p + at) : ldn(p + at, (int)left); }
-IN void keep(void *p, int64_t at, int64_t left, int type, F v) {
-  const int n = left >= 16 ? 16 : (int)left;
-  if (type == F32) {
-    if (n == 16) st((float *)p + at, v);
-    else stn((float *)p + at, v, n);
-    return;
-  }
+IN F part32(const float *p, int64_t at, int64_t left) { return part(p, at, left, F32); }
+IN F filled(F v, int64_t left, float filler) { /* lanes past the end are no numbers of the row */
   float h[16];
+  if (left >= 16) return v;
   st(h, v);
-  for (int l = 0; l < n; l++) set(p, at + l, type, h[l]);
+  for (int64_t l = left; l < 16; l++) h[l] = filler;
+  return ld(h);
 }
 static F rounded16(F v, int type) { /* to a stored type and back */
   float h[16];
@@ -68,13 +63,7 @@ static void layer(void *p, int number) {
     FOR_NUMBERS sum = add(sum, part(r->x, row * size + k, size - k, r->type));
     const F mean = all(tree(sum) / (float)size);
     FOR_NUMBERS {
-      F v = sub(part(r->x, row * size + k, size - k, r->type), mean);
-      if (size - k < 16) { /* lanes past the end are no numbers of the row */
-        float h[16];
-        st(h, v);
-        for (int64_t l = size - k; l < 16; l++) h[l] = 0;
-        v = ld(h);
-      }
+      const F v = filled(sub(part(r->x, row * size + k, size - k, r->type), mean), size - k, 0);
       squares = fma16(v, v, squares);
     }
     const F scale = all(1.0f / sqrtf(tree(squares) / (float)size + r->eps));
@@ -157,34 +146,21 @@ static void logs(void *p, int number) {
   const int64_t size = r->size;
   FOR_ROWS {
     const float *x = (const float *)r->x + row * r->x_row;
-    float *y = (float *)r->y + row * size, h[16], m = -INFINITY;
-    F top = all(m), sum = all(0), bad = all(0);
-    int64_t k = 0;
-    for (; k + 16 <= size; k += 16) {
-      F v = ld(x + k);
+    float *y = (float *)r->y + row * size, h[16];
+    F top = all(-INFINITY), sum = all(0), bad = all(0);
+    FOR_NUMBERS {
+      const F v = filled(part32(x, k, size - k), size - k, -INFINITY);
       top = below(top, v, v, top);
       bad = ordered(v, bad, v);
     }
-    st(h, top);
-    for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;
-    for (; k < size; k++) {
-      m = x[k] > m ? x[k] : m;
-      if (x[k] != x[k]) bad = all(x[k]);
-    }
+    float m = highest(top);
     st(h, bad);
     for (int l = 0; l < 16; l++)
       if (h[l] != h[l]) m = NAN;
-    for (k = 0; k < size; k += 16) {
-      const int64_t left = size - k;
-      F v;
-      if (left >= 16) v = ld(x + k);
-      else {
-        for (int l = 0; l < 16; l++) h[l] = l < left ? x[k + l] : -INFINITY;
-        v = ld(h);
-      }
-      F e = exp16(sub(v, all(m)));
+    FOR_NUMBERS {
+      const F e = exp16(sub(filled(part32(x, k, size - k), size - k, -INFINITY), all(m)));
       sum = add(sum, e);
-      if (r->kind) keep(y, k, left, F32, e);
+      if (r->kind) keep(y, k, size - k, F32, e);
     }
     const float total = tree(sum);
     const F shift = all(r->kind ? total : (float)ln(total)), largest = all(m); /* two small differences, not one large one */
