@@ -195,11 +195,6 @@ IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t 
   }
   finish(job, row, o, to, sums, parts, tall, wide);
 }
-IN void all_outputs(const Job *job, const uint16_t *x, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
-  int64_t o = from;
-  for (; o + 16 < to; o += 32, w += 2 * steps(job) * TILE) many(job, x, row, o, to, w, tall, 2);
-  if (o < to) many(job, x, row, o, to, w, tall, 1);
-}
 static void many_rows(const Job *job, int64_t from, int64_t to) {
   const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
@@ -208,8 +203,9 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
     for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
-    if (row + 16 < rows) all_outputs(job, x, row, from, to, w, 2);
-    else all_outputs(job, x, row, from, to, w, 1);
+    panel = w;
+    for (int64_t o = from; o < to; o += 32, panel += 2 * count * TILE)
+      BY_TALL_AND_WIDE(row + 16 < rows, o + 16 < to, many, job, x, row, o, to, panel)
   }
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {

@@ -49,6 +49,12 @@ IN void take_sums(Sums sums, const int tall, const int wide) {
       if (wide == 2) dot(3, 5, 7); \
     } \
   }
+/* call(..., tall, wide), numbers that it knows when it is compiled */
+#define BY_TALL_AND_WIDE(two_tall, two_wide, call, ...) \
+  if (two_tall && two_wide) call(__VA_ARGS__, 2, 2); \
+  else if (two_tall) call(__VA_ARGS__, 2, 1); \
+  else if (two_wide) call(__VA_ARGS__, 1, 2); \
+  else call(__VA_ARGS__, 1, 1);
 #else
 #define HAS_AMX 0
 #endif

@@ -79,11 +79,7 @@ void outputs_amx_codes(const Job *job, int64_t from, int64_t to) {
       for (int64_t o = begin; o < end; o += 32) {
         const Next next = share_of(strip + (o - begin) * in, 32 * in, pass, passes);
         const int64_t row = 32 * pass;
-        const int tall = row + 16 < job->rows, wide = o + 16 < end;
-        if (tall && wide) multiply(job, row, o, end, next, 2, 2);
-        else if (tall) multiply(job, row, o, end, next, 2, 1);
-        else if (wide) multiply(job, row, o, end, next, 1, 2);
-        else multiply(job, row, o, end, next, 1, 1);
+        BY_TALL_AND_WIDE(row + 16 < job->rows, o + 16 < end, multiply, job, row, o, end, next)
       }
   }
   _tile_release();

@@ -103,7 +103,7 @@ static float exponentials(float *scores, int64_t from, int64_t to, const float *
 }
 
 IN void widen_as(const void *from, float *to, int64_t size, const int type) {
-  for (int64_t d = 0; d < size; d += 16) keep(to, d, size - d, F32, part(from, d, size - d, type));
+  for (int64_t d = 0; d < size; d += 16) keep(to, d, size - d, part(from, d, size - d, type), F32);
 }
 static const char *widen(const void *from, float *to, int64_t size, int type) {
   FOR_TYPE(type, widen_as, from, to, size)

@@ -24,16 +24,11 @@ enum { F32, BF16, F16 }; /* how numbers are stored */
   default: call(__VA_ARGS__, F16); \
   }
 
-IN float from_bf16(uint16_t h) {
-  uint32_t u = (uint32_t)h << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
+IN float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+IN uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+IN float from_bf16(uint16_t h) { return as_float((uint32_t)h << 16); }
 IN uint16_t to_bf16(float f) { /* to the nearest, ties to even; a NaN stays one */
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  const uint32_t u = as_bits(f), rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
 }
 #if defined(__F16C__) || defined(__aarch64__)
@@ -51,28 +46,19 @@ IN uint16_t to_f16(float f) {
 #else /* no instruction: a compiler would call a library for it, which a shared library has to bring */
 IN float from_f16(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-  float f = (float)rest * 0x1p-24f; /* below 2^-14 */
-  uint32_t u;
-  memcpy(&u, &f, 4);
+  uint32_t u = as_bits((float)rest * 0x1p-24f); /* below 2^-14 */
   if (rest >= 0x400) u = (rest << 13) + (rest < 0x7c00 ? 112u << 23 : 224u << 23);
   if (rest > 0x7c00) u |= 0x400000; /* a quiet NaN */
-  u |= sign;
-  memcpy(&f, &u, 4);
-  return f;
+  return as_float(u | sign);
 }
 IN uint16_t to_f16(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
+  uint32_t u = as_bits(f);
   const uint32_t sign = u >> 16 & 0x8000;
   u &= 0x7fffffff;
   if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
   if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more */
-  if (u < 0x38800000) { /* below 2^-14: numbers from 0.5 on are as far apart as those of float16 there */
-    memcpy(&f, &u, 4);
-    f += 0.5f;
-    memcpy(&u, &f, 4);
-    return (uint16_t)(sign | (u - 0x3f000000));
-  }
+  /* below 2^-14: numbers from 0.5 on are as far apart as those of float16 there */
+  if (u < 0x38800000) return (uint16_t)(sign | (as_bits(as_float(u) + 0.5f) - 0x3f000000));
   u += 0xfff + (u >> 13 & 1); /* to the nearest, ties to even */
   return (uint16_t)(sign | (u - (112u << 23)) >> 13);
 }
@@ -389,16 +375,13 @@ IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
 IN F part(const void *p, ptrdiff_t at, int64_t left, int type) {
   return left >= 16 ? load(p, at, type) : left > 0 ? loadn(p, at, type, (int)left) : all(0);
 }
-IN void keep(void *p, ptrdiff_t at, int64_t left, int type, F v) {
-  const int n = left >= 16 ? 16 : (int)left;
-  if (type == F32) {
-    if (n == 16) st((float *)p + at, v);
-    else stn((float *)p + at, v, n);
-    return;
-  }
+IN void keep(void *p, ptrdiff_t at, int64_t left, F v, int type) {
   float h[16];
-  st(h, v);
-  for (int l = 0; l < n; l++) set(p, at + l, type, h[l]);
+  if (type != F32) st(h, v);
+  if (type == F32 && left >= 16) st((float *)p + at, v);
+  else if (type == F32) stn((float *)p + at, v, (int)left);
+  else if (left >= 16) for (int l = 0; l < 16; l++) set(p, at + l, type, h[l]);
+  else for (int l = 0; l < left; l++) set(p, at + l, type, h[l]);
 }
 IN float highest(F v) {
   float h[16];

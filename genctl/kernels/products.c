@@ -178,7 +178,7 @@ static void outputs(void *p, int number) {
 void widen(void *p, int row) {
   const Job *job = p;
   float *x = (float *)job->x + row * job->width;
-  for (int64_t k = 0; k < job->width; k += 16) keep(x, k, job->width - k, F32, row_part(job, row, k));
+  for (int64_t k = 0; k < job->width; k += 16) keep(x, k, job->width - k, row_part(job, row, k), F32);
 }
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {

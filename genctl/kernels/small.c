@@ -46,7 +46,7 @@ static void rms(void *p, int number) {
     FOR_NUMBERS {
       F v = mul(part(r->x, row * size + k, size - k, r->type), scale);
       if (!r->late) v = rounded16(v, r->type);
-      keep(r->y, row * size + k, size - k, r->type, mul(v, part32(r->weight, k, size - k)));
+      keep(r->y, row * size + k, size - k, mul(v, part32(r->weight, k, size - k)), r->type);
     }
   }
 }
@@ -72,7 +72,7 @@ static void layer(void *p, int number) {
       F v = mul(sub(part(r->x, row * size + k, size - k, r->type), mean), scale);
       if (r->weight) v = mul(v, part32(r->weight, at + k, size - k));
       if (r->bias) v = add(v, part32(r->bias, at + k, size - k));
-      keep(r->y, row * size + k, size - k, r->type, v);
+      keep(r->y, row * size + k, size - k, v, r->type);
     }
   }
 }
@@ -99,7 +99,7 @@ static void act(void *p, int number) {
   FOR_ROWS FOR_NUMBERS {
     F v = activated(r->kind, part(r->x, row * r->x_row + k, size - k, r->type));
     if (r->up) v = mul(rounded16(v, r->type), part(r->up, row * r->up_row + k, size - k, r->type));
-    keep(r->y, row * size + k, size - k, r->type, v);
+    keep(r->y, row * size + k, size - k, v, r->type);
   }
 }
 void activate(int32_t kind, const void *x, int64_t x_row, const void *up, int64_t up_row, void *y, int64_t rows, int64_t size, int32_t type, int32_t threads) {
@@ -160,13 +160,13 @@ static void logs(void *p, int number) {
     FOR_NUMBERS {
       const F e = exp16(sub(filled(part32(x, k, size - k), size - k, -INFINITY), all(m)));
       sum = add(sum, e);
-      if (r->kind) keep(y, k, size - k, F32, e);
+      if (r->kind) keep(y, k, size - k, e, F32);
     }
     const float total = tree(sum);
     const F shift = all(r->kind ? total : (float)ln(total)), largest = all(m); /* two small differences, not one large one */
     FOR_NUMBERS {
       const int64_t left = size - k;
-      keep(y, k, left, F32, r->kind ? over(part32(y, k, left), shift) : sub(sub(part32(x, k, left), largest), shift));
+      keep(y, k, left, r->kind ? over(part32(y, k, left), shift) : sub(sub(part32(x, k, left), largest), shift), F32);
     }
   }
 }
