@@ -42,7 +42,7 @@ IN void tile(const Job *job, int64_t row, int64_t o, int64_t apart, const int r,
   for (int64_t k = 0; k < in; k += BLOCK) {
     const int64_t stop = k + BLOCK < in ? k + BLOCK : in;
     F s[R][C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+    EACH_SUM(r, 0, c) s[i][j] = all(0);
     int64_t at = k;
     for (; at + 32 <= stop; at += 32) {
       UNROLL for (int j = 0; j < c; j++) ASK(at / 32, j);

@@ -19,7 +19,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, int64_t apart, const int r
   const int8_t *x = job->codes + row * width;
   I s[TALL][C];
   B v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = iall(0);
+  EACH_SUM(r, 0, c) s[i][j] = iall(0);
   int64_t k = 0;
   for (; k + 64 <= in; k += 64) {
     UNROLL for (int j = 0; j < c; j++) {

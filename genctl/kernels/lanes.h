@@ -11,6 +11,7 @@
 
 #define IN static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+#define EACH_SUM(r, begin, end) UNROLL for (int i = 0; i < (r); i++) UNROLL for (int j = (begin); j < (end); j++) /* of a tile */
 #if defined(__AVX2__) || defined(__aarch64__)
 #define DEEP UNROLL /* loops over inputs */
 #else

@@ -32,7 +32,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apa
   const char *w = (const char *)job->w->w + (o * in + from) * size;
   const float *x = job->x + row * in + from;
   F s[TALL][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
+  EACH_SUM(r, 0, c) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
   const int64_t n = stop - from;
   int64_t k = 0;
   for (; k + 16 <= n; k += 16) {
@@ -48,7 +48,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apa
     }
   }
   if (stop < in) {
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) st(sums + i * step + 16 * j, s[i][j]);
+    EACH_SUM(r, 0, c) st(sums + i * step + 16 * j, s[i][j]);
     return;
   }
   if (k < n) {

@@ -77,13 +77,13 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
     const int level = __builtin_ctz(~(unsigned)turn);
     float *sums = waiting(a, level, row);
     F s[TALL][C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
+    EACH_SUM(r, 0, COLUMNS) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
     x = chain(s, w, 16 * COLUMNS, x, taken, r, 0, COLUMNS);
     for (int side = 0; side < level && a->stop == a->steps; side++) {
       const float *other = waiting(a, side, row);
-      UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
+      EACH_SUM(r, 0, COLUMNS) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
     }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) {
+    EACH_SUM(r, 0, COLUMNS) {
       if (turn < 15 || a->stop < a->steps) st(sums + (i * COLUMNS + j) * 16, s[i][j]);
       else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, s[i][j]);
     }
