@@ -175,12 +175,11 @@ IN void columns(const Job *job, const InOut *a, int64_t row, const int r, const 
   }
 }
 IN void tile(const Job *job, const InOut *a, int64_t row, const int r) {
-  if (OUTPUTS > 1) {
-    columns(job, a, row, r, 0, C);
-    return;
+  if (OUTPUTS > 1) columns(job, a, row, r, 0, C);
+  else { /* with 16 registers: more sums at a time, so that none waits for its own last number */
+    columns(job, a, row, r, 0, C / 2);
+    columns(job, a, row, r, C / 2, C);
   }
-  columns(job, a, row, r, 0, C / 2); /* with 16 registers: more sums at a time, so that none waits for its own last number */
-  columns(job, a, row, r, C / 2, C);
 }
 #define HIGH 2 /* rows of a tile, whose two chains and sums are in registers */
 IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) {

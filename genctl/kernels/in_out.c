@@ -164,12 +164,11 @@ IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row,
   }
 }
 IN void rows_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int tile, const int r) {
-  if (R == TALL || r <= R) {
-    tile_in_out(job, a, type, row, r, 0, C, tile);
-    return;
+  if (R == TALL || r <= R) tile_in_out(job, a, type, row, r, 0, C, tile);
+  else { /* one half of the columns after the other */
+    tile_in_out(job, a, type, row, r, 0, C / 2, 2);
+    tile_in_out(job, a, type, row, r, C / 2, C, tile);
   }
-  tile_in_out(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
-  tile_in_out(job, a, type, row, r, C / 2, C, tile);
 }
 IN void block_as(const Job *job, const InOut *a, const int type) {
   const int64_t rows = job->rows;

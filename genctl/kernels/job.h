@@ -62,12 +62,9 @@ IN void put(const Job *j, int64_t row, int64_t o, float v) {
   else put_short(j, at, v);
 }
 IN void put4(const Job *j, int64_t row, int64_t o, int64_t apart, const float *v) { /* four outputs */
-  if (j->type != F32 || apart != 1) {
-    for (int l = 0; l < 4; l++) put(j, row, o + l * apart, v[l]);
-    return;
-  }
   float *to = (float *)j->y + row * j->y_row + j->first + o;
-  if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
+  if (j->type != F32 || apart != 1) for (int l = 0; l < 4; l++) put(j, row, o + l * apart, v[l]);
+  else if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
   else memcpy(to, v, 16);
 }
 /* Sixteen outputs, or the first n of them */

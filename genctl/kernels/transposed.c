@@ -89,11 +89,7 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
     }
   }
 }
-static void pack_tile(void *p, int number) {
-  const Job *job = p;
-  const int64_t row = (int64_t)number * TALL;
-  NEXT_TILE(job->rows - row, TALL, pack, job, row)
-}
+PACK_TILE(pack)
 void pack_transposed(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(16 * x_chain(job, steps_of(job->w))));
   pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);

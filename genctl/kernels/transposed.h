@@ -26,6 +26,14 @@ IN void ask_share(Asked *a) {
   for (const char *stop = a->at + a->share; a->at < stop && a->at < a->end; a->at += 64) __builtin_prefetch(a->at, 0, 2);
 }
 
+/* A piece that packs a tile of rows of x */
+#define PACK_TILE(pack) \
+  static void pack##_tile(void *p, int number) { \
+    const Job *job = p; \
+    const int64_t row = (int64_t)number * TALL; \
+    NEXT_TILE(job->rows - row, TALL, pack, job, row) \
+  }
+
 /* [16, 16] numbers */
 #if defined(__AVX512F__)
 IN void transpose16(const F *v, F *y) {
