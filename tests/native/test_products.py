@@ -338,7 +338,7 @@ callers = [threading.Thread(target=work) for _ in range(3)]
 assert not bad, bad
 """
     done = subprocess.run(
-        [*python(), "-c", code, str(file_of(compiled.variant))], capture_output=True, text=True, check=False
+        [*python(), "-c", code, str(compiled.path)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
