@@ -97,11 +97,7 @@ IN void pack_part(const Job *job, int64_t o, int64_t to, int64_t step, int part,
     pack_lines(w + k, in, lines);
     return;
   }
-  if (k >= in) {
-    for (int q = 0; q < 8; q++) memset(lines + q * TILE, 0, 128);
-    return;
-  }
-  const int64_t n = in - k < 32 ? in - k : 32;
+  const int64_t n = in - k < 0 ? 0 : in - k < 32 ? in - k : 32;
   uint16_t rest[16 * 32];
   memset(rest, 0, sizeof rest);
   for (int64_t l = 0; l < 16 && o + l < to; l++) memcpy(rest + 32 * l, w + l * in + k, 2 * (size_t)n);
@@ -152,18 +148,7 @@ ROUNDING static void write(const Job *job, int64_t row, int64_t o, int64_t to, c
 
 /* Rows by outputs, in tiles: tall 2 and wide 2, or one of them 1. The tiles of the second half of x and w lie `far` away. */
 IN void multiply_step(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_far, const int tall, const int wide) {
-  _tile_loadd(4, x, 64);
-  _tile_loadd(6, w, 64);
-  _tile_dpbf16ps(0, 4, 6);
-  if (wide == 2) {
-    _tile_loadd(7, w + w_far, 64);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  if (tall == 2) {
-    _tile_loadd(5, x + x_far, 64);
-    _tile_dpbf16ps(2, 5, 6);
-    if (wide == 2) _tile_dpbf16ps(3, 5, 7);
-  }
+  ADD_PRODUCTS(_tile_dpbf16ps, x, 64, x + x_far, 64, w, w + w_far, tall, wide)
 }
 IN void multiply(const uint16_t *x, int64_t x_far, const uint16_t *w, int64_t w_far, int64_t size, const int tall, const int wide) {
   for (int64_t at = 0; at < size; at += TILE) {
@@ -210,11 +195,6 @@ IN void many(const Job *job, const uint16_t *x, int64_t row, int64_t o, int64_t 
   }
   finish(job, row, o, to, sums, parts, tall, wide);
 }
-IN void all_outputs(const Job *job, const uint16_t *x, int64_t row, int64_t from, int64_t to, const uint16_t *w, const int tall) {
-  int64_t o = from;
-  for (; o + 16 < to; o += 32, w += 2 * steps(job) * TILE) many(job, x, row, o, to, w, tall, 2);
-  if (o < to) many(job, x, row, o, to, w, tall, 1);
-}
 static void many_rows(const Job *job, int64_t from, int64_t to) {
   const int64_t count = steps(job), panels = (to - from + 15) / 16, rows = job->rows;
   uint16_t *w = scratch(5, 2 * (size_t)(panels * count * TILE)), *panel = w;
@@ -223,8 +203,9 @@ static void many_rows(const Job *job, int64_t from, int64_t to) {
     for (int64_t step = 0; step < count; step += 8) pack_block(job, o, to, step, two_later(job, o, step), panel + step * TILE);
   const uint16_t *x = own_x(job);
   for (int64_t row = 0; row < rows; row += 32, x += 2 * count * TILE) {
-    if (row + 16 < rows) all_outputs(job, x, row, from, to, w, 2);
-    else all_outputs(job, x, row, from, to, w, 1);
+    panel = w;
+    for (int64_t o = from; o < to; o += 32, panel += 2 * count * TILE)
+      BY_TALL_AND_WIDE(row + 16 < rows, o + 16 < to, many, job, x, row, o, to, panel)
   }
 }
 void outputs_amx(const Job *job, int64_t from, int64_t to) {

@@ -57,24 +57,12 @@ IN void multiply(const Job *job, int64_t row, int64_t o, int64_t to, const Next 
   const char *ahead = next.at;
   int8_t copy[2][TILE] __attribute__((aligned(64)));
   Sums sums __attribute__((aligned(64)));
-  int64_t stride;
+  int64_t line, next_line = 64;
   for (int64_t k = 0; k < width; k += 64, x += TILE) {
     if (job->w->in < PAGE) for (int l = 0; l < 8 * next.lines; l++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     else if (row == 0) for (int l = 0; l < 16 * wide; l++) __builtin_prefetch((const char *)job->w->w + (o + l) * job->w->in + k + 128, 0, 2);
-    const int8_t *w = tile_of(job, o, to, k, copy[0], &stride);
-    _tile_loadd(4, w, stride);
-    _tile_loadd(6, x, 64);
-    _tile_dpbssd(0, 4, 6);
-    if (tall == 2) {
-      _tile_loadd(7, x + 16 * width, 64);
-      _tile_dpbssd(1, 4, 7);
-    }
-    if (wide == 2) {
-      w = tile_of(job, o + 16, to, k, copy[1], &stride);
-      _tile_loadd(5, w, stride);
-      _tile_dpbssd(2, 5, 6);
-      if (tall == 2) _tile_dpbssd(3, 5, 7);
-    }
+    const int8_t *w = tile_of(job, o, to, k, copy[0], &line), *w_next = wide == 2 ? tile_of(job, o + 16, to, k, copy[1], &next_line) : w;
+    ADD_PRODUCTS(_tile_dpbssd, w, line, w_next, next_line, x, x + 16 * width, wide, tall)
   }
   take_sums(sums, wide, tall);
   for (int n = 0; n < 4; n++)
@@ -91,11 +79,7 @@ void outputs_amx_codes(const Job *job, int64_t from, int64_t to) {
       for (int64_t o = begin; o < end; o += 32) {
         const Next next = share_of(strip + (o - begin) * in, 32 * in, pass, passes);
         const int64_t row = 32 * pass;
-        const int tall = row + 16 < job->rows, wide = o + 16 < end;
-        if (tall && wide) multiply(job, row, o, end, next, 2, 2);
-        else if (tall) multiply(job, row, o, end, next, 2, 1);
-        else if (wide) multiply(job, row, o, end, next, 1, 2);
-        else multiply(job, row, o, end, next, 1, 1);
+        BY_TALL_AND_WIDE(row + 16 < job->rows, o + 16 < end, multiply, job, row, o, end, next)
       }
   }
   _tile_release();

@@ -35,18 +35,15 @@ IN void scores(const Query *a, int64_t j, const int queries, const int columns, 
   const char *const *k = a->seen->k + j;
   F s[16], u[4]; /* columns, queries */
   UNROLL for (int n = 0; n < queries * columns; n++) s[n] = all(0);
+#define ADD_PRODUCTS(load, ...) \
+  { \
+    UNROLL for (int c = 0; c < columns; c++) u[c] = load(k[c], d, type, ##__VA_ARGS__); \
+    UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++) \
+      s[c * queries + i] = fma16(load(a[i].q, d, F32, ##__VA_ARGS__), u[c], s[c * queries + i]); \
+  }
   int64_t d = 0;
-  for (; d + 16 <= size; d += 16) {
-    UNROLL for (int c = 0; c < columns; c++) u[c] = load(k[c], d, type);
-    UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++)
-      s[c * queries + i] = fma16(ld(a[i].q + d), u[c], s[c * queries + i]);
-  }
-  if (d < size) {
-    const int n = (int)(size - d);
-    UNROLL for (int c = 0; c < columns; c++) u[c] = loadn(k[c], d, type, n);
-    UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++)
-      s[c * queries + i] = fma16(ldn(a[i].q + d, n), u[c], s[c * queries + i]);
-  }
+  for (; d + 16 <= size; d += 16) ADD_PRODUCTS(load)
+  if (d < size) ADD_PRODUCTS(loadn, (int)(size - d))
   float y[16]; /* queries, columns */
   if (queries * columns == 16) tree16(s, y);
   else if (queries * columns == 4) tree4(s[0], s[1], s[2], s[3], y);
@@ -54,33 +51,24 @@ IN void scores(const Query *a, int64_t j, const int queries, const int columns, 
   UNROLL for (int i = 0; i < queries; i++) UNROLL for (int c = 0; c < columns; c++) a[i].scores[j + c] = y[i * columns + c] * scaling;
 }
 
-/* y += p v over columns [from, to), of `n` queries that read the same columns */
+/* y += p v over columns [from, to), of `n` queries that read the same columns: 16 `wide` numbers from d on, or `some`. There is room
+   for 16 numbers more behind y. */
+IN void mix_some(const Query *a, const int n, int64_t from, int64_t to, int64_t d, const int wide, const int64_t some, const int type) {
+  F s[QUERIES][WIDE], u[WIDE];
+  UNROLL for (int i = 0; i < n; i++) UNROLL for (int c = 0; c < wide; c++) s[i][c] = ld(a[i].y + d + 16 * c);
+  for (int64_t j = from; j < to; j++) {
+    UNROLL for (int c = 0; c < wide; c++) u[c] = part(a->seen->v[j], d + 16 * c, some, type);
+    UNROLL for (int i = 0; i < n; i++) {
+      const F p = all(a[i].scores[j]);
+      UNROLL for (int c = 0; c < wide; c++) s[i][c] = fma16(p, u[c], s[i][c]);
+    }
+  }
+  UNROLL for (int i = 0; i < n; i++) UNROLL for (int c = 0; c < wide; c++) st(a[i].y + d + 16 * c, s[i][c]);
+}
 IN void mix(const Query *a, const int n, int64_t from, int64_t to, const int64_t size, const int type) {
-  const char *const *v = a->seen->v;
   int64_t d = 0;
-  for (; d + 16 * WIDE <= size; d += 16 * WIDE) {
-    F s[QUERIES][WIDE];
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int c = 0; c < WIDE; c++) s[i][c] = ld(a[i].y + d + 16 * c);
-    for (int64_t j = from; j < to; j++) {
-      F u[WIDE];
-      UNROLL for (int c = 0; c < WIDE; c++) u[c] = load(v[j], d + 16 * c, type);
-      UNROLL for (int i = 0; i < n; i++) {
-        F p = all(a[i].scores[j]);
-        UNROLL for (int c = 0; c < WIDE; c++) s[i][c] = fma16(p, u[c], s[i][c]);
-      }
-    }
-    UNROLL for (int i = 0; i < n; i++) UNROLL for (int c = 0; c < WIDE; c++) st(a[i].y + d + 16 * c, s[i][c]);
-  }
-  for (; d < size; d += 16) { /* y has room for 16 numbers more */
-    const int some = size - d < 16 ? (int)(size - d) : 16;
-    F s[QUERIES];
-    UNROLL for (int i = 0; i < n; i++) s[i] = ld(a[i].y + d);
-    for (int64_t j = from; j < to; j++) {
-      F u = some == 16 ? load(v[j], d, type) : loadn(v[j], d, type, some);
-      UNROLL for (int i = 0; i < n; i++) s[i] = fma16(all(a[i].scores[j]), u, s[i]);
-    }
-    UNROLL for (int i = 0; i < n; i++) st(a[i].y + d, s[i]);
-  }
+  for (; d + 16 * WIDE <= size; d += 16 * WIDE) mix_some(a, n, from, to, d, WIDE, 16, type);
+  for (; d < size; d += 16) mix_some(a, n, from, to, d, 1, size - d, type);
 }
 
 static void bend(const Attention *a, const Query *q) { /* what some families do to their scores */
@@ -101,25 +89,21 @@ static float exponentials(float *scores, int64_t from, int64_t to, const float *
     const F s = ld(scores + j);
     top = below(top, s, s, top);
   }
-  float h[16];
-  st(h, top);
-  for (int n = 8; n; n /= 2)
-    for (int l = 0; l < n; l++) h[l] = h[l] > h[l + n] ? h[l] : h[l + n];
-  const F most = all(sink && *sink > h[0] ? *sink : h[0]);
+  const float mine = highest(top);
+  const F most = all(sink && *sink > mine ? *sink : mine);
   for (int64_t j = from; j < to; j += 16) {
     const F e = exp16(sub(ld(scores + j), most));
     st(scores + j, e);
     sum = add(sum, e);
   }
   if (!sink) return tree(sum);
+  float h[16];
   st(h, exp16(sub(all(*sink), most)));
   return tree(sum) + h[0];
 }
 
 IN void widen_as(const void *from, float *to, int64_t size, const int type) {
-  int64_t d = 0;
-  for (; d + 16 <= size; d += 16) st(to + d, load(from, d, type));
-  if (d < size) stn(to + d, loadn(from, d, type, (int)(size - d)), (int)(size - d));
+  for (int64_t d = 0; d < size; d += 16) keep(to, d, size - d, part(from, d, size - d, type), F32);
 }
 static const char *widen(const void *from, float *to, int64_t size, int type) {
   FOR_TYPE(type, widen_as, from, to, size)

@@ -42,7 +42,7 @@ IN void tile(const Job *job, int64_t row, int64_t o, int64_t apart, const int r,
   for (int64_t k = 0; k < in; k += BLOCK) {
     const int64_t stop = k + BLOCK < in ? k + BLOCK : in;
     F s[R][C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+    EACH_SUM(r, 0, c) s[i][j] = all(0);
     int64_t at = k;
     for (; at + 32 <= stop; at += 32) {
       UNROLL for (int j = 0; j < c; j++) ASK(at / 32, j);
@@ -98,7 +98,7 @@ IN void tall_tile(const Job *job, int64_t row, int64_t o, const int r, int64_t f
         UNROLL for (int i = 0; i < r; i++) s[i] = fma16(ld(x + i * width + at + 16 * half), n, s[i]);
       }
     }
-    sum[0] = fold(sum[0], s[0], s[1], s[2], s[3 % r]);
+    sum[0] = fold(sum[0], s[0], s[1 % r], s[2 % r], s[3 % r]);
     if (r > 4) sum[1] = fold(sum[1], s[4], s[r - 1], s[4], s[r - 1]);
   }
   sums[0] = sum[0], sums[1] = sum[1];
@@ -125,13 +125,9 @@ static void tall_rows(const Job *job, int64_t from, int64_t to) { /* four or mor
   for (int64_t o = from, end; o < to; o = end) {
     end = o + 16 < to ? o + 16 : to;
     int64_t row = 0;
-    for (int64_t left = (job->rows + 5) / 6; left > 0; left--) {
-      switch ((job->rows - row + left - 1) / left) {
-      case 6: tall_tiles(job, row, o, end, 6), row += 6; break;
-      case 5: tall_tiles(job, row, o, end, 5), row += 5; break;
-      case 4: tall_tiles(job, row, o, end, 4), row += 4; break;
-      default: tall_tiles(job, row, o, end, 3), row += 3; /* of seven */
-      }
+    for (int64_t left = (job->rows + 5) / 6, height; left > 0; left--, row += height) {
+      height = (job->rows - row + left - 1) / left; /* three of seven rows */
+      NEXT_TILE(height, 6, tall_tiles, job, row, o, end)
     }
   }
 }

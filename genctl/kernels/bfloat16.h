@@ -3,8 +3,7 @@
    The order is one that vdpbf16ps and tdpbf16ps can follow. A chain has 16 lanes; lane l takes pair l of each vector, its
    second number before its first, each by a fused multiplication. After BLOCK numbers lanes 2m and 2m + 1 are added, and
    these eight are added to the output in turn. A chain begins at 0. As in those instructions, numbers below 2^-126 are 0. */
-#ifndef BFLOAT16_H
-#define BFLOAT16_H
+#pragma once
 #include "lanes.h"
 
 #define BLOCK 256
@@ -98,5 +97,4 @@ IN void as_before(Mode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode) : "
 typedef int Mode;
 IN Mode tiny_is_zero(void) { return 0; }
 IN void as_before(Mode mode) { (void)mode; }
-#endif
 #endif

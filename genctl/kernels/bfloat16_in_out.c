@@ -163,11 +163,11 @@ IN void columns(const Job *job, const InOut *a, int64_t row, const int r, const 
   for (int64_t k = a->k; k < a->stop; k += 32, w += 32 * WIDE) {
     F s[TALL][C];
     float kept[TALL][C][16];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) s[i][j] = all(0);
+    EACH_SUM(r, begin, end) s[i][j] = all(0);
     x = chain(s, w, WIDE, x, 16, r, begin, end);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) st(kept[i][j], s[i][j]), s[i][j] = all(0);
+    EACH_SUM(r, begin, end) st(kept[i][j], s[i][j]), s[i][j] = all(0);
     x = chain(s, w + 16 * WIDE, WIDE, x, 16, r, begin, end);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
+    EACH_SUM(r, begin, end) {
       float *sum = a->sums + ((row + i) * C + j) * 16;
       const F both = add(ld(kept[i][j]), s[i][j]);
       st(sum, k == a->part ? both : add(ld(sum), both));
@@ -175,12 +175,11 @@ IN void columns(const Job *job, const InOut *a, int64_t row, const int r, const 
   }
 }
 IN void tile(const Job *job, const InOut *a, int64_t row, const int r) {
-  if (OUTPUTS > 1) {
-    columns(job, a, row, r, 0, C);
-    return;
+  if (OUTPUTS > 1) columns(job, a, row, r, 0, C);
+  else { /* with 16 registers: more sums at a time, so that none waits for its own last number */
+    columns(job, a, row, r, 0, C / 2);
+    columns(job, a, row, r, C / 2, C);
   }
-  columns(job, a, row, r, 0, C / 2); /* with 16 registers: more sums at a time, so that none waits for its own last number */
-  columns(job, a, row, r, C / 2, C);
 }
 #define HIGH 2 /* rows of a tile, whose two chains and sums are in registers */
 IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) {
@@ -188,11 +187,10 @@ IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) 
   F sum[HIGH][C];
   UNROLL for (int i = 0; i < r; i++) for (int64_t k = a->k; k < a->stop; k += 32)
     __builtin_prefetch((const uint16_t *)job->x + (row + HIGH + i) * job->width + k, 0, 3);
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++)
-    sum[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
+  EACH_SUM(r, 0, C) sum[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   for (int64_t k = a->k; k < a->stop; k += 32, w += 16 * WIDE) {
     F s[2][HIGH][C];
-    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) s[n][i][j] = all(0);
+    UNROLL for (int n = 0; n < 2; n++) EACH_SUM(r, 0, C) s[n][i][j] = all(0);
     for (int d = 0; d < 8; d++) UNROLL for (int n = 0; n < 2; n++) {
       B v[C];
       UNROLL for (int j = 0; j < C; j++) v[j] = ldc(w + (8 * n + d) * WIDE + 16 * j);
@@ -201,12 +199,12 @@ IN void tile_of_pairs(const Job *job, const InOut *a, int64_t row, const int r) 
         UNROLL for (int j = 0; j < C; j++) s[n][i][j] = dot(s[n][i][j], v[j], u);
       }
     }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) {
+    EACH_SUM(r, 0, C) {
       const F both = add(s[0][i][j], s[1][i][j]);
       sum[i][j] = k == a->part ? both : add(sum[i][j], both);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < C; j++) st(a->sums + ((row + i) * C + j) * 16, sum[i][j]);
+  EACH_SUM(r, 0, C) st(a->sums + ((row + i) * C + j) * 16, sum[i][j]);
 }
 static void end_part(const Job *job, const InOut *a) {
   const int64_t rows = job->rows, wide = job->w->out - a->o;

@@ -64,11 +64,7 @@ IN void pack(const Job *job, int64_t row, const int r) {
     }
   }
 }
-static void pack_tile(void *p, int number) {
-  const Job *job = p;
-  const int64_t row = (int64_t)number * TALL;
-  NEXT_TILE(job->rows - row, TALL, pack, job, row)
-}
+PACK_TILE(pack)
 void pack_transposed_bf16(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(job->rows * job->width));
   pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);
@@ -88,9 +84,9 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
   float even[TALL * COLUMNS * 16] __attribute__((aligned(64)));
   for (int number = 0; number < HALF; number++, w += apart(a->taken)) {
     F s[TALL][C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = all(0);
+    EACH_SUM(r, 0, COLUMNS) s[i][j] = all(0);
     x = chain(s, w, 16 * COLUMNS, x, a->taken, r, 0, COLUMNS);
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) {
+    EACH_SUM(r, 0, COLUMNS) {
       float *at = even + (i * COLUMNS + j) * 16;
       if (number % 2 == 0) st(at, s[i][j]);
       else add_up(job, a, row + i, j, add(ld(at), s[i][j]), is_first && number == 1, is_last && number == HALF - 1);
@@ -105,7 +101,7 @@ IN void tile_of_pairs(const Job *job, const Transposed *a, int64_t row, const in
   for (int64_t at = 0; at < 8 * a->taken; at += 16) UNROLL for (int i = 0; i < r; i++) __builtin_prefetch(x + (i + r) * width + at, 0, 3);
   for (int sum = 0; sum < 8; sum++, w += apart(a->taken), x += 2) {
     F s[2][HIGH][COLUMNS];
-    UNROLL for (int n = 0; n < 2; n++) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[n][i][j] = all(0);
+    UNROLL for (int n = 0; n < 2; n++) EACH_SUM(r, 0, COLUMNS) s[n][i][j] = all(0);
     for (int64_t k = 0; k < a->taken; k += 2)
       UNROLL for (int n = 0; n < 2; n++) {
         B v[COLUMNS];
@@ -115,8 +111,7 @@ IN void tile_of_pairs(const Job *job, const Transposed *a, int64_t row, const in
           UNROLL for (int j = 0; j < COLUMNS; j++) s[n][i][j] = dot(s[n][i][j], v[j], u);
         }
       }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++)
-      add_up(job, a, row + i, j, add(s[0][i][j], s[1][i][j]), a->begin == 0 && sum == 0, is_last && sum == 7);
+    EACH_SUM(r, 0, COLUMNS) add_up(job, a, row + i, j, add(s[0][i][j], s[1][i][j]), a->begin == 0 && sum == 0, is_last && sum == 7);
   }
 }
 IN void outputs_as(const Job *job, int64_t from, int64_t to, const int form) {

@@ -48,12 +48,12 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const
   const int32_t *begin = job->total + row * 2 * groups;
   int8_t sixes[C][256] __attribute__((aligned(64)));
   F s[TALL][C], scale[C][2];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = all(0);
+  EACH_SUM(r, 0, c) s[i][j] = all(0);
   for (int64_t g = 0; g < groups; g++, w += 64 * bits, x += 32, x_scale += 2, begin += 2) {
     if (!is_wide) UNROLL for (int j = 0; j < c; j++) scales_of(job->w, o + j * apart, g, scales, scale[j], sixes[j]);
     I sum[TALL][C], whole[TALL][C];
     DEEP for (int q = 0; q < 8; q++) {
-      if (q % few == 0) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) sum[i][j] = iall(IN_PAIRS ? 0 : begin[i * 2 * groups + q / part]);
+      if (q % few == 0) EACH_SUM(r, 0, c) sum[i][j] = iall(IN_PAIRS ? 0 : begin[i * 2 * groups + q / part]);
       B codes[C];
       UNROLL for (int j = 0; j < c; j++) {
         const uint8_t *at = w + j * line;
@@ -65,15 +65,15 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const
         UNROLL for (int j = 0; j < c; j++)
           sum[i][j] = bits == 8 ? dots(sum[i][j], codes[j], u) : IN_PAIRS ? pairs(sum[i][j], codes[j], u) : dotu(sum[i][j], codes[j], u);
       }
-      if ((q + 1) % few == 0) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) {
+      if ((q + 1) % few == 0) EACH_SUM(r, 0, c) {
         whole[i][j] = !IN_PAIRS ? sum[i][j] : iadd(wider(sum[i][j]), q % part < few ? iall(begin[i * 2 * groups + q / part]) : whole[i][j]);
         if ((q + 1) % part == 0) s[i][j] = fma16(real(whole[i][j]), mul(is_wide ? ld(wide + 32 * g + q / part * 16) : scale[j][q / part], all(x_scale[i * groups * 2])), s[i][j]);
       }
     }
-    if (scales != HALVES && scales != SIXTEENS) UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++)
+    if (scales != HALVES && scales != SIXTEENS) EACH_SUM(r, 0, c)
       s[i][j] = fma16(is_wide ? ld(wide + 32 * g + 16) : scale[j][1], all(x_scale[i * groups * 2 + 1]), s[i][j]);
   }
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) put16(job, row + i, o + j * apart, job->w->out - o - j * apart, s[i][j]);
+  EACH_SUM(r, 0, c) put16(job, row + i, o + j * apart, job->w->out - o - j * apart, s[i][j]);
 }
 IN void one_of_blocks(const Job *job, int64_t from, int64_t to, const int bits, const int scales) {
   int64_t o = from;

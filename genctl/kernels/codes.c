@@ -19,7 +19,7 @@ IN void tile8(const Job *job, int64_t row, int64_t o, int64_t apart, const int r
   const int8_t *x = job->codes + row * width;
   I s[TALL][C];
   B v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = iall(0);
+  EACH_SUM(r, 0, c) s[i][j] = iall(0);
   int64_t k = 0;
   for (; k + 64 <= in; k += 64) {
     UNROLL for (int j = 0; j < c; j++) {
@@ -97,8 +97,7 @@ int32_t coded(const Job *job, int64_t row, int64_t k, int64_t stop, float *most_
   I top = iall(0), sum = iall(0);
   for (int64_t at = k; at < stop; at += 16) top = imax(top, bits(absolute(row_part(job, row, at))));
   const int32_t m = largest(top);
-  float greatest;
-  memcpy(&greatest, &m, 4);
+  const float greatest = as_float((uint32_t)m);
   if (m >= 0x7f800000) {
     memset(to, 0, (size_t)(stop - k));
     *most_of_all = NAN;

@@ -29,34 +29,30 @@ int runs(const char *variant) {
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
   const int avx2 = (saved & 6) == 6 && (c1 >> 28 & 1) && (c1 >> 12 & 1) && (c1 >> 29 & 1) && (b >> 5 & 1) && (b >> 3 & 1) && (b >> 8 & 1); /* AVX, FMA, F16C, AVX2, BMI, BMI2 */
   if (!strcmp(variant, "avx2")) return avx2;
-  if (!strcmp(variant, "avxvnni")) return avx2 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 4 & 1);
+  if (a < 1 || !__get_cpuid_count(7, 1, &a7, &b7, &c7, &d7)) a7 = 0;
+  if (!strcmp(variant, "avxvnni")) return avx2 && (a7 >> 4 & 1);
   const int avx512 = avx2 && (saved & 0xe6) == 0xe6 && (b >> 16 & 1) && (b >> 17 & 1) && (b >> 28 & 1) && (b >> 30 & 1) && (b >> 31 & 1) && (c >> 11 & 1); /* F, DQ, CD, BW, VL, VNNI */
   if (!strcmp(variant, "avx512")) return avx512;
-  if (!strcmp(variant, "avx512bf16")) return avx512 && a >= 1 && __get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) && (a7 >> 5 & 1);
+  if (!strcmp(variant, "avx512bf16")) return avx512 && (a7 >> 5 & 1);
   if (strcmp(variant, "amx")) return 0;
-  if (a < 1 || !__get_cpuid_count(7, 1, &a7, &b7, &c7, &d7) || !(a7 >> 5 & 1)) return 0; /* AVX512_BF16 */
-  return avx512 && (saved >> 17 & 3) == 3 && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && tiles_are_permitted(); /* BF16, TILE, INT8 */
+  return avx512 && (a7 >> 5 & 1) && (saved >> 17 & 3) == 3 && (d >> 22 & 1) && (d >> 24 & 1) && (d >> 25 & 1) && tiles_are_permitted(); /* AVX512_BF16; BF16, TILE, INT8 */
 }
-static int is_amd(void) {
+static unsigned vendor(void) { /* a part of its name */
   unsigned a, b, c, d;
-  return __get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx;
+  return __get_cpuid(0, &a, &b, &c, &d) ? b : 0;
 }
 /* Whether a variant that runs is faster than the next one. Intel's vdpbf16ps has half the speed of multiplications in float32. */
-int suits(const char *variant) {
-  unsigned a, b, c, d;
-  return strcmp(variant, "avx512bf16") || !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx;
-}
-#elif defined(__aarch64__)
+int suits(const char *variant) { return strcmp(variant, "avx512bf16") || vendor() != signature_INTEL_ebx; }
+#else
 int suits(const char *variant) { return variant != 0; }
-#if defined(__linux__)
+#if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 int runs(const char *variant) { return !strcmp(variant, "neon") || (!strcmp(variant, "dotprod") && (getauxval(AT_HWCAP) >> 20 & 1)); }
-#else
+#elif defined(__aarch64__)
 int runs(const char *variant) { return !strcmp(variant, "neon") || !strcmp(variant, "dotprod"); }
-#endif
 #else
-int suits(const char *variant) { return variant != 0; }
 int runs(const char *variant) { return !strcmp(variant, "plain"); }
+#endif
 #endif
 
 /* Whether this CPU follows several runs of a weight by itself (tiles.h): 1, 0, or -1 as long as nobody asked. Tests set it. */
@@ -65,7 +61,7 @@ int reads_runs(void) {
   int known = atomic_load_explicit(&follows_runs, memory_order_relaxed);
   if (known < 0) {
 #if defined(__x86_64__)
-    known = is_amd();
+    known = vendor() == signature_AMD_ebx;
 #else
     known = 0;
 #endif

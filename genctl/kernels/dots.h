@@ -1,7 +1,6 @@
 /* Dot products of codes of 8 bits on each instruction set: codes.c and blocks.c alone use them, so that the other files are the
    same with and without AVX-VNNI. */
-#ifndef DOTS_H
-#define DOTS_H
+#pragma once
 #include "lanes.h"
 
 #if defined(__AVX512F__) /* ------------------------------------------------------------------------- AVX-512, VNNI */
@@ -46,5 +45,4 @@ IN I dotu(I sum, B w, B x) { return dots(sum, w, x); }
 #ifndef SHIFT /* both sides have a sign */
 #define SHIFT 0
 IN B shifted(B w) { return w; }
-#endif
 #endif

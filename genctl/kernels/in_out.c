@@ -129,8 +129,7 @@ IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row,
   const char *w = (const char *)job->w->w + (a->k * out + a->o) * size;
   const float *x = job->packed + a->k * job->rows + row * (a->stop - a->k);
   F s[TALL][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++)
-    s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
+  EACH_SUM(r, begin, end) s[i][j] = a->k == a->part ? all(0) : ld(a->sums + ((row + i) * C + j) * 16);
   float *copy = a->copy;
   const int64_t asked = a->strip * (a->stop - a->k); /* by the strips before */
   const int early = tile < 2 && job->rows < EVEN;
@@ -153,7 +152,7 @@ IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row,
       UNROLL for (int j = begin; j < end; j++) s[i][j] = fma16(u, v[j], s[i][j]);
     }
   }
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = begin; j < end; j++) {
+  EACH_SUM(r, begin, end) {
     const int64_t at = ((row + i) * C + j) * 16;
     if (a->stop < a->part_stop) {
       st(a->sums + at, s[i][j]);
@@ -165,12 +164,11 @@ IN void tile_in_out(const Job *job, const InOut *a, const int type, int64_t row,
   }
 }
 IN void rows_in_out(const Job *job, const InOut *a, const int type, int64_t row, const int tile, const int r) {
-  if (R == TALL || r <= R) {
-    tile_in_out(job, a, type, row, r, 0, C, tile);
-    return;
+  if (R == TALL || r <= R) tile_in_out(job, a, type, row, r, 0, C, tile);
+  else { /* one half of the columns after the other */
+    tile_in_out(job, a, type, row, r, 0, C / 2, 2);
+    tile_in_out(job, a, type, row, r, C / 2, C, tile);
   }
-  tile_in_out(job, a, type, row, r, 0, C / 2, 2); /* one half of the columns after the other */
-  tile_in_out(job, a, type, row, r, C / 2, C, tile);
 }
 IN void block_as(const Job *job, const InOut *a, const int type) {
   const int64_t rows = job->rows;

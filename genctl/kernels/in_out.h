@@ -1,7 +1,6 @@
 /* Weights [I, O] as they lie and many rows (in_out.c, bfloat16_in_out.c): TALL rows by WIDE columns, or half of them, in registers,
    for a block of a part's inputs. Sums wait in `sums` [N, WIDE] between the blocks of a part, and in `total` between parts. */
-#ifndef IN_OUT_H
-#define IN_OUT_H
+#pragma once
 #include "job.h"
 
 #define WIDE (16 * C)
@@ -47,4 +46,3 @@ IN void all_blocks(const Job *job, int number, void (*block)(const Job *job, con
   }
 }
 void pack_in_out(Job *job, int threads); /* x is packed in tile order; the first tile of float32 and float16 has R rows (in_out.c) */
-#endif

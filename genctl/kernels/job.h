@@ -1,6 +1,5 @@
 /* One product of a call, and where its outputs go. */
-#ifndef JOB_H
-#define JOB_H
+#pragma once
 #include "lanes.h"
 #include "products.h"
 
@@ -63,12 +62,9 @@ IN void put(const Job *j, int64_t row, int64_t o, float v) {
   else put_short(j, at, v);
 }
 IN void put4(const Job *j, int64_t row, int64_t o, int64_t apart, const float *v) { /* four outputs */
-  if (j->type != F32 || apart != 1) {
-    for (int l = 0; l < 4; l++) put(j, row, o + l * apart, v[l]);
-    return;
-  }
   float *to = (float *)j->y + row * j->y_row + j->first + o;
-  if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
+  if (j->type != F32 || apart != 1) for (int l = 0; l < 4; l++) put(j, row, o + l * apart, v[l]);
+  else if (j->w->bias) for (int l = 0; l < 4; l++) to[l] = v[l] + j->w->bias[o + l];
   else memcpy(to, v, 16);
 }
 /* Sixteen outputs, or the first n of them */
@@ -117,7 +113,7 @@ IN B four(const void *p) { /* the same four bytes in every lane */
 }
 IN F row_part(const Job *job, int64_t row, int64_t k) { /* of x as it came */
   const int64_t in = job->w->in, n = in - k;
-  return n >= 16 ? load(job->given, row * in + k, job->type) : n > 0 ? loadn(job->given, row * in + k, job->type, (int)n) : all(0);
+  return part(job->given, row * in + k, n, job->type);
 }
 
 /* Few rows of [I, O]: sums [blocks of outputs, P, N, SUMS_ROW]. The numbers between the rows of a block keep them from lying in
@@ -161,4 +157,3 @@ void outputs_transposed_bf16(const Job *job, int64_t from, int64_t to);
 /* bfloat16 weights [I, O] (bfloat16_in_out.c): all of it */
 #define PARTS_BF16 2
 void in_out_bf16(Job *job);
-#endif

@@ -3,8 +3,7 @@
    F is 16 float32, I is 16 int32. Each operation rounds once, as IEEE 754 says, on every instruction set: so whatever is
    written in these operations gives the same bits everywhere. `fma` is always fused. The file is compiled once for each
    variant with the compiler's flags for it; nothing here looks at the CPU. */
-#ifndef LANES_H
-#define LANES_H
+#pragma once
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,6 +11,7 @@
 
 #define IN static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
+#define EACH_SUM(r, begin, end) UNROLL for (int i = 0; i < (r); i++) UNROLL for (int j = (begin); j < (end); j++) /* of a tile */
 #if defined(__AVX2__) || defined(__aarch64__)
 #define DEEP UNROLL /* loops over inputs */
 #else
@@ -25,16 +25,11 @@ enum { F32, BF16, F16 }; /* how numbers are stored */
   default: call(__VA_ARGS__, F16); \
   }
 
-IN float from_bf16(uint16_t h) {
-  uint32_t u = (uint32_t)h << 16;
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
+IN float as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
+IN uint32_t as_bits(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
+IN float from_bf16(uint16_t h) { return as_float((uint32_t)h << 16); }
 IN uint16_t to_bf16(float f) { /* to the nearest, ties to even; a NaN stays one */
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+  const uint32_t u = as_bits(f), rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
   return (u & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : (uint16_t)rounded;
 }
 #if defined(__F16C__) || defined(__aarch64__)
@@ -52,28 +47,19 @@ IN uint16_t to_f16(float f) {
 #else /* no instruction: a compiler would call a library for it, which a shared library has to bring */
 IN float from_f16(uint16_t h) {
   const uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
-  float f = (float)rest * 0x1p-24f; /* below 2^-14 */
-  uint32_t u;
-  memcpy(&u, &f, 4);
+  uint32_t u = as_bits((float)rest * 0x1p-24f); /* below 2^-14 */
   if (rest >= 0x400) u = (rest << 13) + (rest < 0x7c00 ? 112u << 23 : 224u << 23);
   if (rest > 0x7c00) u |= 0x400000; /* a quiet NaN */
-  u |= sign;
-  memcpy(&f, &u, 4);
-  return f;
+  return as_float(u | sign);
 }
 IN uint16_t to_f16(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
+  uint32_t u = as_bits(f);
   const uint32_t sign = u >> 16 & 0x8000;
   u &= 0x7fffffff;
   if (u > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
   if (u >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and more */
-  if (u < 0x38800000) { /* below 2^-14: numbers from 0.5 on are as far apart as those of float16 there */
-    memcpy(&f, &u, 4);
-    f += 0.5f;
-    memcpy(&u, &f, 4);
-    return (uint16_t)(sign | (u - 0x3f000000));
-  }
+  /* below 2^-14: numbers from 0.5 on are as far apart as those of float16 there */
+  if (u < 0x38800000) return (uint16_t)(sign | (as_bits(as_float(u) + 0.5f) - 0x3f000000));
   u += 0xfff + (u >> 13 & 1); /* to the nearest, ties to even */
   return (uint16_t)(sign | (u - (112u << 23)) >> 13);
 }
@@ -101,24 +87,18 @@ IN F ldn(const float *p, int n) { return _mm512_maskz_loadu_ps((__mmask16)((1u <
 IN void st(float *p, F a) { _mm512_storeu_ps(p, a); }
 IN void stn(float *p, F a, int n) { _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), a); }
 IN F all(float a) { return _mm512_set1_ps(a); }
-IN F add(F a, F b) { return _mm512_add_ps(a, b); }
-IN F sub(F a, F b) { return _mm512_sub_ps(a, b); }
-IN F mul(F a, F b) { return _mm512_mul_ps(a, b); }
-IN F over(F a, F b) { return _mm512_div_ps(a, b); }
+#define OF_TWO(type, name, intrinsic) IN type name(type a, type b) { return intrinsic(a, b); }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from a) { return intrinsic(a); }
+OF_TWO(F, add, _mm512_add_ps) OF_TWO(F, sub, _mm512_sub_ps) OF_TWO(F, mul, _mm512_mul_ps) OF_TWO(F, over, _mm512_div_ps)
 IN F fma16(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 IN F nearest(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 IN F below(F a, F b, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), no, yes); }
 IN F ordered(F a, F yes, F no) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, a, _CMP_ORD_Q), no, yes); }
-IN I bits(F a) { return _mm512_castps_si512(a); }
-IN F floats(I a) { return _mm512_castsi512_ps(a); }
-IN I whole(F a) { return _mm512_cvtps_epi32(a); }
-IN F real(I a) { return _mm512_cvtepi32_ps(a); }
+OF_ONE(I, bits, F, _mm512_castps_si512) OF_ONE(F, floats, I, _mm512_castsi512_ps)
+OF_ONE(I, whole, F, _mm512_cvtps_epi32) OF_ONE(F, real, I, _mm512_cvtepi32_ps)
 IN I iall(int32_t a) { return _mm512_set1_epi32(a); }
-IN I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
-IN I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
-IN I iand(I a, I b) { return _mm512_and_si512(a, b); }
-IN I ior(I a, I b) { return _mm512_or_si512(a, b); }
-IN I imax(I a, I b) { return _mm512_max_epi32(a, b); }
+OF_TWO(I, iadd, _mm512_add_epi32) OF_TWO(I, isub, _mm512_sub_epi32)
+OF_TWO(I, iand, _mm512_and_si512) OF_TWO(I, ior, _mm512_or_si512) OF_TWO(I, imax, _mm512_max_epi32)
 IN I up23(I a) { return _mm512_slli_epi32(a, 23); }
 IN I half(I a) { return _mm512_srai_epi32(a, 1); }
 IN void ist(int32_t *p, I a) { _mm512_storeu_si512(p, a); }
@@ -127,10 +107,8 @@ IN int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 IN F wide_bf16(__m256i h) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16)); }
 IN F ldb(const uint16_t *p) { return wide_bf16(_mm256_loadu_si256((const void *)p)); }
 IN F ldh(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const void *)p)); }
-IN __m128 quarter(F v) {
-  __m256 h = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-}
+IN __m256 sum_of_halves(F v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
+IN __m256i isum_of_halves(I v) { return _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1)); }
 typedef __m512i B; /* 64 bytes */
 IN B ldc(const void *p) { return _mm512_loadu_si512(p); }
 IN B ldcn(const void *p, int n) { return _mm512_maskz_loadu_epi8(n >= 64 ? ~0ull : (1ull << n) - 1, p); }
@@ -143,10 +121,6 @@ IN B above(B low, B high, const int at, const int bits) {
   return _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8((16 << bits) - 16)));
 }
 IN I ldi(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)); }
-IN __m128i iquarter(I v) {
-  __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
-  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
 #elif defined(__AVX2__) /* -------------------------------------------------------------------- AVX2, FMA; AVX-VNNI */
 #include <immintrin.h>
 #define R 3
@@ -157,19 +131,18 @@ typedef struct { __m256i a, b; } I;
 IN F ld(const float *p) { return EACH(F, _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)); }
 IN void st(float *p, F v) { _mm256_storeu_ps(p, v.a); _mm256_storeu_ps(p + 8, v.b); }
 IN F all(float v) { return EACH(F, _mm256_set1_ps(v), _mm256_set1_ps(v)); }
-#define BOTH(name, intrinsic) IN F name(F x, F y) { return EACH(F, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
-BOTH(add, _mm256_add_ps) BOTH(sub, _mm256_sub_ps) BOTH(mul, _mm256_mul_ps) BOTH(over, _mm256_div_ps)
+#define OF_TWO(type, name, intrinsic) IN type name(type x, type y) { return EACH(type, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from v) { return EACH(to, intrinsic(v.a), intrinsic(v.b)); }
+OF_TWO(F, add, _mm256_add_ps) OF_TWO(F, sub, _mm256_sub_ps) OF_TWO(F, mul, _mm256_mul_ps) OF_TWO(F, over, _mm256_div_ps)
 IN F fma16(F x, F y, F z) { return EACH(F, _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)); }
 IN F nearest(F v) { return EACH(F, _mm256_round_ps(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
 IN F below(F x, F y, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))); }
 IN F ordered(F x, F yes, F no) { return EACH(F, _mm256_blendv_ps(no.a, yes.a, _mm256_cmp_ps(x.a, x.a, _CMP_ORD_Q)), _mm256_blendv_ps(no.b, yes.b, _mm256_cmp_ps(x.b, x.b, _CMP_ORD_Q))); }
-IN I bits(F v) { return EACH(I, _mm256_castps_si256(v.a), _mm256_castps_si256(v.b)); }
-IN F floats(I v) { return EACH(F, _mm256_castsi256_ps(v.a), _mm256_castsi256_ps(v.b)); }
-IN I whole(F v) { return EACH(I, _mm256_cvtps_epi32(v.a), _mm256_cvtps_epi32(v.b)); }
-IN F real(I v) { return EACH(F, _mm256_cvtepi32_ps(v.a), _mm256_cvtepi32_ps(v.b)); }
+OF_ONE(I, bits, F, _mm256_castps_si256) OF_ONE(F, floats, I, _mm256_castsi256_ps)
+OF_ONE(I, whole, F, _mm256_cvtps_epi32) OF_ONE(F, real, I, _mm256_cvtepi32_ps)
 IN I iall(int32_t v) { return EACH(I, _mm256_set1_epi32(v), _mm256_set1_epi32(v)); }
-#define IBOTH(name, intrinsic) IN I name(I x, I y) { return EACH(I, intrinsic(x.a, y.a), intrinsic(x.b, y.b)); }
-IBOTH(iadd, _mm256_add_epi32) IBOTH(isub, _mm256_sub_epi32) IBOTH(iand, _mm256_and_si256) IBOTH(ior, _mm256_or_si256) IBOTH(imax, _mm256_max_epi32)
+OF_TWO(I, iadd, _mm256_add_epi32) OF_TWO(I, isub, _mm256_sub_epi32)
+OF_TWO(I, iand, _mm256_and_si256) OF_TWO(I, ior, _mm256_or_si256) OF_TWO(I, imax, _mm256_max_epi32)
 IN I up23(I v) { return EACH(I, _mm256_slli_epi32(v.a, 23), _mm256_slli_epi32(v.b, 23)); }
 IN I half(I v) { return EACH(I, _mm256_srai_epi32(v.a, 1), _mm256_srai_epi32(v.b, 1)); }
 IN void ist(int32_t *p, I v) { _mm256_storeu_si256((void *)p, v.a); _mm256_storeu_si256((void *)(p + 8), v.b); }
@@ -186,10 +159,8 @@ IN int32_t largest(I v) {
 IN __m256 ldb8(const uint16_t *p) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16)); }
 IN F ldb(const uint16_t *p) { return EACH(F, ldb8(p), ldb8(p + 8)); }
 IN F ldh(const uint16_t *p) { return EACH(F, _mm256_cvtph_ps(_mm_loadu_si128((const void *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + 8)))); }
-IN __m128 quarter(F v) {
-  __m256 h = _mm256_add_ps(v.a, v.b);
-  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-}
+IN __m256 sum_of_halves(F v) { return _mm256_add_ps(v.a, v.b); }
+IN __m256i isum_of_halves(I v) { return _mm256_add_epi32(v.a, v.b); }
 typedef struct { __m256i a, b; } B;
 IN B ldc(const void *p) { return EACH(B, _mm256_loadu_si256(p), _mm256_loadu_si256((const __m256i *)p + 1)); }
 IN B nibbles(const uint8_t *p) {
@@ -201,10 +172,6 @@ IN __m256i moved(__m256i high, const int at, const int bits) {
 }
 IN B above(B low, B high, const int at, const int bits) { return EACH(B, _mm256_or_si256(low.a, moved(high.a, at, bits)), _mm256_or_si256(low.b, moved(high.b, at, bits))); }
 IN I ldi(const int8_t *p) { return EACH(I, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)), _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p + 8)))); }
-IN __m128i iquarter(I v) {
-  __m256i h = _mm256_add_epi32(v.a, v.b);
-  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
-}
 #elif defined(__aarch64__) /* --------------------------------------------------------------------------------- NEON */
 #include <arm_neon.h>
 #define R 3
@@ -216,24 +183,18 @@ typedef struct { int8x16_t v[4]; } B;
 IN F ld(const float *p) { F r; FOUR r.v[q] = vld1q_f32(p + 4 * q); return r; }
 IN void st(float *p, F a) { FOUR vst1q_f32(p + 4 * q, a.v[q]); }
 IN F all(float a) { F r; FOUR r.v[q] = vdupq_n_f32(a); return r; }
-IN F add(F a, F b) { FOUR a.v[q] = vaddq_f32(a.v[q], b.v[q]); return a; }
-IN F sub(F a, F b) { FOUR a.v[q] = vsubq_f32(a.v[q], b.v[q]); return a; }
-IN F mul(F a, F b) { FOUR a.v[q] = vmulq_f32(a.v[q], b.v[q]); return a; }
-IN F over(F a, F b) { FOUR a.v[q] = vdivq_f32(a.v[q], b.v[q]); return a; }
+#define OF_TWO(type, name, intrinsic) IN type name(type a, type b) { FOUR a.v[q] = intrinsic(a.v[q], b.v[q]); return a; }
+#define OF_ONE(to, name, from, intrinsic) IN to name(from a) { to r; FOUR r.v[q] = intrinsic(a.v[q]); return r; }
+OF_TWO(F, add, vaddq_f32) OF_TWO(F, sub, vsubq_f32) OF_TWO(F, mul, vmulq_f32) OF_TWO(F, over, vdivq_f32)
 IN F fma16(F a, F b, F c) { FOUR c.v[q] = vfmaq_f32(c.v[q], a.v[q], b.v[q]); return c; }
-IN F nearest(F a) { FOUR a.v[q] = vrndnq_f32(a.v[q]); return a; }
+OF_ONE(F, nearest, F, vrndnq_f32)
 IN F below(F a, F b, F yes, F no) { FOUR a.v[q] = vbslq_f32(vcltq_f32(a.v[q], b.v[q]), yes.v[q], no.v[q]); return a; }
 IN F ordered(F a, F yes, F no) { FOUR a.v[q] = vbslq_f32(vceqq_f32(a.v[q], a.v[q]), yes.v[q], no.v[q]); return a; }
-IN I bits(F a) { I r; FOUR r.v[q] = vreinterpretq_s32_f32(a.v[q]); return r; }
-IN F floats(I a) { F r; FOUR r.v[q] = vreinterpretq_f32_s32(a.v[q]); return r; }
-IN I whole(F a) { I r; FOUR r.v[q] = vcvtnq_s32_f32(a.v[q]); return r; }
-IN F real(I a) { F r; FOUR r.v[q] = vcvtq_f32_s32(a.v[q]); return r; }
+OF_ONE(I, bits, F, vreinterpretq_s32_f32) OF_ONE(F, floats, I, vreinterpretq_f32_s32)
+OF_ONE(I, whole, F, vcvtnq_s32_f32) OF_ONE(F, real, I, vcvtq_f32_s32)
 IN I iall(int32_t a) { I r; FOUR r.v[q] = vdupq_n_s32(a); return r; }
-IN I iadd(I a, I b) { FOUR a.v[q] = vaddq_s32(a.v[q], b.v[q]); return a; }
-IN I isub(I a, I b) { FOUR a.v[q] = vsubq_s32(a.v[q], b.v[q]); return a; }
-IN I iand(I a, I b) { FOUR a.v[q] = vandq_s32(a.v[q], b.v[q]); return a; }
-IN I ior(I a, I b) { FOUR a.v[q] = vorrq_s32(a.v[q], b.v[q]); return a; }
-IN I imax(I a, I b) { FOUR a.v[q] = vmaxq_s32(a.v[q], b.v[q]); return a; }
+OF_TWO(I, iadd, vaddq_s32) OF_TWO(I, isub, vsubq_s32)
+OF_TWO(I, iand, vandq_s32) OF_TWO(I, ior, vorrq_s32) OF_TWO(I, imax, vmaxq_s32)
 IN I up23(I a) { FOUR a.v[q] = vshlq_n_s32(a.v[q], 23); return a; }
 IN I half(I a) { FOUR a.v[q] = vshrq_n_s32(a.v[q], 1); return a; }
 IN void ist(int32_t *p, I a) { FOUR vst1q_s32(p + 4 * q, a.v[q]); }
@@ -285,10 +246,8 @@ IN float fused(float a, float b, float c) {
 IN F ld(const float *p) { F r; memcpy(&r, p, 64); return r; }
 IN void st(float *p, F a) { memcpy(p, &a, 64); }
 IN F all(float a) { F r; SIXTEEN r.v[l] = a; return r; }
-IN F add(F a, F b) { SIXTEEN a.v[l] += b.v[l]; return a; }
-IN F sub(F a, F b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
-IN F mul(F a, F b) { SIXTEEN a.v[l] *= b.v[l]; return a; }
-IN F over(F a, F b) { SIXTEEN a.v[l] /= b.v[l]; return a; }
+#define OF_TWO(type, name, operator) IN type name(type a, type b) { SIXTEEN a.v[l] operator b.v[l]; return a; }
+OF_TWO(F, add, +=) OF_TWO(F, sub, -=) OF_TWO(F, mul, *=) OF_TWO(F, over, /=)
 IN F fma16(F a, F b, F c) { SIXTEEN c.v[l] = fused(a.v[l], b.v[l], c.v[l]); return c; }
 /* below 2^22 the addition leaves whole numbers, to the nearest and even; what is larger is not rounded anywhere here */
 IN F nearest(F a) { SIXTEEN { float t = a.v[l] + 12582912.0f; a.v[l] = t - 12582912.0f; } return a; }
@@ -299,10 +258,7 @@ IN F floats(I a) { F r; memcpy(&r, &a, 64); return r; }
 IN I whole(F a) { I r; a = nearest(a); SIXTEEN r.v[l] = (int32_t)a.v[l]; return r; }
 IN F real(I a) { F r; SIXTEEN r.v[l] = (float)a.v[l]; return r; }
 IN I iall(int32_t a) { I r; SIXTEEN r.v[l] = a; return r; }
-IN I iadd(I a, I b) { SIXTEEN a.v[l] += b.v[l]; return a; }
-IN I isub(I a, I b) { SIXTEEN a.v[l] -= b.v[l]; return a; }
-IN I iand(I a, I b) { SIXTEEN a.v[l] &= b.v[l]; return a; }
-IN I ior(I a, I b) { SIXTEEN a.v[l] |= b.v[l]; return a; }
+OF_TWO(I, iadd, +=) OF_TWO(I, isub, -=) OF_TWO(I, iand, &=) OF_TWO(I, ior, |=)
 IN I imax(I a, I b) { SIXTEEN a.v[l] = a.v[l] > b.v[l] ? a.v[l] : b.v[l]; return a; }
 IN I up23(I a) { SIXTEEN a.v[l] = (int32_t)((uint32_t)a.v[l] << 23); return a; }
 IN I half(I a) { SIXTEEN a.v[l] >>= 1; return a; }
@@ -349,6 +305,14 @@ IN B ldcn(const void *p, int n) {
 
 /* The sum of 16 lanes, always as ((l, l + 8), + 4, + 2, + 1); four at once where that is faster. */
 #if defined(__AVX512F__) || defined(__AVX2__)
+IN __m128 quarter(F v) {
+  const __m256 h = sum_of_halves(v);
+  return _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+}
+IN __m128i iquarter(I v) {
+  const __m256i h = isum_of_halves(v);
+  return _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+}
 IN float tree(F v) {
   __m128 q = quarter(v);
   q = _mm_add_ps(q, _mm_movehl_ps(q, q));
@@ -408,18 +372,40 @@ IN F loadn(const void *p, ptrdiff_t at, int type, int n) {
   memcpy(part, (const uint16_t *)p + at, 2 * (size_t)n);
   return type == BF16 ? ldb(part) : ldh(part);
 }
+/* The next 16 numbers of so many, which may be none */
+IN F part(const void *p, ptrdiff_t at, int64_t left, int type) {
+  return left >= 16 ? load(p, at, type) : left > 0 ? loadn(p, at, type, (int)left) : all(0);
+}
+IN void keep(void *p, ptrdiff_t at, int64_t left, F v, int type) {
+  float h[16];
+  if (type != F32) st(h, v);
+  if (type == F32 && left >= 16) st((float *)p + at, v);
+  else if (type == F32) stn((float *)p + at, v, (int)left);
+  else if (left >= 16) for (int l = 0; l < 16; l++) set(p, at + l, type, h[l]);
+  else for (int l = 0; l < left; l++) set(p, at + l, type, h[l]);
+}
+IN float highest(F v) {
+  float h[16];
+  st(h, v);
+  for (int l = 1; l < 16; l++) h[0] = h[l] > h[0] ? h[l] : h[0];
+  return h[0];
+}
 IN F absolute(F a) { return floats(iand(bits(a), iall(0x7fffffff))); }
+IN F signed_as(F a, F b) { return floats(ior(bits(a), iand(bits(b), iall((int32_t)0x80000000)))); } /* a positive number with the sign of b */
+
+/* ((p x + more[0]) x + more[1]) ...: a polynomial of degree n from its first coefficient on, or from what is known of it */
+IN F polynomial(F x, F p, const int n, const float *more) {
+  UNROLL for (int i = 0; i < n; i++) p = fma16(p, x, all(more[i]));
+  return p;
+}
 
 /* e^x, within 1.1 units in the last place (Cephes expf, Moshier 1989; the argument is reduced by multiples of ln 2) */
 IN F exp16(F x) {
   F low = below(x, all(-110.0f), all(-110.0f), x), t = below(all(100.0f), low, all(100.0f), low);
   F n = nearest(mul(t, all(1.44269504088896341f))), r = fma16(n, all(-0.693359375f), t);
   r = fma16(n, all(2.12194440e-4f), r);
-  F p = fma16(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
-  p = fma16(p, r, all(8.3334519073e-3f));
-  p = fma16(p, r, all(4.1665795894e-2f));
-  p = fma16(p, r, all(1.6666665459e-1f));
-  p = fma16(p, r, all(5.0000001201e-1f));
+  static const float more[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  F p = polynomial(r, all(1.9875691500e-4f), 5, more);
   p = add(fma16(p, mul(r, r), r), all(1.0f));
   I whole_n = whole(n), h = half(whole_n); /* 2^n in two steps: neither overflows, and the last one rounds once */
   F y = mul(mul(p, floats(up23(iadd(h, iall(127))))), floats(up23(iadd(isub(whole_n, h), iall(127)))));
@@ -429,33 +415,23 @@ IN F exp16(F x) {
 /* tanh, within 1.5 units in the last place (Cephes tanhf) */
 IN F tanh16(F x) {
   F z = mul(x, x), t = absolute(x);
-  F p = fma16(all(-5.70498872745e-3f), z, all(2.06390887954e-2f));
-  p = fma16(p, z, all(-5.37397155531e-2f));
-  p = fma16(p, z, all(1.33314422036e-1f));
-  p = fma16(p, z, all(-3.33332819422e-1f));
+  static const float more[] = {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f};
+  F p = polynomial(z, all(-5.70498872745e-3f), 4, more);
   F near = fma16(mul(p, z), x, x);
   F far = sub(all(1.0f), over(all(2.0f), add(exp16(add(t, t)), all(1.0f))));
-  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
+  far = signed_as(far, x);
   return ordered(x, below(t, all(0.625f), near, far), x);
 }
 /* The error function, within 1.5 units in the last place (polynomials of N. Juffa, stackoverflow.com/a/35148199) */
 IN F erf16(F x) {
   F t = absolute(x), z = mul(x, x);
   F r = fma16(all(-1.72853470e-5f), t, all(3.83197126e-4f)), u = fma16(all(-3.88396438e-3f), t, all(2.42546219e-2f));
-  r = fma16(r, z, u);
-  r = fma16(r, t, all(-1.06777877e-1f));
-  r = fma16(r, t, all(-6.34846687e-1f));
-  r = fma16(r, t, all(-1.28717512e-1f));
-  r = fma16(r, t, sub(all(0.0f), t));
+  static const float of_far[] = {-1.06777877e-1f, -6.34846687e-1f, -1.28717512e-1f};
+  static const float of_near[] = {4.99119423e-3f, -2.67681349e-2f, 1.12819925e-1f, -3.76125336e-1f, 1.28379166e-1f};
+  r = fma16(polynomial(t, fma16(r, z, u), 3, of_far), t, sub(all(0.0f), t));
   F far = sub(all(1.0f), exp16(r));
   far = below(all(4.0f), t, all(1.0f), far);
-  far = floats(ior(bits(far), iand(bits(x), iall((int32_t)0x80000000))));
-  F p = fma16(all(-5.96761703e-4f), z, all(4.99119423e-3f));
-  p = fma16(p, z, all(-2.67681349e-2f));
-  p = fma16(p, z, all(1.12819925e-1f));
-  p = fma16(p, z, all(-3.76125336e-1f));
-  p = fma16(p, z, all(1.28379166e-1f));
-  F near = fma16(p, x, x);
+  far = signed_as(far, x);
+  F near = fma16(polynomial(z, all(-5.96761703e-4f), 5, of_near), x, x);
   return ordered(x, below(all(0.927734375f), t, far, near), x);
 }
-#endif

@@ -32,7 +32,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apa
   const char *w = (const char *)job->w->w + (o * in + from) * size;
   const float *x = job->x + row * in + from;
   F s[TALL][C], v[C];
-  UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
+  EACH_SUM(r, 0, c) s[i][j] = from ? ld(sums + i * step + 16 * j) : all(0);
   const int64_t n = stop - from;
   int64_t k = 0;
   for (; k + 16 <= n; k += 16) {
@@ -48,7 +48,7 @@ IN void tile(const Job *job, const int type, int64_t row, int64_t o, int64_t apa
     }
   }
   if (stop < in) {
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < c; j++) st(sums + i * step + 16 * j, s[i][j]);
+    EACH_SUM(r, 0, c) st(sums + i * step + 16 * j, s[i][j]);
     return;
   }
   if (k < n) {
@@ -178,12 +178,7 @@ static void outputs(void *p, int number) {
 void widen(void *p, int row) {
   const Job *job = p;
   float *x = (float *)job->x + row * job->width;
-  for (int64_t k = 0; k < job->width; k += 16) {
-    const int64_t n = job->width - k;
-    F v = row_part(job, row, k);
-    if (n >= 16) st(x + k, v);
-    else stn(x + k, v, (int)n);
-  }
+  for (int64_t k = 0; k < job->width; k += 16) keep(x, k, job->width - k, row_part(job, row, k), F32);
 }
 /* x in the form that the product reads; others of the same form and width read the same. */
 static void prepare(Job *job) {

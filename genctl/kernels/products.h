@@ -1,6 +1,5 @@
 /* The border of the library: plain C types, called through ctypes. Sizes are numbers, not bytes, unless said. */
-#ifndef PRODUCTS_H
-#define PRODUCTS_H
+#pragma once
 #include <stddef.h>
 #include <stdint.h>
 
@@ -77,5 +76,3 @@ typedef struct {
   const int64_t *places; /* [2, N] of a cache: the row and the column to which each row goes, or NULL: in their order */
 } Call;
 void run(const Call *calls, int32_t count, int64_t rows, int64_t fed, int64_t keep, int32_t threads);
-
-#endif

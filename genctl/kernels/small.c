@@ -11,18 +11,13 @@ typedef struct {
   void *y, *z;
 } Rows;
 
-IN F part(const void *p, int64_t at, int64_t left, int type) { return left >= 16 ? load(p, at, type) : loadn(p, at, type, (int)left); }
-IN F part32(const float *p, int64_t at, int64_t left) { return left >= 16 ? ld(p + at) : ldn(p + at, (int)left); }
-IN void keep(void *p, int64_t at, int64_t left, int type, F v) {
-  const int n = left >= 16 ? 16 : (int)left;
-  if (type == F32) {
-    if (n == 16) st((float *)p + at, v);
-    else stn((float *)p + at, v, n);
-    return;
-  }
+IN F part32(const float *p, int64_t at, int64_t left) { return part(p, at, left, F32); }
+IN F filled(F v, int64_t left, float filler) { /* lanes past the end are no numbers of the row */
   float h[16];
+  if (left >= 16) return v;
   st(h, v);
-  for (int l = 0; l < n; l++) set(p, at + l, type, h[l]);
+  for (int64_t l = left; l < 16; l++) h[l] = filler;
+  return ld(h);
 }
 static F rounded16(F v, int type) { /* to a stored type and back */
   float h[16];
@@ -35,61 +30,56 @@ static void each(Piece work, Rows *r, int threads) { /* pieces of about 16,000 n
   r->step = 16384 / (r->size ? r->size : 1) + 1;
   pieces(work, r, (int)((r->rows + r->step - 1) / r->step), threads);
 }
-#define FOR_ROWS for (int64_t row = number * r->step, last = row + r->step < r->rows ? row + r->step : r->rows; row < last; row++)
+/* A piece of rows, each of which `work` computes */
+#define EACH_ROW(work) \
+  static void work##_piece(void *p, int number) { \
+    const Rows *r = p; \
+    for (int64_t row = number * r->step, last = row + r->step < r->rows ? row + r->step : r->rows; row < last; row++) work(r, row); \
+  }
 #define FOR_NUMBERS for (int64_t k = 0; k < size; k += 16)
 
-static void rms(void *p, int number) {
-  const Rows *r = p;
+IN void rms(const Rows *r, int64_t row) {
   const int64_t size = r->size;
-  FOR_ROWS {
-    F sum = all(0);
-    FOR_NUMBERS {
-      F v = part(r->x, row * size + k, size - k, r->type);
-      sum = fma16(v, v, sum);
-    }
-    const F scale = all(1.0f / sqrtf(tree(sum) / (float)size + r->eps));
-    FOR_NUMBERS {
-      F v = mul(part(r->x, row * size + k, size - k, r->type), scale);
-      if (!r->late) v = rounded16(v, r->type);
-      keep(r->y, row * size + k, size - k, r->type, mul(v, part32(r->weight, k, size - k)));
-    }
+  F sum = all(0);
+  FOR_NUMBERS {
+    F v = part(r->x, row * size + k, size - k, r->type);
+    sum = fma16(v, v, sum);
+  }
+  const F scale = all(1.0f / sqrtf(tree(sum) / (float)size + r->eps));
+  FOR_NUMBERS {
+    F v = mul(part(r->x, row * size + k, size - k, r->type), scale);
+    if (!r->late) v = rounded16(v, r->type);
+    keep(r->y, row * size + k, size - k, mul(v, part32(r->weight, k, size - k)), r->type);
   }
 }
+EACH_ROW(rms)
 void rms_norm(const void *x, const float *weight, float eps, void *y, int64_t rows, int64_t size, int32_t type, int32_t late, int32_t threads) {
   Rows r = {.x = x, .weight = weight, .eps = eps, .y = y, .rows = rows, .size = size, .type = type, .late = late};
-  each(rms, &r, threads);
+  each(rms_piece, &r, threads);
 }
 
-static void layer(void *p, int number) {
-  const Rows *r = p;
+IN void layer(const Rows *r, int64_t row) {
   const int64_t size = r->size;
-  FOR_ROWS {
-    F sum = all(0), squares = all(0);
-    FOR_NUMBERS sum = add(sum, part(r->x, row * size + k, size - k, r->type));
-    const F mean = all(tree(sum) / (float)size);
-    FOR_NUMBERS {
-      F v = sub(part(r->x, row * size + k, size - k, r->type), mean);
-      if (size - k < 16) { /* lanes past the end are no numbers of the row */
-        float h[16];
-        st(h, v);
-        for (int64_t l = size - k; l < 16; l++) h[l] = 0;
-        v = ld(h);
-      }
-      squares = fma16(v, v, squares);
-    }
-    const F scale = all(1.0f / sqrtf(tree(squares) / (float)size + r->eps));
-    const int64_t at = row % r->period * size;
-    FOR_NUMBERS {
-      F v = mul(sub(part(r->x, row * size + k, size - k, r->type), mean), scale);
-      if (r->weight) v = mul(v, part32(r->weight, at + k, size - k));
-      if (r->bias) v = add(v, part32(r->bias, at + k, size - k));
-      keep(r->y, row * size + k, size - k, r->type, v);
-    }
+  F sum = all(0), squares = all(0);
+  FOR_NUMBERS sum = add(sum, part(r->x, row * size + k, size - k, r->type));
+  const F mean = all(tree(sum) / (float)size);
+  FOR_NUMBERS {
+    const F v = filled(sub(part(r->x, row * size + k, size - k, r->type), mean), size - k, 0);
+    squares = fma16(v, v, squares);
+  }
+  const F scale = all(1.0f / sqrtf(tree(squares) / (float)size + r->eps));
+  const int64_t at = row % r->period * size;
+  FOR_NUMBERS {
+    F v = mul(sub(part(r->x, row * size + k, size - k, r->type), mean), scale);
+    if (r->weight) v = mul(v, part32(r->weight, at + k, size - k));
+    if (r->bias) v = add(v, part32(r->bias, at + k, size - k));
+    keep(r->y, row * size + k, size - k, v, r->type);
   }
 }
+EACH_ROW(layer)
 void layer_norm(const void *x, const float *weight, const float *bias, float eps, void *y, int64_t rows, int64_t size, int64_t period, int32_t type, int32_t threads) {
   Rows r = {.x = x, .weight = weight, .bias = bias, .eps = eps, .y = y, .rows = rows, .size = size, .period = period, .type = type};
-  each(layer, &r, threads);
+  each(layer_piece, &r, threads);
 }
 
 enum { SILU, RELU, GELU, GELU_TANH, QUICK_GELU, TANH };
@@ -104,42 +94,40 @@ IN F activated(int kind, F v) {
   default: return tanh16(v);
   }
 }
-static void act(void *p, int number) {
-  const Rows *r = p;
+IN void act(const Rows *r, int64_t row) {
   const int64_t size = r->size;
-  FOR_ROWS FOR_NUMBERS {
+  FOR_NUMBERS {
     F v = activated(r->kind, part(r->x, row * r->x_row + k, size - k, r->type));
     if (r->up) v = mul(rounded16(v, r->type), part(r->up, row * r->up_row + k, size - k, r->type));
-    keep(r->y, row * size + k, size - k, r->type, v);
+    keep(r->y, row * size + k, size - k, v, r->type);
   }
 }
+EACH_ROW(act)
 void activate(int32_t kind, const void *x, int64_t x_row, const void *up, int64_t up_row, void *y, int64_t rows, int64_t size, int32_t type, int32_t threads) {
   Rows r = {.kind = kind, .x = x, .x_row = x_row, .up = up, .up_row = up_row, .y = y, .rows = rows, .size = size, .type = type};
-  each(act, &r, threads);
+  each(act_piece, &r, threads);
 }
 
 /* Cosine and sine of float32 angles, rounded from double: right but for one number in 2^28. No fused multiplication. */
-static void turns(void *p, int number) {
-  const Rows *r = p;
+IN void turns(const Rows *r, int64_t row) {
   const float *x = r->x;
-  FOR_ROWS {
-    const double t = x[row];
-    if (!(t > -1e9 && t < 1e9)) {
-      ((float *)r->y)[row] = ((float *)r->z)[row] = NAN;
-      continue;
-    }
-    const double n = (t * 0.63661977236758134308 + 6755399441055744.0) - 6755399441055744.0;
-    const double a = (t - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11, z = a * a;
-    const double s = a + a * z * (-1.66666666666666324348e-01 + z * (8.33333333332248946124e-03 + z * (-1.98412698298579493134e-04 + z * (2.75573137070700676789e-06 + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10)))));
-    const double c = 1.0 - 0.5 * z + z * z * (4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03 + z * (2.48015872894767294178e-05 + z * (-2.75573143513906633035e-07 + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)))));
-    const int q = (int)((int64_t)n & 3);
-    ((float *)r->y)[row] = (float)(q == 0 ? c : q == 1 ? -s : q == 2 ? -c : s);
-    ((float *)r->z)[row] = (float)(q == 0 ? s : q == 1 ? c : q == 2 ? -s : -c);
+  const double t = x[row];
+  if (!(t > -1e9 && t < 1e9)) {
+    ((float *)r->y)[row] = ((float *)r->z)[row] = NAN;
+    return;
   }
+  const double n = (t * 0.63661977236758134308 + 6755399441055744.0) - 6755399441055744.0;
+  const double a = (t - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11, z = a * a;
+  const double s = a + a * z * (-1.66666666666666324348e-01 + z * (8.33333333332248946124e-03 + z * (-1.98412698298579493134e-04 + z * (2.75573137070700676789e-06 + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10)))));
+  const double c = 1.0 - 0.5 * z + z * z * (4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03 + z * (2.48015872894767294178e-05 + z * (-2.75573143513906633035e-07 + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)))));
+  const int q = (int)((int64_t)n & 3);
+  ((float *)r->y)[row] = (float)(q == 0 ? c : q == 1 ? -s : q == 2 ? -c : s);
+  ((float *)r->z)[row] = (float)(q == 0 ? s : q == 1 ? c : q == 2 ? -s : -c);
 }
+EACH_ROW(turns)
 void angles(const float *x, float *cosines, float *sines, int64_t count, int32_t threads) {
   Rows r = {.x = x, .y = cosines, .z = sines, .rows = count, .size = 64};
-  each(turns, &r, threads);
+  each(turns_piece, &r, threads);
 }
 
 /* ln of a positive number, in double: m 2^e with m about 1, and 2 atanh((m - 1) / (m + 1)) */
@@ -152,69 +140,52 @@ static double ln(double x) {
   for (int i = 21; i >= 1; i -= 2) p = p * z + 1.0 / i;
   return e * 0.69314718055994530942 + 2 * s * p;
 }
-static void logs(void *p, int number) {
-  const Rows *r = p;
+IN void logs(const Rows *r, int64_t row) {
   const int64_t size = r->size;
-  FOR_ROWS {
-    const float *x = (const float *)r->x + row * r->x_row;
-    float *y = (float *)r->y + row * size, h[16], m = -INFINITY;
-    F top = all(m), sum = all(0), bad = all(0);
-    int64_t k = 0;
-    for (; k + 16 <= size; k += 16) {
-      F v = ld(x + k);
-      top = below(top, v, v, top);
-      bad = ordered(v, bad, v);
-    }
-    st(h, top);
-    for (int l = 0; l < 16; l++) m = h[l] > m ? h[l] : m;
-    for (; k < size; k++) {
-      m = x[k] > m ? x[k] : m;
-      if (x[k] != x[k]) bad = all(x[k]);
-    }
-    st(h, bad);
-    for (int l = 0; l < 16; l++)
-      if (h[l] != h[l]) m = NAN;
-    for (k = 0; k < size; k += 16) {
-      const int64_t left = size - k;
-      F v;
-      if (left >= 16) v = ld(x + k);
-      else {
-        for (int l = 0; l < 16; l++) h[l] = l < left ? x[k + l] : -INFINITY;
-        v = ld(h);
-      }
-      F e = exp16(sub(v, all(m)));
-      sum = add(sum, e);
-      if (r->kind) keep(y, k, left, F32, e);
-    }
-    const float total = tree(sum);
-    const F shift = all(r->kind ? total : (float)ln(total)), largest = all(m); /* two small differences, not one large one */
-    FOR_NUMBERS {
-      const int64_t left = size - k;
-      keep(y, k, left, F32, r->kind ? over(part32(y, k, left), shift) : sub(sub(part32(x, k, left), largest), shift));
-    }
+  const float *x = (const float *)r->x + row * r->x_row;
+  float *y = (float *)r->y + row * size, h[16];
+  F top = all(-INFINITY), sum = all(0), bad = all(0);
+  FOR_NUMBERS {
+    const F v = filled(part32(x, k, size - k), size - k, -INFINITY);
+    top = below(top, v, v, top);
+    bad = ordered(v, bad, v);
+  }
+  float m = highest(top);
+  st(h, bad);
+  for (int l = 0; l < 16; l++)
+    if (h[l] != h[l]) m = NAN;
+  FOR_NUMBERS {
+    const F e = exp16(sub(filled(part32(x, k, size - k), size - k, -INFINITY), all(m)));
+    sum = add(sum, e);
+    if (r->kind) keep(y, k, size - k, e, F32);
+  }
+  const float total = tree(sum);
+  const F shift = all(r->kind ? total : (float)ln(total)), largest = all(m); /* two small differences, not one large one */
+  FOR_NUMBERS {
+    const int64_t left = size - k;
+    keep(y, k, left, r->kind ? over(part32(y, k, left), shift) : sub(sub(part32(x, k, left), largest), shift), F32);
   }
 }
+EACH_ROW(logs)
 /* Of logarithms of probabilities, in nats, by parts of 1,024 numbers. What is below e^-103 adds nothing. */
-static void surprise(void *p, int number) {
-  const Rows *r = p;
+IN void surprise(const Rows *r, int64_t row) {
   const int64_t size = r->size;
-  FOR_ROWS {
-    const float *x = (const float *)r->x + row * size;
-    F sum = all(0), some = sum;
-    FOR_NUMBERS {
-      F v = part32(x, k, size - k);
-      v = below(v, all(-103.0f), all(0), v);
-      some = sub(some, mul(exp16(v), v));
-      if (k % 1024 == 1008) sum = add(sum, some), some = all(0);
-    }
-    ((float *)r->y)[row] = tree(add(sum, some));
+  const float *x = (const float *)r->x + row * size;
+  F sum = all(0), some = sum;
+  FOR_NUMBERS {
+    F v = part32(x, k, size - k);
+    v = below(v, all(-103.0f), all(0), v);
+    some = sub(some, mul(exp16(v), v));
+    if (k % 1024 == 1008) sum = add(sum, some), some = all(0);
   }
+  ((float *)r->y)[row] = tree(add(sum, some));
 }
+EACH_ROW(surprise)
 void entropy(const float *x, float *y, int64_t rows, int64_t size, int32_t threads) {
   Rows r = {.x = x, .y = y, .rows = rows, .size = size};
-  each(surprise, &r, threads);
+  each(surprise_piece, &r, threads);
 }
 void softmax(int32_t plain, const float *x, int64_t x_row, float *y, int64_t rows, int64_t size, int32_t threads) { /* plain: no logarithm */
   Rows r = {.kind = plain, .x = x, .x_row = x_row, .y = y, .rows = rows, .size = size};
-  each(logs, &r, threads);
+  each(logs_piece, &r, threads);
 }

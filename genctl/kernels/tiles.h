@@ -4,8 +4,7 @@
    first one of each run, the next tile the second ones. Weights are then read at places that are far from each other, each from
    begin to end. AMD's CPUs follow such streams by themselves, and wait less than for rows that lie side by side, whatever is asked
    for ahead. */
-#ifndef TILES_H
-#define TILES_H
+#pragma once
 #include "job.h"
 
 /* What is asked for while tiles compute: for each line of a tile's outputs `lines` lines, `apart` bytes from each other; the next
@@ -87,4 +86,3 @@ IN int64_t strip_of(int large, int64_t passes, int64_t stride) {
   const int64_t most = passes == 1 ? 4 * C : STRIP, some = 65536 / (stride ? stride : 1) / C * C;
   return large ? STRIP : some > most ? most : some < C ? C : some;
 }
-#endif

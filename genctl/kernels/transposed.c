@@ -77,23 +77,19 @@ IN void tile(const Job *job, const Transposed *a, int64_t row, const int r) {
     const int level = __builtin_ctz(~(unsigned)turn);
     float *sums = waiting(a, level, row);
     F s[TALL][C];
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
+    EACH_SUM(r, 0, COLUMNS) s[i][j] = a->step ? ld(sums + (i * COLUMNS + j) * 16) : all(0);
     x = chain(s, w, 16 * COLUMNS, x, taken, r, 0, COLUMNS);
     for (int side = 0; side < level && a->stop == a->steps; side++) {
       const float *other = waiting(a, side, row);
-      UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
+      EACH_SUM(r, 0, COLUMNS) s[i][j] = add(ld(other + (i * COLUMNS + j) * 16), s[i][j]);
     }
-    UNROLL for (int i = 0; i < r; i++) UNROLL for (int j = 0; j < COLUMNS; j++) {
+    EACH_SUM(r, 0, COLUMNS) {
       if (turn < 15 || a->stop < a->steps) st(sums + (i * COLUMNS + j) * 16, s[i][j]);
       else if (wide > 16 * j) put16(job, row + i, a->o + 16 * j, wide - 16 * j, s[i][j]);
     }
   }
 }
-static void pack_tile(void *p, int number) {
-  const Job *job = p;
-  const int64_t row = (int64_t)number * TALL;
-  NEXT_TILE(job->rows - row, TALL, pack, job, row)
-}
+PACK_TILE(pack)
 void pack_transposed(Job *job, int threads) {
   job->packed = scratch(1, sizeof(float) * (size_t)(16 * x_chain(job, steps_of(job->w))));
   pieces(pack_tile, job, (int)((job->rows + TALL - 1) / TALL), threads);

@@ -1,6 +1,5 @@
 /* Many rows by outputs that are transposed, so that lanes are outputs (transposed.c, bfloat16_transposed.c) */
-#ifndef TRANSPOSED_H
-#define TRANSPOSED_H
+#pragma once
 #include "job.h"
 
 #define COLUMNS (R == TALL ? C : C / 2) /* vectors of outputs in registers, by TALL rows */
@@ -26,6 +25,14 @@ IN Asked ask_after(const Job *job, int64_t o, int64_t from, int64_t to, int64_t 
 IN void ask_share(Asked *a) {
   for (const char *stop = a->at + a->share; a->at < stop && a->at < a->end; a->at += 64) __builtin_prefetch(a->at, 0, 2);
 }
+
+/* A piece that packs a tile of rows of x */
+#define PACK_TILE(pack) \
+  static void pack##_tile(void *p, int number) { \
+    const Job *job = p; \
+    const int64_t row = (int64_t)number * TALL; \
+    NEXT_TILE(job->rows - row, TALL, pack, job, row) \
+  }
 
 /* [16, 16] numbers */
 #if defined(__AVX512F__)
@@ -69,5 +76,4 @@ IN void transpose16(const F *v, F *y) {
     y[l] = ld(column);
   }
 }
-#endif
 #endif

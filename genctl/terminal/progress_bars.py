@@ -170,6 +170,15 @@ class LoadingBar:
         self._rare: RareLines | None = None  # made with the first event
         self._lock = threading.Lock()  # files are downloaded by several threads
 
+    def takes(self, event: Event, *, quiet: bool) -> bool:
+        """Whether an event tells of loading: it is drawn unless `quiet`. Any other event ends the bar."""
+        if not isinstance(event, Loading):
+            self.close()
+            return False
+        if not quiet:
+            self.show(event)
+        return True
+
     def show(self, event: Loading) -> None:
         """Update the bar; redraws at most every 50 ms, and whenever a part is complete."""
         if self._console.is_interactive or self._takes_lines:

@@ -337,9 +337,7 @@ callers = [threading.Thread(target=work) for _ in range(3)]
 [one.join() for one in callers]
 assert not bad, bad
 """
-    done = subprocess.run(
-        [*python(), "-c", code, str(file_of(compiled.variant))], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*python(), "-c", code, str(compiled.path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

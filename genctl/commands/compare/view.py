@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from genctl.commands.compare.report import column_title, join_columns, prompt_lines, side_by_side
-from genctl.events import Began, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.events import Began, Event, Failed, Finished, Prefilled, Stepped
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_layout import Look, Section, sections_of, text_lines
 from genctl.terminal.live_region import ErasedView, LiveRegion
@@ -68,11 +68,8 @@ class CompareView(ErasedView):
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes. Raises InputError for one that cannot follow the others."""
-        if isinstance(event, Loading):
-            if not self._quiet:
-                self._bar.show(event)
+        if self._bar.takes(event, quiet=self._quiet):
             return
-        self._bar.close()
         if self._texts is None and self._total > 1:
             self._texts = RowsBar(self._err, self._total, what="texts", clock=self._clock)
         if self._texts is not None:

@@ -12,7 +12,7 @@ from rich.text import Text
 from genctl.commands.inspect import cache_report as tables
 from genctl.commands.inspect.cache_report import Layer, grouped, share
 from genctl.errors import size
-from genctl.events import Began, CacheRead, Event, Failed, Finished, Loading, Prefilled, Stepped
+from genctl.events import Began, CacheRead, Event, Failed, Finished, Prefilled, Stepped
 from genctl.events.history import ROOT, LaneHistory
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import ErasedView, LiveRegion
@@ -54,11 +54,8 @@ class CacheView(ErasedView):
 
     def feed(self, event: Event) -> None:
         """Take in one event and show what it changes."""
-        if isinstance(event, Loading):
-            if not self._quiet:
-                self._bar.show(event)
+        if self._bar.takes(event, quiet=self._quiet):
             return
-        self._bar.close()
         if not self._live:
             return
         if isinstance(event, (Began, Finished, Failed)):

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from genctl.commands.messages import RepeatedErrors
 from genctl.commands.run.beam_picture import table
-from genctl.events import Began, Event, Failed, Finished, Hypothesis, Loading, Prefilled, Stepped, Token
+from genctl.events import Began, Event, Failed, Finished, Hypothesis, Prefilled, Stepped, Token
 from genctl.events.history import LaneHistory, Path
 from genctl.terminal import theme, widgets
 from genctl.terminal.departures import leaves
@@ -100,11 +100,8 @@ class RunView:
                 self._show(now)
             return
         self.history.feed(event)
-        if isinstance(event, Loading):
-            if not (self._quiet or self._line_open or self._region.visible):
-                self._bar.show(event)
+        if self._bar.takes(event, quiet=self._quiet or self._line_open or self._region.visible):
             return
-        self._bar.close()
         if isinstance(event, (Began, Prefilled)):
             self._started = self._clock() if self._started is None else self._started
             if isinstance(event, Prefilled) and self._read is None:
