@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.ansi import AnsiDecoder
@@ -23,7 +23,7 @@ from genctl.errors import without_secrets
 from genctl.events import Event
 from genctl.identity import versions
 from genctl.io import writers
-from genctl.pages.page import PageData, facts_of, page
+from genctl.pages.page import PageData, digest, facts_of, file_text, filled, page
 from genctl.terminal import theme
 from genctl.terminal.widgets import visible
 
@@ -77,6 +77,24 @@ class FileAtEnd(ABC):
             self._sink.close()
         finally:
             self._sink.abandon()  # does nothing to what is closed
+
+
+class ReportPage(FileAtEnd):
+    """A page without a script."""
+
+    def filled(self, template: str, title: str, facts: Sequence[tuple[str, str]], **values: Any) -> bytes:
+        """A template with what every such page has: its command, its facts and its style."""
+        style = file_text("page.css") + file_text("parity.css")
+        text = filled(
+            template,
+            title=title,
+            command=visible(without_secrets(repeating())),
+            facts=[*((label, visible(value)) for label, value in facts), ("versions", versions_used())],
+            style=style,
+            style_digest=digest(style),
+            **values,
+        )
+        return text.encode("utf-8", "backslashreplace")
 
 
 class PageFile(FileAtEnd):

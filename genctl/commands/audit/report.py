@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from genctl.commands.audit import view
-from genctl.commands.page_file import FileAtEnd, repeating, versions_used
-from genctl.errors import percent, without_secrets
-from genctl.pages.page import digest, file_text, filled
+from genctl.commands.page_file import ReportPage
+from genctl.errors import percent
 from genctl.parity.audit_values import Audit
 from genctl.terminal.widgets import visible
 
@@ -16,7 +15,7 @@ MOST = 60  # hypotheses
 LONGEST = 2000  # tokens of a row
 
 
-class AuditPage(FileAtEnd):
+class AuditPage(ReportPage):
     """The page in the making."""
 
     def take(self, one: Audit, piece: view.Piece, facts: Sequence[tuple[str, str]]) -> None:
@@ -26,19 +25,17 @@ class AuditPage(FileAtEnd):
     def content(self) -> bytes:
         """The page in UTF-8. Every text in it is escaped by the template."""
         one = self._found
-        style = file_text("page.css") + file_text("parity.css")
         facts = [
             ("trace", one.trace), ("reference", one.reference), ("rows", f"{len(one.texts):,}"),
-            ("tokens", f"{len(one.positions):,}"), *self._facts, ("versions", versions_used()),
+            ("tokens", f"{len(one.positions):,}"), *self._facts,
         ]  # fmt: skip
-        text = filled(
+        return self.filled(
             "audit.html.jinja",
-            title=f"Audit of {visible(one.trace)}",
-            command=visible(without_secrets(repeating())),
+            f"Audit of {visible(one.trace)}",
+            facts,
             verdict=one.verdict,
             reason=visible(one.reason),
             remarks=[*map(visible, (*(each.advice for each in one.causes), *one.notes, *one.failed.values()))],
-            facts=[(label, visible(value)) for label, value in facts],
             tried=[
                 {
                     "words": visible(each.words), "percent": percent(max(each.explained, 0.0)),
@@ -48,10 +45,7 @@ class AuditPage(FileAtEnd):
                 for each in one.tried[:MOST]
             ],
             strips=[self._strip(label, name) for label, name in view.strips(one)],
-            style=style,
-            style_digest=digest(style),
         )  # fmt: skip
-        return text.encode("utf-8", "backslashreplace")
 
     def _strip(self, label: str, name: str) -> dict[str, Any]:
         pieces = []
@@ -59,5 +53,5 @@ class AuditPage(FileAtEnd):
             ratio = getattr(each, name)
             about = f"token {each.index + 1}: {ratio:.3g} times noise"
             text = self._piece(each.token) or f"‹id {each.token}›"
-            pieces.append({"text": visible(text), "level": view.digit(ratio), "about": about})
+            pieces.append({"text": visible(text), "level": view.LEVELS.digit(ratio), "about": about})
         return {"name": f"The row that differs most, {label}", "pieces": pieces}
