@@ -13,7 +13,7 @@ import torch
 
 from genctl.errors import ModelError
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise
-from genctl.parity.oracle import Oracle
+from genctl.parity.oracle import Oracle, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.taps import Outputs, Sublayer, tapped
 from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
@@ -120,11 +120,10 @@ def _window(measured: MeasuredNoise) -> tuple[Text, int]:
 
 def _first(measured: MeasuredNoise, text: Text) -> int:
     """The first checked position of a text that parts; -1 if none does."""
-    places = [(reading.text.id, index) for reading in measured.readings for index in reading.indices]
     bound = min(measured.noise.allowed, max(measured.noise.typical_allowed, ALLOWANCE))
     found = [
         index
-        for (id, index), ratio in zip(places, measured.ratios.tolist(), strict=True)
+        for (id, index), ratio in zip(places_read(measured.readings), measured.ratios.tolist(), strict=True)
         if id == text.id and ratio > bound
     ]
     return min(found, default=-1)

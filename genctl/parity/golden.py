@@ -18,11 +18,11 @@ from torch import Tensor
 from genctl.config.check import Wrong, check, shown
 from genctl.config.found_files import objection
 from genctl.engines.protocol import never
-from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
+from genctl.parity.oracle import places_read
 from genctl.parity.partial import known_top, position, rows_of, shift_of
 from genctl.parity.partings import concluded
 from genctl.parity.sides import LocalSide
@@ -175,7 +175,7 @@ def _judged(
     measured = measure_noise(
         recorded, side, readings, (rows if recorded is side else read_rows(recorded, readings), rows)
     )
-    places = [(reading.text.id, index) for reading in readings for index in reading.indices]
+    places = places_read(readings)
     ids, values = rows_of([golden.known[place] for place in places])
     remains, scales, largest = [], [], 0.0
     for number in range(len(places)):
@@ -204,9 +204,7 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
         except Wrong as mistake:
             raise UsageError(f"of the recording: {mistake}") from None
     runtime = replace(planner.runtime, **changes)
-    flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
-    session = Session.load(runtime, **flags, threads=side.session.threads)
-    return LocalSide(golden.reference, session, side.resolved, width=side.width)
+    return LocalSide(golden.reference, side.loaded_again(runtime), side.resolved, width=side.width)
 
 
 def _verdict(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genctl.decode.threads import set_threads
 from genctl.errors import GenctlError
-from genctl.parity.oracle import Oracle, Reading
+from genctl.parity.oracle import Oracle, Reading, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, shift
 from genctl.parity.values import Noise, Variation
@@ -43,8 +43,12 @@ class MeasuredNoise:
 
     def place(self, text: str, index: int) -> int | None:
         """The number of a position among those that were checked."""
-        places = [(reading.text.id, each) for reading in self.readings for each in reading.indices]
+        places = places_read(self.readings)
         return places.index((text, index)) if (text, index) in places else None
+
+    def token(self, place: int) -> str:
+        """A checked position, as messages call it."""
+        return [reading.text.token(index) for reading in self.readings for index in reading.indices][place]
 
     def reach(self, place: int, tokens: tuple[int, int]) -> float:
         """The most by which weights and rounding move the margin between two tokens at a checked position, in nats."""

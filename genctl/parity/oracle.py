@@ -40,6 +40,11 @@ class Reading:
     indices: tuple[int, ...]  # in order
 
 
+def places_read(readings: Sequence[Reading]) -> list[tuple[str, int]]:
+    """The positions of readings: the id of a text, and an index."""
+    return [(reading.text.id, index) for reading in readings for index in reading.indices]
+
+
 class Oracle:
     """One checkpoint, read in the arithmetics of the sides that have it."""
 
@@ -54,9 +59,7 @@ class Oracle:
         if kind == "native":
             session = Session(_plain(side, runtime, quantize), runtime)
         else:
-            flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
-            device = str(side.session.forward.device)
-            session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
+            session = side.loaded_again(replace(runtime, device=str(side.session.forward.device)))
             if hasattr(session.loaded.model, "set_experts_implementation"):
                 session.loaded.model.set_experts_implementation("eager")  # the grouped product has no float64
             if quantize is not None:

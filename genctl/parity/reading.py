@@ -17,7 +17,7 @@ from torch import Tensor
 
 from genctl.engines.protocol import Request, never
 from genctl.errors import ModelError
-from genctl.parity.oracle import Reading
+from genctl.parity.oracle import Reading, places_read
 from genctl.parity.sides import LocalSide, ReceiveLogits
 from genctl.parity.statistics import Pairs
 from genctl.parity.values import Position, Text
@@ -194,11 +194,9 @@ class ReadBoth:
             wanted = [reading for reading in readings if reading.text.id in ids]
             if wanted and number != self._held:
                 self._read(number)
-            for reading in wanted:
-                for index in reading.indices:
-                    place = reading.text.id, index
-                    found[place] = self.reference.row(*place), self._theirs.read(place, self.vocabulary)
-        rows = [found[reading.text.id, index] for reading in readings for index in reading.indices]
+            for place in places_read(wanted):
+                found[place] = self.reference.row(*place), self._theirs.read(place, self.vocabulary)
+        rows = [found[place] for place in places_read(readings)]
         return torch.stack([mine for mine, _ in rows]), torch.stack([theirs for _, theirs in rows])
 
     def _read(self, number: int) -> list[Position]:

@@ -20,9 +20,9 @@ from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
-from genctl.parity.oracle import Reading
+from genctl.parity.oracle import Reading, places_read
 from genctl.parity.partial import position_of_server
-from genctl.parity.partings import concluded, judge_margin
+from genctl.parity.partings import concluded, judge_margin, reach_of
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles
 from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict
@@ -196,8 +196,7 @@ def _judged(
     rows = read_rows(reference, readings)
     theirs = rows if declared is reference else read_rows(declared, readings)
     measured = measure_noise(reference, declared, readings, (rows, theirs))
-    places = [(reading.text.id, index) for reading in readings for index in reading.indices]
-    known = [told[place].known for place in places]
+    known = [told[place].known for place in places_read(readings)]
     expected = rows.double() + measured.weights
     base = _listed(expected, known)
     remains = torch.stack([_size(torch.tensor([*one.values()], dtype=torch.float64) - row)
@@ -230,7 +229,7 @@ def _judged(
     return _JudgedServer(
         noise,
         measured,
-        [reading.text.token(index) for reading in readings for index in reading.indices][int(ratios.argmax())],
+        measured.token(int(ratios.argmax())),
         float((remains / scale.clamp(min=most)).median()),
         float((remains / raised.clamp(min=most)).max()),
     )
@@ -281,10 +280,7 @@ def _parting(
     # what it tells as it writes, or, where the reference's token is not listed there, as it reads the same text
     others = own.known.get(mine, told[text.id, own.index].logprob), own.known[theirs]
     margin = ours[0] - ours[1]
-    reach = noise.margin
-    if judged is not None:
-        place = judged.measured.place(text.id, own.index)
-        reach = judged.measured.reach_anywhere if place is None else judged.measured.reach(place, (mine, theirs))
-        reach += 2 * (noise.changed or 0.0)
+    measured, changed = (None, 0.0) if judged is None else (judged.measured, noise.changed or 0.0)
+    reach = reach_of(text.id, own.index, (mine, theirs), noise, measured) + 2 * changed
     verdict, reason = judge_margin(margin, margin - (others[0] - others[1]), noise, reach)
     return TextParting(text.id, own.index, mine, theirs, ours, others, margin, verdict, reason)
