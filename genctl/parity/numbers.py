@@ -85,6 +85,11 @@ class Entries:
         return pairs // step, pairs % step, times.double()
 
     @property
+    def known(self) -> Tensor:
+        """Whether a position has a number, bool [M]."""
+        return self.counts > 0
+
+    @property
     def counts(self) -> Tensor:
         """Entries at each position, f64 [M]."""
         total = torch.zeros(len(self.token), dtype=torch.float64)
@@ -260,7 +265,7 @@ def _best_filter(
 
 def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     """Some positions with a number, and their logits; of a large vocabulary those of `HEAD` + `TAIL` columns."""
-    known = (places.counts > 0).nonzero()[:, 0]
+    known = places.known.nonzero()[:, 0]
     some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
     places, logits = places.few(some), logits[some]
     if logits.shape[-1] <= 2 * (HEAD + TAIL):
