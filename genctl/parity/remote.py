@@ -19,7 +19,7 @@ from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTo
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
-from genctl.parity.noise import MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
+from genctl.parity.noise import TINY, MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
 from genctl.parity.oracle import Reading, places_read
 from genctl.parity.partial import position_of_server
 from genctl.parity.partings import concluded, judge_margin, reach_of
@@ -206,9 +206,8 @@ def _judged(
         for each in measured.rounding
     ])  # fmt: skip
     smallest = torch.finfo(torch.float32).eps * torch.stack([row.abs().max() for row in base])  # servers tell float32
-    tiny = torch.finfo(torch.float64).tiny
-    scale = torch.maximum(shaken.square().mean(0).sqrt(), smallest).clamp(min=tiny)
-    spread = left_out(shaken, tiny)
+    scale = torch.maximum(shaken.square().mean(0).sqrt(), smallest).clamp(min=TINY)
+    spread = left_out(shaken)
     raised = torch.maximum(scale, shaken.max() / spread.max().clamp(min=1.0))  # rounding may jump anywhere
     own = [float(torch.tensor(row, dtype=torch.float64).square().mean().sqrt()) for row in changes.values() if row]
     most = max(own, default=0.0)

@@ -183,10 +183,9 @@ class Rereader:
         shaken = torch.stack([
             few.sizes(row.log_softmax(-1)[few.position, few.entry] - exact) for row in logits
         ])  # fmt: skip
-        tiny = torch.finfo(torch.float64).tiny
         eps = torch.finfo(torch.float32).eps  # of numbers as they are written
         own = shaken.square().mean(0).sqrt()
-        spread = left_out(shaken, tiny)
+        spread = left_out(shaken)
         typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
         typical[keep] = own
         written = self.places.sizes(self.places.value) * eps

@@ -16,7 +16,7 @@ from tests.commands.audit.traces import STORIES
 @pytest.fixture(scope="session")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Rows, Asked]]:
     """The trace with a cause, and how an audit is asked for it; those of most causes are written as they are wanted."""
-    folder, make = tmp_path_factory.mktemp("planted"), make_traces.maker(STORIES, 100, each=25)
+    folder, make = tmp_path_factory.mktemp("planted"), make_traces.maker(STORIES, 60, each=15)
 
     @cache
     def trace(wanted: str) -> tuple[Rows, Asked]:
