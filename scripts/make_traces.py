@@ -580,34 +580,45 @@ def _installed(name: str) -> bool:
 # -- what the audit says -----------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, arguments: argparse.Namespace) -> None:
+def read(path: Path) -> Rows:
+    """The lines of a file, which may not be there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write(path: Path, lines: Rows) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def audited(path: Path, found: Rows, asked: Asked) -> Rows:
+    """The records of an audit of rows, which are at `path` for the while."""
     from genctl.commands.app import run
 
-    lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    out = path.with_suffix(".found.jsonl")
+    words = ["--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
+    run(["audit", str(write(path, found)), *(f"--{key}={value}" for key, value in asked.items()), *words])
+    records = read(out)
+    for made in (path, out):
+        made.unlink()
+    return records
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> None:
+    """Audit the traces, and count whose cause is found."""
     right, named, total = Counter[str](), Counter[str](), Counter[str]()
-    for number, one in enumerate(lines):
-        if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in one["cause"]):
+    for number, one in enumerate(read(folder / "traces.jsonl")):
+        cause = one["cause"]
+        if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in cause):
             continue
-        path = folder / one["file"]
-        if arguments.chosen:
-            found = [json.loads(line) for line in path.read_text().splitlines()]
-            path = path.with_suffix(".chosen.jsonl")
-            path.write_text("".join(json.dumps({**row, "top_logprobs": None}) + "\n" for row in found))
-        out = folder / f"found-{number}.jsonl"
-        asked = [f"--{key}={value}" for key, value in one["asked"].items()]
-        words = ["--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
-        run(["audit", str(path), *asked, *words])
-        audit = [json.loads(line) for line in out.read_text().splitlines()]
+        found = [{**row, "top_logprobs": None} if arguments.chosen else row for row in read(folder / one["file"])]
+        audit = audited(folder / f"measured-{number}.jsonl", found, one["asked"])
         keys = {cause["key"] for cause in audit[0]["causes"]}
-        out.unlink()
-        if arguments.chosen:
-            path.unlink()
-        total[one["cause"]] += 1
         first = keys or set((audit[0]["candidates"] or audit[1:] or [{"causes": []}])[0]["causes"])
-        right[one["cause"]] += first == set(one["cause"].split())
-        named[one["cause"]] += keys == set(one["cause"].split())
-        if keys != set(one["cause"].split()):
-            print(f"{one['file']}: {one['cause']}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
+        total[cause] += 1
+        right[cause] += first == set(cause.split())
+        named[cause] += keys == set(cause.split())
+        if keys != set(cause.split()):
+            print(f"{one['file']}: {cause}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
     print(f"right cause first: {right.total()} of {total.total()}; named: {named.total()}")
     for cause in total:
         print(f"  {cause:26} {right[cause]}/{total[cause]} first, {named[cause]}/{total[cause]} named")
@@ -615,73 +626,52 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
 
 # -- traces without a cause --------------------------------------------------------------------------------------------
 
+CLEAN: dict[str, tuple[Callable[[Path], Engine], Asked]] = {
+    "transformers float32": (Transformers, {}),
+    "transformers bfloat16": (lambda place: Transformers(place, "bfloat16"), {"dtype": "bfloat16"}),
+    "ctranslate2 float32": (CTranslate2, {}),
+    "ctranslate2 int8": (lambda place: CTranslate2(place, "int8"), {"quantize": "int8"}),
+    "llama F32": (Llama, {}),
+    "llama Q8_0": (lambda place: Llama(place, "Q8_0"), {"quantize": "int8"}),
+    "llama BF16": (lambda place: Llama(place, "BF16"), {"dtype": "bfloat16"}),
+}
+
 
 def clean(folder: Path, arguments: argparse.Namespace) -> None:
     """Audit short traces without a cause, one for each number; those in FOLDER/clean.jsonl are done."""
     torch.set_num_threads(1)
     have = {name for name in arguments.engines.split(",") if _installed(name)}
-    made: list[tuple[str, Callable[[Path], Any], dict[str, Any]]] = []
-    if "transformers" in have:
-        made += [("transformers float32", Transformers, {}), ("transformers bfloat16",
-                 lambda place: Transformers(place, "bfloat16"), {"dtype": torch.bfloat16})]  # fmt: skip
-    if "ctranslate2" in have:
-        made += [("ctranslate2 float32", CTranslate2, {}),
-                 ("ctranslate2 int8", lambda place: CTranslate2(place, "int8"), {"form": "int8"})]  # fmt: skip
-    if "llama" in have:
-        made += [("llama F32", Llama, {}), ("llama Q8_0", lambda place: Llama(place, "Q8_0"), {"form": "int8"}),
-                 ("llama BF16", lambda place: Llama(place, "BF16"), {"dtype": torch.bfloat16})]  # fmt: skip
+    names = [name for name in CLEAN if name.partition(" ")[0] in have]
     stories, models = BUILTIN / "stories", folder / "models"
-    places = {"stories": stories, "noisy": with_weights(stories, models / "noisy", noisy)}
     theta = {"rope_theta": 5e5, "rope_type": "default"}
-    places["theta"] = with_weights(stories, models / "long", noisy, rope_parameters=theta, rms_norm_eps=1e-5)
-    references = {name: reference(place) for name, place in places.items()}
-    engines: dict[tuple[str, str], Any] = {}
+    places = {
+        "stories": stories, "noisy": with_weights(stories, models / "noisy", noisy),
+        "theta": with_weights(stories, models / "long", noisy, rope_parameters=theta, rms_norm_eps=1e-5),
+    }  # fmt: skip
+    texts = [*map(encoded_by(stories), PROMPTS)]
+    engine = cache(lambda name, model: CLEAN[name][0](places[model]))
     path = folder / "clean.jsonl"
-    done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()
+    done = {line["number"] for line in read(path)}
     for number in range(arguments.clean):
         if number in done or number % arguments.jobs != arguments.job:
             continue
         draw = random.Random(number)
-        (name, make, declared), model = made[number % len(made)], draw.choice([*references])
-        side, prompts, texts = references[model]
-        if (name, model) not in engines:
-            engines[name, model] = make(places[model])
+        name, model = names[number % len(names)], draw.choice([*places])
         tokens, greedy, top = draw.choice([24, 40, 60]), draw.random() < 0.4, draw.random() < 0.6
         some = [(ids, ids) for ids in draw.sample(texts, 4)]
-        found = rows(engines[name, model], some, tokens, 10_000 + number, greedy=greedy, each=draw.choice([8, 12, 20]))
+        each = draw.choice([8, 12, 20])
+        found = rows(engine(name, model), some, tokens, 10_000 + number, greedy=greedy, each=each)
         found = found if top else [{**row, "top_logprobs": None} for row in found]
-        audit = audited(side, prompts, found, **declared)
+        asked = {"model": str(places[model]), **CLEAN[name][1]}
+        audit = audited(folder / f"clean-{number}.jsonl", found, asked)[0]
         line = {"number": number, "engine": name, "model": model, "tokens": tokens, "greedy": greedy, "lists": top,
-                "verdict": audit.verdict, "reason": audit.reason}  # fmt: skip
+                "verdict": audit["verdict"], "reason": audit["reason"]}  # fmt: skip
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read(path)
     for name in sorted({line["engine"] for line in lines}):
         print(f"  {name:22} {dict(Counter(line['verdict'] for line in lines if line['engine'] == name))}")
     print(f"accused: {sum(line['verdict'] == 'explained' for line in lines)} of {len(lines)}")
-
-
-def reference(place: Path) -> tuple[Any, Any, list[list[int]]]:
-    """A checkpoint as an audit loads it, its prompts, and the tokens of some."""
-    from genctl.engines.session import Session
-    from genctl.params import Runtime
-    from genctl.parity.prompts import AuditPrompts
-    from genctl.parity.sides import LocalSide, greedy
-
-    session = Session.load(Runtime(model=str(place), dtype="float32"))
-    side = LocalSide(place.name, session, greedy(session.resolve(()), ("max_length",)), whole=True)
-    prompts = AuditPrompts(session.loaded, as_chat=False, variables={}, bos=session.planner.bos)
-    tokenizer: Any = session.loaded.tokenizer
-    return side, prompts, [tokenizer(text)["input_ids"] for text in PROMPTS]
-
-
-def audited(side: Any, prompts: Any, found: Rows, dtype: torch.dtype = torch.float32, form: str | None = None) -> Any:
-    """The audit of rows."""
-    from genctl.parity.audit import Auditor
-    from genctl.parity.shapes import rows_of
-
-    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(found)]
-    return Auditor(side, read, prompts, dtype=dtype, form=form).run("trace")
 
 
 def main() -> None:
@@ -704,7 +694,7 @@ def main() -> None:
     with (arguments.folder / "traces.jsonl").open("w") as listed:
         for number, (engine, cause, found, asked) in enumerate(traces(arguments.folder, arguments)):
             name = f"{number:04}-{engine}-{cause.replace(' ', '+') or 'clean'}.jsonl"
-            (arguments.folder / name).write_text("".join(json.dumps(row) + "\n" for row in found))
+            write(arguments.folder / name, found)
             listed.write(json.dumps({"file": name, "cause": cause, "asked": asked}) + "\n")
             listed.flush()
 

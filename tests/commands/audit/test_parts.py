@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from genctl.parity import numbers, rereading
-from genctl.parity.audit import Auditor
 from genctl.parity.forms import FORMS
-from genctl.parity.shapes import rows_of
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
-from tests.commands.audit.traces import BOS, MARKS, STORIES, reference, rollouts
+from tests.commands.audit.traces import BOS, MARKS, auditor, reference, rollouts
 
 pytestmark = MARKS
 
@@ -27,16 +25,15 @@ def test_a_narrow_cache_changes_what_a_large_model_reads(
 ) -> None:
     """The compiled attention reads a cache as it is, so that its dtype had no effect in float32."""
     monkeypatch.setattr(rereading, "DEAR", 0)
-    side, prompts, _ = reference(STORIES)
-    auditor = Auditor(side, [prompts.row(rows_of(rollouts()[0], "row", "1")[0], "1")], prompts, dtype=dtype)
+    one = auditor(rollouts()[:1], dtype)
     with torch.inference_mode():
-        moved = auditor._logits(Way(form=FORMS[form]), [0]) - auditor._logits(Way(dtype=dtype), [0])
+        moved = one._logits(Way(form=FORMS[form]), [0]) - one._logits(Way(dtype=dtype), [0])
     assert float(moved.abs().mean()) > 1e-4
 
 
 def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass has logits from the shortest prompt on: a long prompt among short ones took a gigabyte."""
-    one, widths = reference(STORIES)[0], list[int]()
+    one, widths = reference(), list[int]()
     together = one.together
 
     def counted(texts: Sequence[Text]) -> list[Tensor]:

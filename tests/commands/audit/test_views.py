@@ -10,18 +10,15 @@ import pytest
 
 from genctl.parity.audit import Auditor
 from genctl.parity.audit_values import Audit
-from scripts import make_traces
 from tests.cli.tool import genctl
-from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, doubled, reference, rollouts, written
+from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, auditor, doubled, rollouts, written
 
 pytestmark = MARKS
 
 
 @cache
 def _found() -> Audit:
-    side, prompts, _ = reference(STORIES)
-    found: Audit = make_traces.audited(side, prompts, rollouts(read=doubled))
-    return found
+    return auditor(rollouts(read=doubled)).run("trace")
 
 
 @pytest.fixture

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from genctl.parity.audit import Auditor
+from genctl.parity.prompts import AuditPrompts
+from genctl.parity.shapes import rows_of
+from genctl.parity.sides import LocalSide
 from scripts import make_traces
 from scripts.make_traces import Rows
 from tests.cli.tool import Done, genctl
+from tests.parity.sides import side
 
 MARKS = [
     pytest.mark.usefixtures("clean_environment"),
@@ -22,12 +27,23 @@ STORIES = make_traces.BUILTIN / "stories"
 BOS = 1
 PROMPTS = make_traces.PROMPTS[:4]
 WARM = make_traces.warm(0.7)
-reference = cache(make_traces.reference)
 engine = cache(make_traces.Transformers)
 
 
+@cache
+def reference() -> LocalSide:
+    return side(STORIES, whole=True, dtype="float32")
+
+
 def tokenizer() -> Any:
-    return reference(STORIES)[0].session.loaded.tokenizer
+    return reference().session.loaded.tokenizer
+
+
+def auditor(rows: Rows, dtype: torch.dtype = torch.float32) -> Auditor:
+    """What audits rows, without a command around it."""
+    prompts = AuditPrompts(reference().session.loaded, as_chat=False, variables={}, bos=BOS)
+    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(rows)]
+    return Auditor(reference(), read, prompts, dtype=dtype)
 
 
 @cache
@@ -46,9 +62,7 @@ def chosen(rows: Rows) -> Rows:
 
 
 def written(folder: Path, rows: Sequence[Any], name: str = "trace.jsonl") -> str:
-    path = folder / name
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
+    return str(make_traces.write(folder / name, [*rows]))
 
 
 def audit(trace: str, *words: str, model: str | Path = STORIES) -> Done:
