@@ -52,7 +52,7 @@ def test_records_have_hypotheses_and_positions(trace: str) -> None:
     assert done.status == 0
     kinds = [record["kind"] for record in done.records]
     assert kinds[0] == "audit"
-    assert kinds.count("position") == 25 * len(PROMPTS)
+    assert kinds.count("position") == 15 * len(PROMPTS)
     assert kinds.count("hypothesis") > 20
     table = genctl("audit", trace, "-m", str(STORIES), "--format", "tsv", "-q")
     assert table.out.splitlines()[1].split("\t")[3:5] == ["explained", "bos-doubled"]

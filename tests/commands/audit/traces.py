@@ -47,7 +47,7 @@ def auditor(rows: Rows, dtype: torch.dtype = torch.float32) -> Auditor:
 
 
 @cache
-def rollouts(dtype: str = "float32", texts: Sequence[str] = PROMPTS, most: int = 25, **how: Any) -> Rows:
+def rollouts(dtype: str = "float32", texts: Sequence[str] = PROMPTS, most: int = 15, **how: Any) -> Rows:
     """`most` tokens after each text, as a trainer writes them. `how`: of `make_traces.rows`."""
     return make_traces.maker(STORIES, most * len(texts), each=most)(engine(STORIES, dtype), texts, **how)
 
