@@ -130,8 +130,12 @@ class CTranslate2(Engine):
         return torch.from_numpy(numpy.array(self.model.forward_batch(batch, lengths))[0, -1]).float()
 
 
-def gguf(folder: Path, place: Path, form: str) -> None:
-    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there."""
+def _without_tokenizer(writer: Any) -> None:
+    writer.add_tokenizer_model("none")
+
+
+def gguf(folder: Path, place: Path, form: str, describe: Callable[[Any], None] = _without_tokenizer) -> None:
+    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there. `describe` adds fields."""
     writer_of: Any = import_module("gguf")
     quants: Any = import_module("gguf.quants")
     numpy: Any = import_module("numpy")
@@ -151,8 +155,8 @@ def gguf(folder: Path, place: Path, form: str) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_tokenizer_model("none")
     writer.add_vocab_size(config["vocab_size"])
+    describe(writer)
     names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
