@@ -32,7 +32,8 @@ class Auditor(Hypotheses):
     """Says what an engine computed."""
 
     def run(self, name: str) -> Audit:
-        """The verdict. Raises ModelError."""
+        """The verdict on the trace of this name. Raises ModelError."""
+        self._name = name
         self._stage("reading")
         said = self._form
         found: list[tuple[str | None, Tried]] = []
@@ -42,10 +43,10 @@ class Auditor(Hypotheses):
             self._form = form
             nothing = self._plainly()
             if self._is_within(nothing, self._every):
-                return self._same(name, nothing, form)
+                return self._same(nothing, form)
             found.append((form, nothing))
         self._form, nothing = min(found, key=lambda pair: self._typical(pair[1], self._every))
-        if self._form is not None and (audit := self._beside_codes(name, nothing)) is not None:
+        if self._form is not None and (audit := self._beside_codes(nothing)) is not None:
             return audit
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
@@ -53,7 +54,7 @@ class Auditor(Hypotheses):
             if self._is_within(again, self._every):
                 again.causes = (cause(*self.grid),)
                 again.explained = 1.0
-                return self._found(name, nothing, again, [again])
+                return self._found(nothing, again, [again])
             nothing = again
         sample, base, first = self._begun(nothing)
         at = self._at(sample)
@@ -61,7 +62,7 @@ class Auditor(Hypotheses):
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
             tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
-        return self._concluded(name, nothing, first, tried, sample)
+        return self._concluded(nothing, first, tried, sample)
 
     def _plainly(self, nothing: Tried | None = None) -> Tried:
         """All rows as they should be read and written; `nothing`: the same before."""
@@ -74,7 +75,7 @@ class Auditor(Hypotheses):
         at = self._at(sample)
         return sample, self._base(sample), Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
 
-    def _beside_codes(self, name: str, nothing: Tried) -> Audit | None:
+    def _beside_codes(self, nothing: Tried) -> Audit | None:
         """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
 
         What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
@@ -95,9 +96,9 @@ class Auditor(Hypotheses):
         left, before = (self._typical(one, sample) for one in (best, first))
         if left > HALF * before or not beats(best, first, self._count):
             nothing.scale = scale
-            return self._same(name, nothing, self._form)
+            return self._same(nothing, self._form)
         self._codes = most
-        return self._concluded(name, nothing, first, tried, sample)
+        return self._concluded(nothing, first, tried, sample)
 
     def _moved(self) -> Tensor:
         """By how much the codes of the declared form change each position [M]."""
@@ -108,29 +109,29 @@ class Auditor(Hypotheses):
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _same(self, name: str, nothing: Tried, form: str | None) -> Audit:
+    def _same(self, nothing: Tried, form: str | None) -> Audit:
         if form is not None and FORMS[form].overflows:
             self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
         reason = f"what differs is {nothing.ratio:.2g} of rounding error"
-        return self._audit(name, "same", reason, nothing, nothing, [], [])
+        return self._audit("same", reason, nothing, nothing, [], [])
 
-    def _concluded(self, name: str, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:
+    def _concluded(self, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:
         tried.sort(key=lambda one: one.total, reverse=True)
         best = next((one for one in tried if self._fits(one)), first)
         if best is first or not beats(best, first, self._count):
-            return self._unexplained(name, nothing, tried, [])
+            return self._unexplained(nothing, tried, [])
         rivals = [one for one in tried if one is not best and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:
-            return self._unexplained(name, nothing, tried, [best, *doubtful])
+            return self._unexplained(nothing, tried, [best, *doubtful])
         is_other = any(way.load is not None for way in best.ways)
         whole = self._again(best) if is_other or len(sample) < len(self._rows) else best
         self._judged([whole], nothing, self._at(self._every))
         left = self.rows_left(whole, self._every)
         if len(left) > LEFT * len(self._rows) or whole.ratio > self.noise(self._dtype).typical_allowed:
             reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(self._rows)} rows"
-            return self._audit(name, "unexplained", reason, nothing, nothing, tried, [])
-        return self._found(name, nothing, whole, tried)
+            return self._audit("unexplained", reason, nothing, nothing, tried, [])
+        return self._found(nothing, whole, tried)
 
     def _again(self, one: Tried) -> Tried:
         """The same on all rows."""
@@ -145,7 +146,7 @@ class Auditor(Hypotheses):
             self._loaded = (None, self._side)
         return found
 
-    def _unexplained(self, name: str, nothing: Tried, tried: Sequence[Tried], candidates: Sequence[Tried]) -> Audit:
+    def _unexplained(self, nothing: Tried, tried: Sequence[Tried], candidates: Sequence[Tried]) -> Audit:
         if candidates:
             words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
             reason = f"these explain it alike: {words}"
@@ -153,16 +154,16 @@ class Auditor(Hypotheses):
             reason = "no cause that was tried explains the difference"
             if tried and tried[0].explained > 0.2:
                 reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
-        return self._audit(name, "unexplained", reason, nothing, nothing, tried, candidates)
+        return self._audit("unexplained", reason, nothing, nothing, tried, candidates)
 
-    def _found(self, name: str, nothing: Tried, best: Tried, tried: Sequence[Tried]) -> Audit:
+    def _found(self, nothing: Tried, best: Tried, tried: Sequence[Tried]) -> Audit:
         left = len(self.rows_left(best, self._every))
         of = f"{left} of {len(self._rows)} rows left" if left else "no row left"
         reason = f"{best.words} ({percent(best.explained)} of the difference; {of})"
-        return self._audit(name, "explained", reason, nothing, best, tried, [])
+        return self._audit("explained", reason, nothing, best, tried, [])
 
     def _audit(
-        self, name: str, verdict: str, reason: str, nothing: Tried, best: Tried, tried: Sequence[Tried],
+        self, verdict: str, reason: str, nothing: Tried, best: Tried, tried: Sequence[Tried],
         candidates: Sequence[Tried],
     ) -> Audit:  # fmt: skip
         noise = self.noise(self._dtype)
@@ -204,7 +205,7 @@ class Auditor(Hypotheses):
         ):
             notes.append(f"the trace has {cause(*self.grid).sentence}: this counts as noise")
         return Audit(
-            name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
+            self._name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
             tuple(map(line, candidates)), tuple(map(line, [*tried, *self._beaten])), tuple(positions),
             tuple(row.text for row in self._rows), best.explained if verdict == "explained" else 0.0,
             left, first, nothing.ratio, noise.typical_allowed, typical, tuple(notes),

@@ -26,7 +26,7 @@ from genctl.parity.oracle import places_read
 from genctl.parity.partial import known_top, position, rows_of, shift_of
 from genctl.parity.partings import concluded
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, KnownTop, Parity, Position, Text, TextParting, Verdict
+from genctl.parity.values import Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
 
 # knobs that change what is computed from the same checkpoint; with an adapter it is another one
 WEIGHTS = ("dtype", "quantize", "runtime")
@@ -38,7 +38,7 @@ def record(
     side: LocalSide, texts: Sequence[Text], *, written: bool, interrupted: Callable[[], str] = never
 ) -> tuple[Golden, dict[str, str]]:
     """What the side computes before each token of texts; and why texts are missing, by id."""
-    known: dict[tuple[str, int], KnownTop] = {}
+    known: dict[Place, KnownTop] = {}
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = texts[place]
@@ -87,8 +87,8 @@ def compare(
 ) -> Parity:
     """Compare a side with a recording. Raises ModelError."""
     on_stage("reading")
-    found: dict[tuple[str, int], Position] = {}
-    chances: dict[tuple[str, int], Chances] = {}  # where first choices differ
+    found: dict[Place, Position] = {}
+    chances: dict[Place, Chances] = {}  # where first choices differ
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = golden.texts[place]
@@ -160,7 +160,7 @@ class _Judged:
     """MeasuredNoise noise, and what remains at each checked position, as a multiple of the rounding there."""
 
     measured: MeasuredNoise
-    ratios: Mapping[tuple[str, int], float]
+    ratios: Mapping[Place, float]
 
 
 def _judged(

@@ -26,7 +26,7 @@ from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
 from genctl.parity.forms import Coded, Form
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Text
+from genctl.parity.values import Place, Text
 
 Found = TypeVar("Found")
 CHANGED = 0.25  # numbers of a token that shaking moves to another code: one of every four tokens
@@ -40,8 +40,8 @@ class Reading:
     indices: tuple[int, ...]  # in order
 
 
-def places_read(readings: Sequence[Reading]) -> list[tuple[str, int]]:
-    """The positions of readings: the id of a text, and an index."""
+def places_read(readings: Sequence[Reading]) -> list[Place]:
+    """The positions of readings."""
     return [(reading.text.id, index) for reading in readings for index in reading.indices]
 
 

@@ -10,7 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Self, TypeAlias
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -20,12 +20,9 @@ from genctl.errors import ModelError
 from genctl.parity.oracle import Reading, places_read
 from genctl.parity.sides import LocalSide, ReceiveLogits
 from genctl.parity.statistics import Pairs
-from genctl.parity.values import Position, Text
+from genctl.parity.values import Place, Position, Text
 
 # -- logits of one block of texts in a temporary file: only a few rows of them are in memory at a time -----------------
-
-
-Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
 
 
 class _Files(ABC):
@@ -190,7 +187,7 @@ class ReadBoth(_Files):
 
     def rows(self, readings: Sequence[Reading]) -> tuple[Tensor, Tensor]:
         """The logits f32 [M, V] of both sides at some positions, as they were read."""
-        found: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        found: dict[Place, tuple[Tensor, Tensor]] = {}
         for number, block in enumerate(self.blocks):
             ids = {text.id for text in block}
             wanted = [reading for reading in readings if reading.text.id in ids]

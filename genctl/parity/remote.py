@@ -8,7 +8,7 @@ log-probabilities and no logits, all is compared as log-probabilities of the tok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,10 +25,9 @@ from genctl.parity.partial import position_of_server
 from genctl.parity.partings import concluded, judge_margin, reach_of
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles
-from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict
+from genctl.parity.values import Noise, Parity, Place, Position, Text, TextParting, Variation, Verdict
 
 TWICE = 4  # texts that a server is asked about twice
-Place = tuple[str, int]
 Told = dict[Place, ToldTop]
 
 
@@ -131,22 +130,21 @@ def _read(
     server: ServerSide, texts: Sequence[Text], interrupted: Callable[[], str]
 ) -> tuple[Told, dict[Place, tuple[float, ...]], dict[str, str]]:
     """What the server tells; by how much the first texts changed when they were asked again; and why texts fail."""
-    told: Told = {}
     failed: dict[str, str] = {}
-    changes: dict[Place, tuple[float, ...]] = {}
-    for id, answer in server.told.read(_rows(texts), interrupted):
-        if isinstance(answer, GenctlError):
-            failed[id] = answer.message
-        else:
-            told |= {(id, index): one for index, one in enumerate(answer)}
+
+    def answers(rows: Sequence[Asked]) -> Iterator[tuple[Place, ToldTop]]:
+        for id, answer in server.told.read(rows, interrupted):
+            if isinstance(answer, GenctlError):
+                failed[id] = answer.message
+            else:
+                yield from (((id, index), one) for index, one in enumerate(answer))
+
+    told = dict(answers(_rows(texts)))
     again = _rows(text for text in texts if text.id not in failed)[:TWICE]
-    for id, answer in server.told.read(again, interrupted):
-        if isinstance(answer, GenctlError):
-            failed[id] = answer.message
-            continue
-        for index, one in enumerate(answer):
-            before, now = told[id, index].known, one.known
-            changes[id, index] = tuple(now[token] - before[token] for token in before if token in now)
+    changes: dict[Place, tuple[float, ...]] = {}
+    for place, one in answers(again):
+        before, now = told[place].known, one.known
+        changes[place] = tuple(now[token] - before[token] for token in before if token in now)
     return told, changes, failed
 
 

@@ -16,7 +16,7 @@ from genctl.engines.server.told import ToldTop
 from genctl.errors import count
 from genctl.pages import page
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, LayerDifference, Parity, Position, Text
+from genctl.parity.values import Golden, LayerDifference, Parity, Place, Position, Text
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 
@@ -26,7 +26,6 @@ WORST = 12  # positions on a page
 TOP = 8  # tokens of each distribution
 
 Top: TypeAlias = tuple[tuple[int, float], ...]  # token and log-probability, the most probable first
-Place: TypeAlias = tuple[str, int]  # a text and the index of a token
 Tops: TypeAlias = "Callable[[Sequence[Text], set[Place]], dict[Place, Top]]"  # of texts, at places in them
 
 
@@ -74,7 +73,7 @@ def recorded_tops(golden: Golden) -> Tops:
     return lambda texts, places: {place: golden.known[place].top[:TOP] for place in places if place in golden.known}
 
 
-def told_tops(told: Mapping[tuple[str, int], ToldTop]) -> Tops:
+def told_tops(told: Mapping[Place, ToldTop]) -> Tops:
     """The best tokens that a server told."""
 
     def best(one: ToldTop) -> tuple[tuple[int, float], ...]:

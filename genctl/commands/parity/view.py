@@ -340,9 +340,7 @@ def nats(value: float) -> str:
 
 def plain(value: float) -> str:
     """A perplexity."""
-    if math.isnan(value) or math.isinf(value):
-        return nats(value)
-    return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
+    return widgets.perplexity(value) if math.isfinite(value) else nats(value)
 
 
 def signed(value: float) -> str:
