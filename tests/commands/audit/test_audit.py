@@ -23,7 +23,6 @@ from tests.commands.audit.traces import (
     audit,
     causes,
     chosen,
-    engine,
     rollouts,
     tokenizer,
     written,
@@ -40,16 +39,6 @@ PLANTED = (
     "window-off-by-one", "system-lost", "no-generation-prompt", "special-as-text", "template-missing",
     "template-other",
 )  # fmt: skip
-LONG = {
-    "Once upon a time": ", there was a little girl named Lily. She loved to play outside in the park with her mom and "
-    "her big red ball. One day, she saw a bird.",
-    "The dog": " ran to the park and saw a big ball. He wanted to play with it, so he ran and ran until he was very "
-    "tired and went home.",
-    "Lily had": " a red ball. She liked to play with it every day. Her brother Tom wanted to play too, but Lily did "
-    "not want to share.",
-    "One day,": " a boy named Tim went to the park with his mom. They saw a big tree with many birds in it, and Tim "
-    "was very happy to see it.",
-}
 PAIRS = [(ids, ids) for ids in map(make_traces.encoded_by(STORIES), PROMPTS)]
 
 
@@ -186,31 +175,17 @@ def test_too_few_tokens_name_no_cause(tmp_path: Path) -> None:
     assert causes(audit(written(tmp_path, chosen(rows)))) == []
 
 
-def _sum(prompt: str, text: str, total: float) -> dict[str, Any]:
-    return {"doc": {}, "arguments": [[prompt, text]], "resps": [[[str(total), "False"]]]}
-
-
-def test_sums_of_a_harness_are_compared_as_sums(tmp_path: Path) -> None:
-    read, rows = tokenizer(), []
-    for row, prompt in zip(rollouts(texts=PROMPTS[:2], most=5), PROMPTS, strict=False):
-        text = read.decode(row["completion_ids"])
-        if read(prompt + text)["input_ids"] == [*row["prompt_ids"], *row["completion_ids"]]:
-            rows.append(_sum(prompt, text, sum(row["logprobs"])))
-    assert rows
-    assert audit(written(tmp_path, rows)).records[0]["verdict"] == "same"
-
-
-def test_the_rounding_of_a_sum_is_that_of_all_its_tokens(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "most"), [("float32", 5), ("bfloat16", 30)])
+def test_sums_of_a_harness_are_compared_as_sums(dtype: str, most: int, tmp_path: Path) -> None:
     """Sums of 30 tokens in bfloat16 were unexplained: they were compared with the rounding of one token."""
     read, rows = tokenizer(), []
-    for prompt, text in LONG.items():
-        begin, whole = len(read(prompt)["input_ids"]), read(prompt + text)["input_ids"]
-        with torch.inference_mode():
-            own = engine(STORIES, "bfloat16").model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
-        numbers = own[range(begin - 1, len(whole) - 1), whole[begin:]]
-        assert len(numbers) >= 30
-        rows.append(_sum(prompt, text, float(numbers.sum())))
-    done = audit(f"{written(tmp_path, rows)}@dtype=bfloat16").records[0]
+    for row, prompt in zip(rollouts(dtype, most=most), PROMPTS, strict=True):
+        text = read.decode(row["completion_ids"])
+        if read(prompt + text)["input_ids"] == [*row["prompt_ids"], *row["completion_ids"]]:
+            total = str(sum(row["logprobs"]))
+            rows.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[total, "False"]]]})
+    assert len(rows) > 1
+    done = audit(f"{written(tmp_path, rows)}@dtype={dtype}").records[0]
     assert done["verdict"] == "same", done["reason"]
 
 
