@@ -77,8 +77,7 @@ class AuditJob(Job[AuditOptions]):
         """Open the outputs and the view."""
         options = self.options
         self.open_consoles()
-        sink = self.sink(stack, options.output) if options.format != "text" or options.to_file else None
-        self.results = AuditOutput(options.format, self.out, sink, positions=options.positions)
+        self.results = AuditOutput(options.format, self.out, self.report_sink(stack), positions=options.positions)
         self.view = LiveAudit(self.err, time.monotonic, quiet=options.quiet)
         stack.callback(self.view.hide)
 
