@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genctl.errors import CheckError, Exit
 from genctl.events.results import Result
 from genctl.identity import check_same
 from genctl.io import writers
 from genctl.io.rows import BadRow, InputRow
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
 
 Record = writers.Record
 
@@ -221,49 +216,3 @@ class ResumedOutput(RecordOutput):
             marks = self.file.journal.marks
             start = next((mark.bytes for mark in reversed(marks) if mark.rows == self.again), 0)
             self.differs = self.file.digest_of(start, marks[-1].bytes) != self._digest.hexdigest()
-
-
-class ReportOutput(ABC):
-    """What a command finds, in a format: records as they come, or lines of text at the end.
-
-    `sink` receives them; where there is none, the lines are printed on the console.
-    """
-
-    def __init__(
-        self,
-        format: str,
-        console: Console,
-        sink: writers.Sink | None,
-        tsv: Callable[[writers.Binary], writers.Writer],
-    ) -> None:
-        """`tsv` makes the writer of `--format tsv`."""
-        self._console, self._sink = console, sink
-        self._writer: writers.Writer | None = None
-        if format != "text" and sink is not None:
-            formats = writers.FORMATS | {"tsv": writers.OutputFormat(lambda sink, setup: tsv(sink))}
-            self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=formats)
-
-    @abstractmethod
-    def lines(self, width: int | None) -> Sequence[Text]:
-        """What is found, in lines of at most `width` cells; none where there is nothing."""
-
-    def records(self, records: Iterable[Record]) -> None:
-        """Write records, in the formats that have them."""
-        if self._writer is not None:
-            for record in records:
-                self._writer.write(record)
-
-    def finish(self) -> None:
-        """Write what is left."""
-        if self._writer is not None:
-            self._writer.close()
-        elif self._sink is None:
-            self.draw(self._console)
-        elif lines := self.lines(None):
-            self._sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
-            self._sink.close()
-
-    def draw(self, console: Console) -> None:
-        """Print the lines."""
-        for line in self.lines(console.width if console.is_terminal else None):
-            console.print(line)

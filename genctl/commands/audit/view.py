@@ -11,9 +11,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from genctl.commands.page_file import ReportOutput
 from genctl.errors import count, percent
 from genctl.io import writers
-from genctl.io.record_output import ReportOutput
 from genctl.io.records import finding
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.terminal import theme, widgets

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
+from genctl.commands.page_file import ReportOutput
 from genctl.commands.parity import by_text, view
 from genctl.commands.parity.by_text import TextParity
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.commands.parity.view import Naming
 from genctl.commands.table import flag_of
 from genctl.io import writers
-from genctl.io.record_output import ReportOutput
 from genctl.io.records import finding
 from genctl.parity.values import Parity, Position, TextParting
 
