@@ -1,9 +1,12 @@
-"""What an audit looks like: the verdict, a line for each hypothesis, and the worst row before and after."""
+"""What an audit looks like: the verdict, a line for each hypothesis, and the worst row before and after.
+
+On a terminal, in records, and on the page of `--report`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from genctl.commands.page_file import ReportOutput
+from genctl.commands.page_file import ReportOutput, ReportPage
 from genctl.errors import count, percent
 from genctl.io import writers
 from genctl.io.records import finding
@@ -164,6 +167,56 @@ class AuditOutput(ReportOutput):
         """What is found, in lines of at most `width` cells."""
         return [] if self._found is None else lines(*self._found, width)
 
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+MOST = 60  # hypotheses
+LONGEST = 2000  # tokens of a row
+
+
+class AuditPage(ReportPage):
+    """The page in the making."""
+
+    def take(self, one: Audit, piece: Piece, facts: Sequence[tuple[str, str]]) -> None:
+        """The audit is done."""
+        self._found, self._piece, self._facts = one, piece, facts
+
+    def content(self) -> bytes:
+        """The page in UTF-8. Every text in it is escaped by the template."""
+        one = self._found
+        facts = [
+            ("trace", one.trace), ("reference", one.reference), ("rows", f"{len(one.texts):,}"),
+            ("tokens", f"{len(one.positions):,}"), *self._facts,
+        ]  # fmt: skip
+        return self.filled(
+            "audit.html.jinja",
+            f"Audit of {widgets.visible(one.trace)}",
+            facts,
+            verdict=one.verdict,
+            reason=widgets.visible(one.reason),
+            remarks=[*map(widgets.visible, (*(each.advice for each in one.causes), *one.notes, *one.failed.values()))],
+            tried=[
+                {
+                    "words": widgets.visible(each.words), "percent": percent(max(each.explained, 0.0)),
+                    "share": f"{100 * min(max(each.explained, 0.0), 1.0):.1f}",
+                    "likelihood": f"{each.log_likelihood:.1f}", "ratio": f"{each.ratio:.3g}",
+                }
+                for each in one.tried[:MOST]
+            ],
+            strips=[self._strip(label, name) for label, name in strips(one)],
+        )  # fmt: skip
+
+    def _strip(self, label: str, name: str) -> dict[str, Any]:
+        pieces = []
+        for each in worst_row(self._found)[:LONGEST]:
+            ratio = getattr(each, name)
+            about = f"token {each.index + 1}: {ratio:.3g} times noise"
+            text = self._piece(each.token) or f"‹id {each.token}›"
+            pieces.append({"text": widgets.visible(text), "level": LEVELS.digit(ratio), "about": about})
+        return {"name": f"The row that differs most, {label}", "pieces": pieces}
+
+
+# -- while it is done --------------------------------------------------------------------------------------------------
 
 _STAGES = {
     "asking": "the server is asked",
