@@ -18,16 +18,22 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+Rows: TypeAlias = list[dict[str, Any]]
+Asked: TypeAlias = dict[str, Any]  # the options of the audit
+Planted: TypeAlias = Callable[[], tuple[Rows, Asked]]
+Number: TypeAlias = Callable[[Tensor, list[int], list[int]], Tensor]  # logits, a prompt, what is written: what is told
+STORIES: Asked = {"model": "builtin:stories"}
 BUILTIN = Path(__file__).resolve().parent.parent / "genctl" / "models" / "builtin"
 TOP = 20
 PROMPTS = (
@@ -37,41 +43,53 @@ PROMPTS = (
     "Tim was sad because", "The old man smiled and said", "Anna opened the big box. Inside",
     "Every morning the girl", "A frog jumped into the pond. Then", "Max liked to build",
 )  # fmt: skip
-Rows = list[dict[str, Any]]
 MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
 
 
 # -- engines: logits of the next token after ids -----------------------------------------------------------------------
 
 
-class Transformers:
-    name = "transformers"
+class Engine:
+    """Writes tokens one by one."""
 
-    def __init__(self, folder: Path, dtype: str = "float32", **config: Any) -> None:
-        transformers: Any = import_module("transformers")
-        transformers.logging.set_verbosity_error()
-        own = transformers.AutoConfig.from_pretrained(folder)
-        for key, value in config.items():
-            setattr(own, key, value)
-        kind = transformers.AutoModelForCausalLM
-        self.model = kind.from_pretrained(folder, config=own, dtype=getattr(torch, dtype)).eval()
-        self.cache: Callable[[], Any] = lambda: None
+    def begin(self) -> None:
+        """A text follows."""
+
+    def read(self, ids: list[int], new: list[int]) -> Tensor:
+        """The logits f32 [V] behind ids, of which `new` are the last, and not yet read."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
-        ids, found, cache, feed = list[int](), list[Tensor](), self.cache(), prompt
+        """What is chosen, and the logits before each token."""
+        ids, found, new = list(prompt), list[Tensor](), prompt
+        self.begin()
         for _ in range(most):
-            answer = self.model(torch.tensor([feed]), past_key_values=cache, use_cache=True)
-            cache, logits = answer.past_key_values, answer.logits[0, -1].float()
-            found.append(logits)
-            ids.append(choose(logits))
-            feed = ids[-1:]
-        return ids, found
+            found.append(self.read(ids, new))
+            ids.append(choose(found[-1]))
+            new = ids[-1:]
+        return ids[len(prompt) :], found
 
 
-class Llama:
-    name = "llama"
+class Transformers(Engine):
+    def __init__(self, folder: Path, dtype: str = "float32", *, held: torch.dtype | None = None) -> None:
+        """`held`: the dtype of keys and values, if another one."""
+        transformers: Any = import_module("transformers")
+        transformers.logging.set_verbosity_error()
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        self.held = held
 
+    def begin(self) -> None:
+        self.cache = None if self.held is None else _rounded_cache(self.held)
+
+    def read(self, ids: list[int], new: list[int]) -> Tensor:
+        answer = self.model(torch.tensor([new]), past_key_values=self.cache, use_cache=True)
+        self.cache = answer.past_key_values
+        logits: Tensor = answer.logits[0, -1].float()
+        return logits
+
+
+class Llama(Engine):
     def __init__(self, folder: Path, form: str = "F32", cache: str = "f32") -> None:
         self.api: Any = import_module("llama_cpp")
         self.place = Path(tempfile.mkdtemp(prefix="traces-"))
@@ -83,49 +101,41 @@ class Llama:
         )  # fmt: skip
         shutil.rmtree(self.place)
 
-    def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
+    def begin(self) -> None:
         self.model.reset()
-        ids, found, feed = list[int](), list[Tensor](), prompt
-        for _ in range(most):
-            self.model.eval(feed)
-            pointer = self.api.llama_get_logits(self.model.ctx)
-            numpy: Any = import_module("numpy")
-            logits = torch.tensor(numpy.ctypeslib.as_array(pointer, (self.model.n_vocab(),)).copy())
-            found.append(logits)
-            ids.append(choose(logits))
-            feed = ids[-1:]
-        return ids, found
+
+    def read(self, ids: list[int], new: list[int]) -> Tensor:
+        numpy: Any = import_module("numpy")
+        self.model.eval(new)
+        pointer = self.api.llama_get_logits(self.model.ctx)
+        return torch.tensor(numpy.ctypeslib.as_array(pointer, (self.model.n_vocab(),)).copy())
 
 
-class CTranslate2:
+class CTranslate2(Engine):
     """It tells the log-probabilities of a text that it reads, and its logits."""
 
-    name = "ctranslate2"
-
     def __init__(self, folder: Path, form: str = "float32") -> None:
-        ct2: Any = import_module("ctranslate2")
+        self.ct2: Any = import_module("ctranslate2")
         place = Path(tempfile.mkdtemp(prefix="traces-")) / "model"
         converter = import_module("ctranslate2.converters").TransformersConverter(str(folder), load_as_float16=False)
         converter.convert(str(place), force=True)
-        self.model = ct2.Generator(str(place), compute_type=form, intra_threads=1)
-        self.words = json.loads((place / "vocabulary.json").read_text(encoding="utf-8"))
-        self.ct2 = ct2
+        self.model = self.ct2.Generator(str(place), compute_type=form, intra_threads=1)
         shutil.rmtree(place.parent)
 
-    def write(self, prompt: list[int], choose: Callable[[Tensor], int], most: int) -> tuple[list[int], list[Tensor]]:
+    def read(self, ids: list[int], new: list[int]) -> Tensor:
         numpy: Any = import_module("numpy")
-        ids, found = list(prompt), list[Tensor]()
-        for _ in range(most):
-            batch = self.ct2.StorageView.from_array(numpy.array([ids], dtype="int32"))
-            lengths = self.ct2.StorageView.from_array(numpy.array([len(ids)], dtype="int32"))
-            logits = torch.from_numpy(numpy.array(self.model.forward_batch(batch, lengths))[0, -1]).float()
-            found.append(logits)
-            ids.append(choose(logits))
-        return ids[len(prompt) :], found
+        batch, lengths = (
+            self.ct2.StorageView.from_array(numpy.array(value, dtype="int32")) for value in ([ids], [len(ids)])
+        )
+        return torch.from_numpy(numpy.array(self.model.forward_batch(batch, lengths))[0, -1]).float()
 
 
-def gguf(folder: Path, place: Path, form: str) -> None:
-    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there."""
+def _without_tokenizer(writer: Any) -> None:
+    writer.add_tokenizer_model("none")
+
+
+def gguf(folder: Path, place: Path, form: str, describe: Callable[[Any], None] = _without_tokenizer) -> None:
+    """A Llama checkpoint as llama.cpp reads it: queries and keys turn neighbours there. `describe` adds fields."""
     writer_of: Any = import_module("gguf")
     quants: Any = import_module("gguf.quants")
     numpy: Any = import_module("numpy")
@@ -145,8 +155,8 @@ def gguf(folder: Path, place: Path, form: str) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    writer.add_tokenizer_model("none")
     writer.add_vocab_size(config["vocab_size"])
+    describe(writer)
     names = {
         "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
         "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -198,7 +208,7 @@ def rows(
     seed: int,
     *,
     greedy: bool = False,
-    number: Callable[[Tensor, list[int], list[int]], Tensor] = plain,
+    number: Number = plain,
     each: int = 50,
     drawn: bool = False,
 ) -> Rows:
@@ -225,11 +235,11 @@ def rows(
     return found
 
 
-def warm(temperature: float) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+def warm(temperature: float) -> Number:
     return lambda logits, before, written: (logits.double() / temperature).log_softmax(-1)
 
 
-def kept(name: str, value: float, temperature: float = 1.0) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+def kept(name: str, value: float, temperature: float = 1.0) -> Number:
     """Filters as transformers has them."""
     transformers: Any = import_module("transformers")
     kind = {"top-k": "TopKLogitsWarper", "top-p": "TopPLogitsWarper", "min-p": "MinPLogitsWarper"}[name]
@@ -242,7 +252,7 @@ def kept(name: str, value: float, temperature: float = 1.0) -> Callable[[Tensor,
     return number
 
 
-def penalised(repetition: float = 1.0, presence: float = 0.0) -> Callable[[Tensor, list[int], list[int]], Tensor]:
+def penalised(repetition: float = 1.0, presence: float = 0.0) -> Number:
     def number(logits: Tensor, before: list[int], written: list[int]) -> Tensor:
         logits = logits.double().clone()
         for id in {*before, *written} if repetition != 1 else ():
@@ -316,115 +326,111 @@ def untied(tensors: dict[str, Tensor]) -> None:
     tensors["lm_head.weight"] = head + 0.3 * head.std() * torch.randn(head.shape, generator=generator)
 
 
-def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+def traces(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[str, str, Rows, Asked]]:
     """Engine, cause, rows and how the audit is asked for each trace."""
     stories = BUILTIN / "stories"
-    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(stories / "tokenizer.json"))
-    encoded = [tokenizer.encode(text).ids for text in PROMPTS]
-    longer = [tokenizer.encode(" ".join(PROMPTS[place : place + 4])).ids for place in range(len(PROMPTS) - 4)]
-    same = [(ids, ids) for ids in encoded]
-    bos = 1
     have = {name for name in arguments.engines.split(",") if _installed(name)}
-    models = folder / "models"
-    asked: dict[str, Any] = {"model": "builtin:stories"}
     for seed in range(arguments.repeat):
+        make = maker(stories, arguments.tokens, seed)
         if "transformers" in have:
-            one = Transformers(stories)
-
-            def make(prompts: Any = same, engine: Any = one, seed: int = seed, **how: Any) -> Rows:
-                return rows(engine, prompts, arguments.tokens, seed, greedy=seed % 2 == 1, **how)
-
-            draw = random.Random(seed)
-            t, k, p = draw.choice([0.6, 0.7, 0.8, 1.3]), draw.choice([10, 20, 50]), draw.choice([0.8, 0.9, 0.95])
-            for cause, number in {
-                "temperature": warm(t), "top-k": kept("top-k", k), "top-p": kept("top-p", p),
-                "min-p": kept("min-p", 0.05), "temperature top-p": kept("top-p", p, t),
-                "repetition": penalised(draw.choice([1.1, 1.2, 1.3])), "presence": penalised(1.0, 0.6),
-            }.items():  # fmt: skip
-                found = rows(one, same, arguments.tokens, seed, number=number, drawn=True)
-                yield "transformers", cause, found, asked
-            clean = make()
-            for cause, change in {
-                "base-2": mapped(lambda value: value / math.log(2)), "base-10": mapped(lambda v: v / math.log(10)),
-                "probability": mapped(math.exp), "negated": mapped(lambda v: -v), "shifted": shifted,
-                "drafted": drafted, "digits": mapped(lambda value: round(value, 2)),
-                "dtype": mapped(lambda value: float(torch.tensor(value).bfloat16())),
-            }.items():  # fmt: skip
-                yield "transformers", cause, change(clean), asked
-            yield "transformers", "bos-missing", make([(ids, ids[1:]) for ids in encoded]), asked
-            yield "transformers", "bos-doubled", make([(ids, [bos, *ids]) for ids in encoded]), asked
-            half = make([(ids, [bos, *ids]) for ids in encoded], number=warm(t))
-            yield "transformers", "bos-doubled temperature", half, asked
-            limit = draw.choice([12, 16, 20])
-            yield "transformers", "truncated", make([(ids, ids[-limit:]) for ids in longer]), asked
-            spaced = [tokenizer.encode(f"{text} ").ids for text in PROMPTS]
-            yield "transformers", "spaces", make(list(zip(spaced, encoded, strict=True))), asked
-            for dtype in ("bfloat16", "float16"):
-                yield "transformers", dtype, make(engine=Transformers(stories, dtype)), asked
-            rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
-            place = with_config(stories, models / "scaled", rope_parameters=rope)
-            yield "transformers", "rope-scaling-ignored", make(), {"model": str(place)}
-            place = with_config(stories, models / "theta", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
-            yield "transformers", "rope-theta-ignored", make(), {"model": str(place)}
-            place = with_config(stories, models / "window", **MISTRAL)
-            yield "transformers", "window-ignored", make(), {"model": str(place)}
-            place = with_config(stories, models / "epsilon", rms_norm_eps=1e-5)
-            yield "transformers", "epsilon", make(), {"model": str(place)}
-            place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
-            yield "transformers", "head-tied", make(), {"model": str(place)}
-            other = with_weights(stories, models / "other", noisy)
-            found = make(engine=Transformers(other))
-            yield "transformers", "checkpoint-other", found, {**asked, "also": str(other)}
-            yield from planted(stories, models, make)
+            for cause, plant in planted(stories, folder / "models", make, random.Random(seed)):
+                yield "transformers", cause, *plant()
         if "ctranslate2" in have:
-            for cause, form in {"int8": "int8", "bfloat16": "bfloat16"}.items():
-                try:
-                    engine = CTranslate2(stories, form)
-                except ValueError:
-                    continue
-                yield "ctranslate2", cause, rows(engine, same, arguments.tokens, seed), asked
+            for cause in ("int8", "bfloat16"):
+                with suppress(ValueError):  # a processor may not have it
+                    yield "ctranslate2", cause, make(CTranslate2(stories, cause), greedy=False), STORIES
         if "llama" in have:
             for cause, how in {
                 "q8_0": ("Q8_0", "f32"), "q4_0": ("Q4_0", "f32"), "cache-float16": ("F32", "f16"),
             }.items():  # fmt: skip
-                yield "llama", cause, rows(Llama(stories, *how), same, arguments.tokens, seed), asked
+                yield "llama", cause, make(Llama(stories, *how), greedy=False), STORIES
 
 
-def planted(stories: Path, models: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
-    """Causes in weights, caches, adapters, soft caps and chats."""
-    asked: dict[str, Any] = {"model": "builtin:stories"}
+def maker(folder: Path, tokens: int, seed: int = 0, each: int = 50) -> Callable[..., Rows]:
+    """What makes `tokens` tokens: by an engine, after texts, of whose ids it reads what `read` makes of them.
+
+    Other pairs of what is sent and what is read may be given as `read`.
+    """
+    encoded = encoded_by(folder)
+
+    def make(engine: Any, texts: Sequence[str] = PROMPTS, read: Any = list, **how: Any) -> Rows:
+        prompts = [(ids, read(ids)) for ids in map(encoded, texts)] if callable(read) else read
+        return rows(engine, prompts, tokens, seed, **{"greedy": seed % 2 == 1, "each": each, **how})
+
+    return make
+
+
+def encoded_by(folder: Path) -> Callable[[str], list[int]]:
+    tokenizer: Any = import_module("tokenizers").Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return lambda text: list(tokenizer.encode(text).ids)
+
+
+def planted(stories: Path, models: Path, make: Any, draw: random.Random) -> Iterator[tuple[str, Planted]]:
+    """Causes, and what writes a trace of transformers with each. `make`: of `maker`."""
+    engine = cache(Transformers)
+
+    def told(
+        asked: Asked = STORIES, place: Path = stories, dtype: str = "float32", held: Any = None, change: Any = list,
+        **how: Any,
+    ) -> tuple[Rows, Asked]:  # fmt: skip
+        return change(make(engine(place, dtype, held=held), **how)), asked
+
+    t, k, p = draw.choice([0.6, 0.7, 0.8, 1.3]), draw.choice([10, 20, 50]), draw.choice([0.8, 0.9, 0.95])
+    for cause, number in {
+        "temperature": warm(t), "top-k": kept("top-k", k), "top-p": kept("top-p", p), "min-p": kept("min-p", 0.05),
+        "temperature top-p": kept("top-p", p, t), "repetition": penalised(draw.choice([1.1, 1.2, 1.3])),
+        "presence": penalised(1.0, 0.6),
+    }.items():  # fmt: skip
+        yield cause, partial(told, number=number, drawn=True, greedy=False)
+    for cause, change in {
+        "base-2": mapped(lambda value: value / math.log(2)), "base-10": mapped(lambda v: v / math.log(10)),
+        "probability": mapped(math.exp), "negated": mapped(lambda v: -v), "shifted": shifted, "drafted": drafted,
+        "digits": mapped(lambda value: round(value, 2)),
+        "dtype": mapped(lambda value: float(torch.tensor(value).bfloat16())),
+    }.items():  # fmt: skip
+        yield cause, partial(told, change=change)
+    limit, bos, encoded = draw.choice([12, 16, 20]), 1, encoded_by(stories)
+    longer = [" ".join(PROMPTS[place : place + 4]) for place in range(len(PROMPTS) - 4)]
+    yield "bos-missing", partial(told, read=lambda ids: ids[1:])
+    yield "bos-doubled", partial(told, read=lambda ids: [bos, *ids])
+    yield "bos-doubled temperature", partial(told, read=lambda ids: [bos, *ids], number=warm(t))
+    yield "truncated", partial(told, texts=longer, read=lambda ids: ids[-limit:])
+    yield "spaces", partial(told, read=[(encoded(f"{text} "), encoded(text)) for text in PROMPTS])
+    for dtype in ("bfloat16", "float16"):
+        yield dtype, partial(told, dtype=dtype)
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    for cause, fields in {
+        "rope-scaling-ignored": {"rope_parameters": rope}, "epsilon": {"rms_norm_eps": 1e-5},
+        "rope-theta-ignored": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        "window-ignored": MISTRAL,
+    }.items():  # fmt: skip
+        yield cause, partial(told, {"model": str(with_config(stories, models / cause, **fields))})
+    place = with_weights(stories, models / "untied", untied, tie_word_embeddings=False)
+    yield "head-tied", partial(told, {"model": str(place)})
+    place = with_weights(stories, models / "other", noisy)
+    yield "checkpoint-other", partial(told, {**STORIES, "also": str(place)}, place)
     for cause, form in {
         "int8-weights": symmetric8, "int4": partial(grouped4, size=32), "int4-128": partial(grouped4, size=128),
         "nf4": normal4, "fp8": scaled8,
     }.items():  # fmt: skip
-        place = with_weights(stories, models / cause, partial(linears, change=form))
-        yield "transformers", cause, make(engine=Transformers(place)), asked
-    for cause, dtype in (("cache-fp8", torch.float8_e4m3fn), ("cache-bfloat16", torch.bfloat16)):
-        engine = Transformers(stories)
-        engine.cache = partial(RoundedCache, dtype=dtype)
-        yield "transformers", cause, make(engine=engine), asked
-    adapter, ranks = models / "adapter", lora(stories)
-    adapter.mkdir(parents=True, exist_ok=True)
-    torch_files: Any = import_module("safetensors.torch")
-    torch_files.save_file(ranks, adapter / "adapter_model.safetensors", {"format": "pt"})
-    (adapter / "adapter_config.json").write_text(json.dumps({
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"],
-        "bias": "none", "base_model_name_or_path": str(stories), "lora_dropout": 0.0,
-    }))  # fmt: skip
-    yield "transformers", "adapter-missing", make(), {**asked, "adapter": str(adapter)}
-    twice = with_weights(stories, models / "twice", partial(merged, ranks=ranks, times=2))
-    yield "transformers", "adapter-doubled", make(engine=Transformers(twice)), {**asked, "adapter": str(adapter)}
-    place = with_config(stories, models / "window", **MISTRAL)
-    engine = Transformers(with_config(stories, models / "window-11", **{**MISTRAL, "sliding_window": 11}))
-    yield "transformers", "window-off-by-one", make(engine=engine), {"model": str(place)}
+        yield cause, partial(told, place=with_weights(stories, models / cause, partial(linears, change=form)))
+    for cause, held in (("cache-fp8", torch.float8_e4m3fn), ("cache-bfloat16", torch.bfloat16)):
+        yield cause, partial(told, held=held)
+    adapter, ranks = {**STORIES, "adapter": str(models / "adapter")}, lora(stories, models / "adapter")
+    yield "adapter-missing", partial(told, adapter)
+    place = with_weights(stories, models / "twice", partial(merged, ranks=ranks, times=2))
+    yield "adapter-doubled", partial(told, adapter, place)
+    place = with_config(stories, models / "window-11", **{**MISTRAL, "sliding_window": 11})
+    asked = {"model": str(with_config(stories, models / "window-ignored", **MISTRAL))}
+    yield "window-off-by-one", partial(told, asked, place)
     capped = gemma(stories, models / "capped")
     for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
-        engine = Transformers(with_config(capped, models / cap, **{cap: None}))
-        yield "transformers", "softcap-missing", make(engine=engine), {"model": str(capped)}
-    yield from _chats(stories, models / "chat", make)
+        place = with_config(capped, models / cap, **{cap: None})
+        yield "softcap-missing", partial(told, {"model": str(capped)}, place)
+    yield from _chats(stories, models / "chat", told)
 
 
-def _chats(stories: Path, place: Path, make: Any) -> Iterator[tuple[str, str, Rows, dict[str, Any]]]:
+def _chats(stories: Path, place: Path, told: Any) -> Iterator[tuple[str, Planted]]:
     """A checkpoint with ChatML's template, whose markers are special tokens, and engines that render otherwise."""
     with_config(stories, place)
     special = ("<|im_start|>", "<|im_end|>")
@@ -462,19 +468,12 @@ def _chats(stories: Path, place: Path, make: Any) -> Iterator[tuple[str, str, Ro
         "template-missing": bare, "template-other": lambda one: bare(one, "[INST] {} [/INST]"),
     }.items():  # fmt: skip
         some = [chat[1:] for chat in chats] if cause.startswith("template") else chats
-        found = make([(number, read(chat)) for number, chat in enumerate(some)])
-        yield (
-            "transformers",
-            cause,
-            [
-                {
-                    **{key: value for key, value in row.items() if key != "prompt_ids"},
-                    "messages": some[row["prompt_ids"]],
-                }
-                for row in found
-            ],
-            {"model": str(place)},
-        )
+
+        def sent_as(found: Rows, some: Any = some) -> Rows:
+            return [{"messages": some[row.pop("prompt_ids")], **row} for row in found]
+
+        pairs = [(number, read(chat)) for number, chat in enumerate(some)]
+        yield cause, partial(told, {"model": str(place)}, change=sent_as, read=pairs)
 
 
 # Codes as other engines have them: linear layers alone, rows of a matrix
@@ -519,7 +518,8 @@ def normal4(rows: Tensor) -> Tensor:
     return levels[(blocks[..., None] / scale[..., None] - levels).abs().argmin(-1)].mul(scale).view_as(rows)
 
 
-def lora(source: Path) -> dict[str, Tensor]:
+def lora(source: Path, place: Path) -> dict[str, Tensor]:
+    """An adapter."""
     torch_files: Any = import_module("safetensors.torch")
     generator, found = torch.Generator().manual_seed(8), {}
     for name, tensor in torch_files.load_file(source / "model.safetensors").items():
@@ -527,6 +527,12 @@ def lora(source: Path) -> dict[str, Tensor]:
             stem = f"base_model.model.{name.removesuffix('.weight')}"
             found[f"{stem}.lora_A.weight"] = 0.1 * torch.randn(4, tensor.shape[1], generator=generator)
             found[f"{stem}.lora_B.weight"] = 0.05 * torch.randn(tensor.shape[0], 4, generator=generator)
+    place.mkdir(parents=True, exist_ok=True)
+    torch_files.save_file(found, place / "adapter_model.safetensors", {"format": "pt"})
+    (place / "adapter_config.json").write_text(json.dumps({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"],
+        "bias": "none", "base_model_name_or_path": str(source), "lora_dropout": 0.0,
+    }))  # fmt: skip
     return found
 
 
@@ -555,64 +561,68 @@ def gemma(source: Path, place: Path) -> Path:
     return place
 
 
-class RoundedCache:
-    """Made as transformers' cache, with keys and values in another dtype."""
+def _rounded_cache(dtype: torch.dtype) -> Any:
+    """The cache of transformers, with keys and values in another dtype."""
+    cache: Any = import_module("transformers").DynamicCache()
+    update = cache.update
 
-    def __new__(cls, dtype: torch.dtype) -> Any:
-        cache: Any = import_module("transformers").DynamicCache()
-        update = cache.update
+    def rounded(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return update(keys.to(dtype).float(), values.to(dtype).float(), *args, **kwargs)
 
-        def rounded(keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            return update(keys.to(dtype).float(), values.to(dtype).float(), *args, **kwargs)
-
-        cache.update = rounded
-        return cache
+    cache.update = rounded
+    return cache
 
 
 def _installed(name: str) -> bool:
-    module = {"llama": "llama_cpp"}.get(name, name)
-    if find_spec(module) is None:
-        print(
-            f"{name}: not installed, so it writes no traces (pip install {module.replace('_', '-')}-python)"
-            if name == "llama"
-            else f"{name}: not installed, so it writes no traces (pip install {module})"
-        )
-        return False
-    return True
+    package = {"llama": "llama_cpp"}.get(name, name)
+    if find_spec(package) is not None:
+        return True
+    print(f"{name}: not installed, so it writes no traces (pip install {name.replace('llama', 'llama-cpp-python')})")
+    return False
 
 
 # -- what the audit says -----------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, arguments: argparse.Namespace) -> None:
+def read(path: Path) -> Rows:
+    """The lines of a file, which may not be there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def write(path: Path, lines: Rows) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def audited(path: Path, found: Rows, asked: Asked) -> Rows:
+    """The records of an audit of rows, which are at `path` for the while."""
     from genctl.commands.app import run
 
-    lines = [json.loads(line) for line in (folder / "traces.jsonl").read_text().splitlines()]
+    out = path.with_suffix(".found.jsonl")
+    words = ["--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
+    run(["audit", str(write(path, found)), *(f"--{key}={value}" for key, value in asked.items()), *words])
+    records = read(out)
+    for made in (path, out):
+        made.unlink()
+    return records
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> None:
+    """Audit the traces, and count whose cause is found."""
     right, named, total = Counter[str](), Counter[str](), Counter[str]()
-    for number, one in enumerate(lines):
-        if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in one["cause"]):
+    for number, one in enumerate(read(folder / "traces.jsonl")):
+        cause = one["cause"]
+        if number % arguments.jobs != arguments.job or (arguments.only and arguments.only not in cause):
             continue
-        path = folder / one["file"]
-        if arguments.chosen:
-            found = [json.loads(line) for line in path.read_text().splitlines()]
-            path = path.with_suffix(".chosen.jsonl")
-            path.write_text("".join(json.dumps({**row, "top_logprobs": None}) + "\n" for row in found))
-        out = folder / f"found-{number}.jsonl"
-        words = [f"--{key}={value}" for key, value in one["asked"].items()]
-        run(
-            ["audit", str(path), *words, "--format", "jsonl", "-o", str(out), "--force", "-q", "--allow", "unexplained"]
-        )
-        audit = [json.loads(line) for line in out.read_text().splitlines()]
+        found = [{**row, "top_logprobs": None} if arguments.chosen else row for row in read(folder / one["file"])]
+        audit = audited(folder / f"measured-{number}.jsonl", found, one["asked"])
         keys = {cause["key"] for cause in audit[0]["causes"]}
-        out.unlink()
-        if arguments.chosen:
-            path.unlink()
-        total[one["cause"]] += 1
         first = keys or set((audit[0]["candidates"] or audit[1:] or [{"causes": []}])[0]["causes"])
-        right[one["cause"]] += first == set(one["cause"].split())
-        named[one["cause"]] += keys == set(one["cause"].split())
-        if keys != set(one["cause"].split()):
-            print(f"{one['file']}: {one['cause']}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
+        total[cause] += 1
+        right[cause] += first == set(cause.split())
+        named[cause] += keys == set(cause.split())
+        if keys != set(cause.split()):
+            print(f"{one['file']}: {cause}: {audit[0]['verdict']}: {audit[0]['reason']}", flush=True)
     print(f"right cause first: {right.total()} of {total.total()}; named: {named.total()}")
     for cause in total:
         print(f"  {cause:26} {right[cause]}/{total[cause]} first, {named[cause]}/{total[cause]} named")
@@ -620,73 +630,52 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
 
 # -- traces without a cause --------------------------------------------------------------------------------------------
 
+CLEAN: dict[str, tuple[Callable[[Path], Engine], Asked]] = {
+    "transformers float32": (Transformers, {}),
+    "transformers bfloat16": (lambda place: Transformers(place, "bfloat16"), {"dtype": "bfloat16"}),
+    "ctranslate2 float32": (CTranslate2, {}),
+    "ctranslate2 int8": (lambda place: CTranslate2(place, "int8"), {"quantize": "int8"}),
+    "llama F32": (Llama, {}),
+    "llama Q8_0": (lambda place: Llama(place, "Q8_0"), {"quantize": "int8"}),
+    "llama BF16": (lambda place: Llama(place, "BF16"), {"dtype": "bfloat16"}),
+}
+
 
 def clean(folder: Path, arguments: argparse.Namespace) -> None:
     """Audit short traces without a cause, one for each number; those in FOLDER/clean.jsonl are done."""
     torch.set_num_threads(1)
     have = {name for name in arguments.engines.split(",") if _installed(name)}
-    made: list[tuple[str, Callable[[Path], Any], dict[str, Any]]] = []
-    if "transformers" in have:
-        made += [("transformers float32", Transformers, {}), ("transformers bfloat16",
-                 lambda place: Transformers(place, "bfloat16"), {"dtype": torch.bfloat16})]  # fmt: skip
-    if "ctranslate2" in have:
-        made += [("ctranslate2 float32", CTranslate2, {}),
-                 ("ctranslate2 int8", lambda place: CTranslate2(place, "int8"), {"form": "int8"})]  # fmt: skip
-    if "llama" in have:
-        made += [("llama F32", Llama, {}), ("llama Q8_0", lambda place: Llama(place, "Q8_0"), {"form": "int8"}),
-                 ("llama BF16", lambda place: Llama(place, "BF16"), {"dtype": torch.bfloat16})]  # fmt: skip
+    names = [name for name in CLEAN if name.partition(" ")[0] in have]
     stories, models = BUILTIN / "stories", folder / "models"
-    places = {"stories": stories, "noisy": with_weights(stories, models / "noisy", noisy)}
     theta = {"rope_theta": 5e5, "rope_type": "default"}
-    places["theta"] = with_weights(stories, models / "long", noisy, rope_parameters=theta, rms_norm_eps=1e-5)
-    references = {name: reference(place) for name, place in places.items()}
-    engines: dict[tuple[str, str], Any] = {}
+    places = {
+        "stories": stories, "noisy": with_weights(stories, models / "noisy", noisy),
+        "theta": with_weights(stories, models / "long", noisy, rope_parameters=theta, rms_norm_eps=1e-5),
+    }  # fmt: skip
+    texts = [*map(encoded_by(stories), PROMPTS)]
+    engine = cache(lambda name, model: CLEAN[name][0](places[model]))
     path = folder / "clean.jsonl"
-    done = {json.loads(line)["number"] for line in path.read_text().splitlines()} if path.exists() else set()
+    done = {line["number"] for line in read(path)}
     for number in range(arguments.clean):
         if number in done or number % arguments.jobs != arguments.job:
             continue
         draw = random.Random(number)
-        (name, make, declared), model = made[number % len(made)], draw.choice([*references])
-        side, prompts, texts = references[model]
-        if (name, model) not in engines:
-            engines[name, model] = make(places[model])
+        name, model = names[number % len(names)], draw.choice([*places])
         tokens, greedy, top = draw.choice([24, 40, 60]), draw.random() < 0.4, draw.random() < 0.6
         some = [(ids, ids) for ids in draw.sample(texts, 4)]
-        found = rows(engines[name, model], some, tokens, 10_000 + number, greedy=greedy, each=draw.choice([8, 12, 20]))
+        each = draw.choice([8, 12, 20])
+        found = rows(engine(name, model), some, tokens, 10_000 + number, greedy=greedy, each=each)
         found = found if top else [{**row, "top_logprobs": None} for row in found]
-        audit = audited(side, prompts, found, **declared)
+        asked = {"model": str(places[model]), **CLEAN[name][1]}
+        audit = audited(folder / f"clean-{number}.jsonl", found, asked)[0]
         line = {"number": number, "engine": name, "model": model, "tokens": tokens, "greedy": greedy, "lists": top,
-                "verdict": audit.verdict, "reason": audit.reason}  # fmt: skip
+                "verdict": audit["verdict"], "reason": audit["reason"]}  # fmt: skip
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read(path)
     for name in sorted({line["engine"] for line in lines}):
         print(f"  {name:22} {dict(Counter(line['verdict'] for line in lines if line['engine'] == name))}")
     print(f"accused: {sum(line['verdict'] == 'explained' for line in lines)} of {len(lines)}")
-
-
-def reference(place: Path) -> tuple[Any, Any, list[list[int]]]:
-    """A checkpoint as an audit loads it, its prompts, and the tokens of some."""
-    from genctl.engines.session import Session
-    from genctl.params import Runtime
-    from genctl.parity.prompts import AuditPrompts
-    from genctl.parity.sides import LocalSide, greedy
-
-    session = Session.load(Runtime(model=str(place), dtype="float32"))
-    side = LocalSide(place.name, session, greedy(session.resolve(()), ("max_length",)), whole=True)
-    prompts = AuditPrompts(session.loaded, as_chat=False, variables={}, bos=session.planner.bos)
-    tokenizer: Any = session.loaded.tokenizer
-    return side, prompts, [tokenizer(text)["input_ids"] for text in PROMPTS]
-
-
-def audited(side: Any, prompts: Any, found: Rows, dtype: torch.dtype = torch.float32, form: str | None = None) -> Any:
-    """The audit of rows."""
-    from genctl.parity.audit import Auditor
-    from genctl.parity.shapes import rows_of
-
-    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(found)]
-    return Auditor(side, read, prompts, dtype=dtype, form=form).run("trace")
 
 
 def main() -> None:
@@ -709,7 +698,7 @@ def main() -> None:
     with (arguments.folder / "traces.jsonl").open("w") as listed:
         for number, (engine, cause, found, asked) in enumerate(traces(arguments.folder, arguments)):
             name = f"{number:04}-{engine}-{cause.replace(' ', '+') or 'clean'}.jsonl"
-            (arguments.folder / name).write_text("".join(json.dumps(row) + "\n" for row in found))
+            write(arguments.folder / name, found)
             listed.write(json.dumps({"file": name, "cause": cause, "asked": asked}) + "\n")
             listed.flush()
 

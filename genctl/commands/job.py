@@ -204,6 +204,11 @@ class Job(ABC, Generic[SomeOptions]):
         stack.callback(sink.abandon)
         return sink
 
+    def report_sink(self, stack: ExitStack) -> writers.Sink | None:
+        """Where what is found goes; None: as text to the screen."""
+        options: Any = self.options
+        return self.sink(stack, options.output) if options.format != "text" or options.to_file else None
+
     # -- load ----------------------------------------------------------------------------------------------------------
 
     def setup(

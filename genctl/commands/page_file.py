@@ -1,4 +1,4 @@
-"""What is written when a run ends: its page (`--report`), and what a terminal shows, as a picture (`--svg`)."""
+"""What is written when a run ends: its page (`--report`), what a terminal shows (`--svg`), what a command finds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.ansi import AnsiDecoder
@@ -23,7 +23,7 @@ from genctl.errors import without_secrets
 from genctl.events import Event
 from genctl.identity import versions
 from genctl.io import writers
-from genctl.pages.page import PageData, facts_of, page
+from genctl.pages.page import PageData, digest, facts_of, file_text, filled, page
 from genctl.terminal import theme
 from genctl.terminal.widgets import visible
 
@@ -77,6 +77,70 @@ class FileAtEnd(ABC):
             self._sink.close()
         finally:
             self._sink.abandon()  # does nothing to what is closed
+
+
+class ReportPage(FileAtEnd):
+    """A page without a script."""
+
+    def filled(self, template: str, title: str, facts: Sequence[tuple[str, str]], **values: Any) -> bytes:
+        """A template with what every such page has: its command, its facts and its style."""
+        style = file_text("page.css") + file_text("parity.css")
+        text = filled(
+            template,
+            title=title,
+            command=visible(without_secrets(repeating())),
+            facts=[*((label, visible(value)) for label, value in facts), ("versions", versions_used())],
+            style=style,
+            style_digest=digest(style),
+            **values,
+        )
+        return text.encode("utf-8", "backslashreplace")
+
+
+class ReportOutput(ABC):
+    """What a command finds, in a format: records as they come, or lines of text at the end.
+
+    `sink` receives them; where there is none, the lines are printed on the console.
+    """
+
+    def __init__(
+        self,
+        format: str,
+        console: Console,
+        sink: writers.Sink | None,
+        tsv: Callable[[writers.Binary], writers.Writer],
+    ) -> None:
+        """`tsv` makes the writer of `--format tsv`."""
+        self._console, self._sink = console, sink
+        self._writer: writers.Writer | None = None
+        if format != "text" and sink is not None:
+            formats = writers.FORMATS | {"tsv": writers.OutputFormat(lambda sink, setup: tsv(sink))}
+            self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=formats)
+
+    @abstractmethod
+    def lines(self, width: int | None) -> Sequence[Text]:
+        """What is found, in lines of at most `width` cells; none where there is nothing."""
+
+    def records(self, records: Iterable[writers.Record]) -> None:
+        """Write records, in the formats that have them."""
+        if self._writer is not None:
+            for record in records:
+                self._writer.write(record)
+
+    def finish(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+        elif self._sink is None:
+            self.draw(self._console)
+        elif lines := self.lines(None):
+            self._sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
+            self._sink.close()
+
+    def draw(self, console: Console) -> None:
+        """Print the lines."""
+        for line in self.lines(console.width if console.is_terminal else None):
+            console.print(line)
 
 
 class PageFile(FileAtEnd):

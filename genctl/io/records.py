@@ -164,6 +164,12 @@ def known_id(id: int) -> int | None:
     return None if id <= events.UNKNOWN_ID else id
 
 
+def finding(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a command that finds no texts. Numbers that are not finite are null."""
+    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **fields})
+    return plain
+
+
 def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -276,9 +276,13 @@ def filled(template: str, **values: Any) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.FunctionLoader(file_text),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
     )
-    return environment.from_string(file_text(template)).render(**values)
+    return environment.get_template(template).render(**values)
 
 
 def file_text(name: str) -> str:

@@ -32,8 +32,8 @@ class Auditor(Hypotheses):
     """Says what an engine computed."""
 
     def run(self, name: str) -> Audit:
-        """The verdict. Raises ModelError."""
-        everything = [*range(len(self._rows))]
+        """The verdict on the trace of this name. Raises ModelError."""
+        self._name = name
         self._stage("reading")
         said = self._form
         found: list[tuple[str | None, Tried]] = []
@@ -41,22 +41,20 @@ class Auditor(Hypotheses):
         forms: list[str | None] = [key for key in FORMS if said and key.startswith(said)]
         for form in forms or [None]:
             self._form = form
-            nothing = self._try((), [RAW], everything, None, exact=True)[0]
-            self._judged([nothing], nothing, self._at(everything))
-            if self._is_within(nothing, everything):
-                return self._same(name, nothing, form)
+            nothing = self._plainly()
+            if self._is_within(nothing, self._every):
+                return self._same(nothing, form)
             found.append((form, nothing))
-        self._form, nothing = min(found, key=lambda pair: self._typical(pair[1], everything))
-        if self._form is not None and (audit := self._beside_codes(name, nothing, everything)) is not None:
+        self._form, nothing = min(found, key=lambda pair: self._typical(pair[1], self._every))
+        if self._form is not None and (audit := self._beside_codes(nothing)) is not None:
             return audit
         if self.grid is not None:
             self._cut = self.places.sizes(self._resolution)
-            again = self._try((), [RAW], everything, None, exact=True)[0]
-            self._judged([again], nothing, self._at(everything))
-            if self._is_within(again, everything):
+            again = self._plainly(nothing)
+            if self._is_within(again, self._every):
                 again.causes = (cause(*self.grid),)
                 again.explained = 1.0
-                return self._found(name, nothing, again, [again], everything)
+                return self._found(nothing, again, [again])
             nothing = again
         sample, base, first = self._begun(nothing)
         at = self._at(sample)
@@ -64,23 +62,29 @@ class Auditor(Hypotheses):
         self._judged([first, *tried], first, at)
         if not any(self._fits(one) for one in tried):
             tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
-        return self._concluded(name, nothing, first, tried, sample)
+        return self._concluded(nothing, first, tried, sample)
+
+    def _plainly(self, nothing: Tried | None = None) -> Tried:
+        """All rows as they should be read and written; `nothing`: the same before."""
+        one = self._try((), [RAW], self._every, None, exact=True)[0]
+        self._judged([one], nothing or one, self._at(self._every))
+        return one
 
     def _begun(self, nothing: Tried) -> tuple[list[int], Base, Tried]:
         sample = self._sample(nothing)
         at = self._at(sample)
         return sample, self._base(sample), Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
 
-    def _beside_codes(self, name: str, nothing: Tried, everything: Sequence[int]) -> Audit | None:
+    def _beside_codes(self, nothing: Tried) -> Audit | None:
         """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
 
         What codes change counts as noise then. A number or a prompt that leaves less than half of it is a cause still.
         """
-        moved, known = self._moved(everything), self.places.counts > 0
+        moved, known = self._moved(), self.places.known
         own, codes, most = nothing.scale, float(moved[known].median()), float(moved[known].square().mean().sqrt())
         nothing.scale = (own.square() + most**2).sqrt()
-        self._judged([nothing], nothing, self._at(everything))
-        is_same = self._is_within(nothing, everything)
+        self._judged([nothing], nothing, self._at(self._every))
+        is_same = self._is_within(nothing, self._every)
         self._codes, scale = codes, nothing.scale
         nothing.scale = (own.square() + codes**2).sqrt()
         if not is_same:
@@ -88,52 +92,49 @@ class Auditor(Hypotheses):
         sample, base, first = self._begun(nothing)
         tried = self._singles(sample, base, first, self._prompt_ways())
         self._judged([first, *tried], first, self._at(sample))
-        best = max(tried, key=lambda one: float(one.likelihood.sum()), default=first)  # all may be beaten on a row
+        best = max(tried, key=lambda one: one.total, default=first)  # all may be beaten on a row
         left, before = (self._typical(one, sample) for one in (best, first))
         if left > HALF * before or not beats(best, first, self._count):
             nothing.scale = scale
-            return self._same(name, nothing, self._form)
+            return self._same(nothing, self._form)
         self._codes = most
-        return self._concluded(name, nothing, first, tried, sample)
+        return self._concluded(nothing, first, tried, sample)
 
-    def _moved(self, rows: Sequence[int]) -> Tensor:
+    def _moved(self) -> Tensor:
         """By how much the codes of the declared form change each position [M]."""
         form, self._form = self._form, None
-        plain = self._left(rows)
+        plain = self._left(self._every)
         self._form = form
-        return self.places.few(self._at(rows)).sizes(self._left(rows) - plain)
+        return self.places.sizes(self._left(self._every) - plain)
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _same(self, name: str, nothing: Tried, form: str | None) -> Audit:
+    def _same(self, nothing: Tried, form: str | None) -> Audit:
         if form is not None and FORMS[form].overflows:
             self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
         reason = f"what differs is {nothing.ratio:.2g} of rounding error"
-        return self._audit(name, "same", reason, nothing, nothing, [], [])
+        return self._audit("same", reason, nothing, nothing, [], [])
 
-    def _concluded(self, name: str, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:
-        tried.sort(key=lambda one: float(one.likelihood.sum()), reverse=True)
-        fitting = [one for one in tried if self._fits(one)]
-        everything = [*range(len(self._rows))]
-        if not fitting:
-            return self._unexplained(name, nothing, tried, [])
-        best = fitting[0]
+    def _concluded(self, nothing: Tried, first: Tried, tried: list[Tried], sample: Sequence[int]) -> Audit:
+        tried.sort(key=lambda one: one.total, reverse=True)
+        best = next((one for one in tried if self._fits(one)), first)
+        if best is first or not beats(best, first, self._count):
+            return self._unexplained(nothing, tried, [])
         rivals = [one for one in tried if one is not best and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
-        if not beats(best, first, self._count):
-            return self._unexplained(name, nothing, tried, [])
         if doubtful:
-            return self._unexplained(name, nothing, tried, [best, *doubtful])
+            return self._unexplained(nothing, tried, [best, *doubtful])
         is_other = any(way.load is not None for way in best.ways)
-        whole = self._again(best, everything) if is_other or len(sample) < len(everything) else best
-        self._judged([whole], nothing, self._at(everything))
-        left = self.rows_left(whole, everything)
-        if len(left) > LEFT * len(everything) or whole.ratio > self.noise(self._dtype).typical_allowed:
-            reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(everything)} rows"
-            return self._audit(name, "unexplained", reason, nothing, nothing, tried, [])
-        return self._found(name, nothing, whole, tried, everything)
+        whole = self._again(best) if is_other or len(sample) < len(self._rows) else best
+        self._judged([whole], nothing, self._at(self._every))
+        left = self.rows_left(whole, self._every)
+        if len(left) > LEFT * len(self._rows) or whole.ratio > self.noise(self._dtype).typical_allowed:
+            reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(self._rows)} rows"
+            return self._audit("unexplained", reason, nothing, nothing, tried, [])
+        return self._found(nothing, whole, tried)
 
-    def _again(self, one: Tried, rows: Sequence[int]) -> Tried:
+    def _again(self, one: Tried) -> Tried:
+        """The same on all rows."""
         with OtherModels(self._side, self._others) as models:
             ways = one.ways
             for key, parameter, load in models.all():
@@ -141,11 +142,11 @@ class Auditor(Hypotheses):
                     ways = tuple(replace(way, load=load) if way.load is not None else way for way in ways)
                     side = self._side_of(next(way for way in ways if way.load is not None))
                     self._own_noise[one.causes] = self._measured(self._dtype, Oracle(side, kind_of(side)), side)
-            found = self._try(ways, [one.number], rows, self._base(rows), exact=True)[0]
+            found = self._try(ways, [one.number], self._every, self._base(self._every), exact=True)[0]
             self._loaded = (None, self._side)
         return found
 
-    def _unexplained(self, name: str, nothing: Tried, tried: Sequence[Tried], candidates: Sequence[Tried]) -> Audit:
+    def _unexplained(self, nothing: Tried, tried: Sequence[Tried], candidates: Sequence[Tried]) -> Audit:
         if candidates:
             words = ", or ".join(dict.fromkeys(one.words for one in candidates[:4]))
             reason = f"these explain it alike: {words}"
@@ -153,20 +154,20 @@ class Auditor(Hypotheses):
             reason = "no cause that was tried explains the difference"
             if tried and tried[0].explained > 0.2:
                 reason += f"; the nearest is {tried[0].words} ({percent(tried[0].explained)} of it)"
-        return self._audit(name, "unexplained", reason, nothing, nothing, tried, candidates)
+        return self._audit("unexplained", reason, nothing, nothing, tried, candidates)
 
-    def _found(self, name: str, nothing: Tried, best: Tried, tried: Sequence[Tried], rows: Sequence[int]) -> Audit:
-        left = len(self.rows_left(best, rows))
-        of = f"{left} of {len(rows)} rows left" if left else "no row left"
+    def _found(self, nothing: Tried, best: Tried, tried: Sequence[Tried]) -> Audit:
+        left = len(self.rows_left(best, self._every))
+        of = f"{left} of {len(self._rows)} rows left" if left else "no row left"
         reason = f"{best.words} ({percent(best.explained)} of the difference; {of})"
-        return self._audit(name, "explained", reason, nothing, best, tried, [])
+        return self._audit("explained", reason, nothing, best, tried, [])
 
     def _audit(
-        self, name: str, verdict: str, reason: str, nothing: Tried, best: Tried, tried: Sequence[Tried],
+        self, verdict: str, reason: str, nothing: Tried, best: Tried, tried: Sequence[Tried],
         candidates: Sequence[Tried],
     ) -> Audit:  # fmt: skip
         noise = self.noise(self._dtype)
-        known = (self.places.counts > 0).tolist()
+        known = self.places.known.tolist()
         own = self.places.chosen
         written = (part[own].tolist() for part in (self.places.position, self.places.value, nothing.left))
         chosen = {place: (value, value - left) for place, value, left in zip(*written, strict=True)}
@@ -186,13 +187,11 @@ class Auditor(Hypotheses):
                     if first is None and verdict != "same" and before > noise.allowed * float(upper[place]):
                         first = (row.text.id, index)
                 place += 1
-        typical = float(noise.typical[self.places.counts > 0].median())
-        every = [*range(len(self._rows))]
-        left = len(self.rows_left(best, every))
-        gain = float(nothing.likelihood.sum()) if len(nothing.likelihood) else 0.0
+        typical = float(noise.typical[self.places.known].median())
+        left = len(self.rows_left(best, self._every))
 
         def line(one: Tried) -> TriedCause:
-            more = float(one.likelihood.sum()) - gain * len(one.likelihood) / max(len(nothing.likelihood), 1)
+            more = one.total - nothing.total * len(one.likelihood) / max(len(nothing.likelihood), 1)
             return TriedCause(tuple(each.key for each in one.causes), one.words, one.explained, more, one.ratio)
 
         self._beaten.sort(key=lambda one: -one.explained)
@@ -206,7 +205,7 @@ class Auditor(Hypotheses):
         ):
             notes.append(f"the trace has {cause(*self.grid).sentence}: this counts as noise")
         return Audit(
-            name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
+            self._name, self._side.name, verdict, reason, best.causes if verdict == "explained" else (),
             tuple(map(line, candidates)), tuple(map(line, [*tried, *self._beaten])), tuple(positions),
             tuple(row.text for row in self._rows), best.explained if verdict == "explained" else 0.0,
             left, first, nothing.ratio, noise.typical_allowed, typical, tuple(notes),

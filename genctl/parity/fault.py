@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from genctl.errors import ModelError
-from genctl.parity.noise import ALLOWANCE, MeasuredNoise
-from genctl.parity.oracle import Oracle
+from genctl.parity.noise import ALLOWANCE, TINY, MeasuredNoise
+from genctl.parity.oracle import Oracle, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.taps import Outputs, Sublayer, tapped
 from genctl.parity.values import ENCODER, Fault, LayerDifference, Text
@@ -120,11 +120,10 @@ def _window(measured: MeasuredNoise) -> tuple[Text, int]:
 
 def _first(measured: MeasuredNoise, text: Text) -> int:
     """The first checked position of a text that parts; -1 if none does."""
-    places = [(reading.text.id, index) for reading in measured.readings for index in reading.indices]
     bound = min(measured.noise.allowed, max(measured.noise.typical_allowed, ALLOWANCE))
     found = [
         index
-        for (id, index), ratio in zip(places, measured.ratios.tolist(), strict=True)
+        for (id, index), ratio in zip(places_read(measured.readings), measured.ratios.tolist(), strict=True)
         if id == text.id and ratio > bound
     ]
     return min(found, default=-1)
@@ -174,7 +173,6 @@ def _compare(
     eps: float,
 ) -> LayerCurve:
     """The curve over all parts that every reading has, in the order of the reference's."""
-    tiny = torch.finfo(torch.float64).tiny
     curve: list[LayerDifference] = []
     first: LayerDifference | None = None
     for part, output in one.items():
@@ -183,13 +181,13 @@ def _compare(
         a, b = output.double(), another[part].double()
         if a.shape != b.shape:
             continue
-        size = a.norm(dim=-1).clamp(min=tiny)
+        size = a.norm(dim=-1).clamp(min=TINY)
         difference = b - a
         by_weights = exact[1][part] - exact[0][part]
         shaken = torch.stack([each[part].double().norm(dim=-1) for each in rounding])  # [SEEDS, positions]
         # a result is rounded at least once, also where no operation of torch is seen
         scale = torch.maximum(shaken.square().mean(0).sqrt(), eps * size)
-        spread = float((shaken.amax(0) / shaken.amin(0).clamp(min=tiny)).median())
+        spread = float((shaken.amax(0) / shaken.amin(0).clamp(min=TINY)).median())
         remains = (difference - by_weights).norm(dim=-1)
         beyond = remains > ALLOWANCE * max(spread, 2.0) * scale
         relative = difference.norm(dim=-1) / size

@@ -18,15 +18,15 @@ from torch import Tensor
 from genctl.config.check import Wrong, check, shown
 from genctl.config.found_files import objection
 from genctl.engines.protocol import never
-from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.identity import change, changed, checkpoint_change, versions
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
 from genctl.parity.noise import ALLOWANCE, MeasuredNoise, measure_noise, read_rows
+from genctl.parity.oracle import places_read
 from genctl.parity.partial import known_top, position, rows_of, shift_of
 from genctl.parity.partings import concluded
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, KnownTop, Parity, Position, Text, TextParting, Verdict
+from genctl.parity.values import Golden, KnownTop, Parity, Place, Position, Text, TextParting, Verdict
 
 # knobs that change what is computed from the same checkpoint; with an adapter it is another one
 WEIGHTS = ("dtype", "quantize", "runtime")
@@ -38,7 +38,7 @@ def record(
     side: LocalSide, texts: Sequence[Text], *, written: bool, interrupted: Callable[[], str] = never
 ) -> tuple[Golden, dict[str, str]]:
     """What the side computes before each token of texts; and why texts are missing, by id."""
-    known: dict[tuple[str, int], KnownTop] = {}
+    known: dict[Place, KnownTop] = {}
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = texts[place]
@@ -87,8 +87,8 @@ def compare(
 ) -> Parity:
     """Compare a side with a recording. Raises ModelError."""
     on_stage("reading")
-    found: dict[tuple[str, int], Position] = {}
-    chances: dict[tuple[str, int], Chances] = {}  # where first choices differ
+    found: dict[Place, Position] = {}
+    chances: dict[Place, Chances] = {}  # where first choices differ
 
     def receive(place: int, index: int, logits: Tensor) -> None:
         text = golden.texts[place]
@@ -160,7 +160,7 @@ class _Judged:
     """MeasuredNoise noise, and what remains at each checked position, as a multiple of the rounding there."""
 
     measured: MeasuredNoise
-    ratios: Mapping[tuple[str, int], float]
+    ratios: Mapping[Place, float]
 
 
 def _judged(
@@ -175,7 +175,7 @@ def _judged(
     measured = measure_noise(
         recorded, side, readings, (rows if recorded is side else read_rows(recorded, readings), rows)
     )
-    places = [(reading.text.id, index) for reading in readings for index in reading.indices]
+    places = places_read(readings)
     ids, values = rows_of([golden.known[place] for place in places])
     remains, scales, largest = [], [], 0.0
     for number in range(len(places)):
@@ -204,9 +204,7 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
         except Wrong as mistake:
             raise UsageError(f"of the recording: {mistake}") from None
     runtime = replace(planner.runtime, **changes)
-    flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
-    session = Session.load(runtime, **flags, threads=side.session.threads)
-    return LocalSide(golden.reference, session, side.resolved, width=side.width)
+    return LocalSide(golden.reference, side.loaded_again(runtime), side.resolved, width=side.width)
 
 
 def _verdict(

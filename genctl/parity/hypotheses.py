@@ -69,21 +69,20 @@ class Hypotheses(Rereader):
         groups = [*self._groups(rows)]
         logits = self._logits(way, groups[0], exact=exact)
         if wanted is None:  # parameters are fitted on what fits into memory
-            wanted = [*numbers(logits, self.places.few(self._at(groups[0])))]
+            wanted = [*numbers(logits, self._few(groups[0]))]
         parts: list[list[Tensor]] = [[] for _ in wanted]
         for group in groups:
             logits = logits if group is groups[0] else self._logits(way, group, exact=exact)
-            places = self.places.few(self._at(group))
+            places = self._few(group)
             for part, number in zip(parts, wanted, strict=True):
                 part.append(remains(number, logits, places))
         del logits
-        known_places = self.places.few(self._at(rows))
+        at, own_places = self._at(rows), self._few(rows)
         found: list[Tried] = []
         for number, part in zip(wanted, parts, strict=True):
             left = torch.cat(part)
-            found.append(Tried((), ways, number, known_places.sizes(left), torch.zeros(0), left))
-        at = self._at(rows)
-        known, noise = known_places.counts > 0, self.noise(way.dtype or self._dtype)
+            found.append(Tried((), ways, number, own_places.sizes(left), torch.zeros(0), left))
+        known, noise = own_places.known, self.noise(way.dtype or self._dtype)
         cut = self._cut[at]
         for one in found:
             own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
@@ -93,7 +92,7 @@ class Hypotheses(Rereader):
                 before = base(one.number)
                 moved = before - one.left
                 one.plausible = 0.5 <= slope(before, moved) <= 1.6
-                scale = (scale.square() + (0.3 * known_places.sizes(moved)[known]).square().mean()).sqrt()
+                scale = (scale.square() + (0.3 * own_places.sizes(moved)[known]).square().mean()).sqrt()
             elif way.dtype is not None and base is not None:
                 before = base(one.number)
                 one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
@@ -103,7 +102,7 @@ class Hypotheses(Rereader):
 
     def _judged(self, tried: Sequence[Tried], nothing: Tried, at: Tensor) -> None:
         """Fill in the figures of hypotheses on positions [K]."""
-        known = self.places.counts[at] > 0
+        known = self.places.known[at]
         whole = excess(nothing, known)
         for one in tried:
             one.likelihood = likelihood(one, known)
@@ -124,26 +123,17 @@ class Hypotheses(Rereader):
         """Rows with a position that is beyond noise."""
         noise, at = self._own_noise.get(one.causes) or self.noise(self._dtype), self._at(rows)
         scale = torch.maximum(one.scale, noise.typical[at]) if one.causes in self._own_noise else one.scale
-        known = self.places.counts > 0
+        known = self.places.known
         most = (noise.most / noise.typical[known].median())[at] * scale[known[at]].median()
         beyond = (one.sizes > noise.allowed * torch.maximum(scale, most)) & known[at]
-        left, start = [], 0
-        for row in rows:
-            end = start + len(self._rows[row].text.token_ids)
-            if bool(beyond[start:end].any()):
-                left.append(row)
-            start = end
-        return left
+        return [row for row, own in self._spans(rows) if bool(beyond[own].any())]
 
     def _typical(self, one: Tried, rows: Sequence[int]) -> float:
         """What typically remains at the positions of rows that have a number."""
-        return float(one.sizes[self.places.counts[self._at(rows)] > 0].median())
+        return float(one.sizes[self.places.known[self._at(rows)]].median())
 
     def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
-        parts = [
-            remains(number, self._logits(PLAIN, group), self.places.few(self._at(group)))
-            for group in self._groups(rows)
-        ]
+        parts = [remains(number, self._logits(PLAIN, group), self._few(group)) for group in self._groups(rows)]
         return torch.cat(parts)
 
     def _base(self, rows: Sequence[int]) -> Base:
@@ -151,7 +141,7 @@ class Hypotheses(Rereader):
         found: dict[Number, Tensor] = {}
         groups = [*self._groups(rows)]
         logits = self._logits(PLAIN, rows) if len(groups) == 1 else None
-        places = self.places.few(self._at(rows))
+        places = self._few(rows)
 
         def base(number: Number) -> Tensor:
             if number not in found:
@@ -164,7 +154,7 @@ class Hypotheses(Rereader):
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
         chosen: list[int] = []
         tokens = positions = 0
-        for row in self._telling(nothing, range(len(self._rows))):
+        for row in self._telling(nothing, self._every):
             text = self._rows[row].text
             tokens += len(text.prompt_ids) + len(text.token_ids)
             positions += len(text.token_ids)
@@ -175,11 +165,8 @@ class Hypotheses(Rereader):
 
     def _telling(self, nothing: Tried, rows: Sequence[int]) -> list[int]:
         """The rows that `nothing` was tried on, the most telling first."""
-        ratios, worst, begin = (nothing.sizes / nothing.scale).clamp(max=1e3), dict[int, float](), 0
-        for row in rows:
-            end = begin + len(self._rows[row].text.token_ids)
-            worst[row] = float(ratios[begin:end].sum()) / max(end - begin, 1) ** 0.5
-            begin = end
+        ratios = (nothing.sizes / nothing.scale).clamp(max=1e3)
+        worst = {row: float(ratios[own].sum()) / max(len(ratios[own]), 1) ** 0.5 for row, own in self._spans(rows)}
         return sorted(rows, key=lambda row: -worst[row])
 
     def _prompt_ways(self) -> Iterator[Way]:
@@ -209,7 +196,7 @@ class Hypotheses(Rereader):
         screens = self._is_dear and len(sample) > 1
         begun, part = self._base(few) if screens else base, torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
-        own = part[self.places.counts[at] > 0]  # of positions with a number
+        own = part[self.places.known[at]]  # of positions with a number
         tried: list[Tried] = []
 
         def found(ways: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
@@ -220,8 +207,8 @@ class Hypotheses(Rereader):
             self._judged(tried, first, at)
             rivals = [one.likelihood[own] for one in tried] or [one.likelihood for one in some]
             least = max(float(one.sum()) for one in rivals) - math.log(self._count / ERROR_RATE)
-            least = max(least, float(begin.likelihood.sum()))
-            keep = [float(one.likelihood.sum()) >= least or self._fits(one) for one in some]
+            least = max(least, begin.total)
+            keep = [one.total >= least or self._fits(one) for one in some]
             self._beaten += [one for one, kept in zip(some, keep, strict=True) if not kept]
             left = [one.number for one, kept in zip(some, keep, strict=True) if kept]
             return self._try(ways, left, sample, base) if left else []
@@ -233,7 +220,7 @@ class Hypotheses(Rereader):
             for way in only or chain(self._prompt_ways(), self._ways(), others):
                 if self._is_dear and tried and not sure:
                     self._judged([first, *tried], first, at)
-                    best = max(tried, key=lambda one: float(one.likelihood.sum()))
+                    best = max(tried, key=lambda one: one.total)
                     gain = float((best.likelihood - first.likelihood).sum())
                     sure = self._fits(best) and gain > SURE * math.log(self._count / ERROR_RATE)
                 assert way.cause is not None
@@ -286,13 +273,13 @@ class Hypotheses(Rereader):
                 if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
                     screened += self._try(both, [RAW], few, begun)
         group = next(self._groups(few))
-        logits, places = self._logits(PLAIN, group), self.places.few(self._at(group))
+        logits, places = self._logits(PLAIN, group), self._few(group)
         more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
         del logits
         screened += self._try((), more, few, begun) if more else []
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
         self._judged([begin, *screened], begin, self._at(few))
-        screened.sort(key=lambda one: -float(one.likelihood.sum()))
+        screened.sort(key=lambda one: -one.total)
         for one in screened[: 2 if self._is_dear else PAIRS]:
             pairs += self._try(one.ways, [one.number], sample, base)
         for key, parameter, prompts in self._truncations(sample):
@@ -306,7 +293,7 @@ class Hypotheses(Rereader):
         text, length = self._rows[row].text, len(self._rows[row].text.prompt_ids)
         few = min(len(text.token_ids), 4)
         places = self.places.few(self._at([row])[:few])
-        if length < 3 or not bool((places.counts > 0).any()):
+        if length < 3 or not bool(places.known.any()):
             return
         step = max(length * length // (8 * self._tokens), 1)
         sizes: dict[tuple[int, bool], float] = {}

@@ -224,12 +224,9 @@ def judge(
     if noise.typical_ratio > noise.typical_allowed:
         return "defect", f"{remains}, and rounding itself reaches {noise.typical_allowed:.2g}"
     if noise.largest_ratio > noise.allowed:
-        place = int(measured.ratios.argmax())
-        where = [reading.text.token(each) for reading in measured.readings for each in reading.indices][place]
-        return (
-            "defect",
-            f"{where}: {beyond_weights(noise.largest_ratio)}, and rounding itself reaches {noise.allowed:.2g}",
-        )
+        where = measured.token(int(measured.ratios.argmax()))
+        most = beyond_weights(noise.largest_ratio)
+        return "defect", f"{where}: {most}, and rounding itself reaches {noise.allowed:.2g}"
     if measured.equal:
         return "tie", f"{remains}: the reference's own rounding explains it"
     return "drift", f"{remains}: {explained_by} explain the difference"

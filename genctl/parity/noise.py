@@ -17,12 +17,13 @@ from torch import Tensor
 
 from genctl.decode.threads import set_threads
 from genctl.errors import GenctlError
-from genctl.parity.oracle import Oracle, Reading
+from genctl.parity.oracle import Oracle, Reading, places_read
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles, shift
 from genctl.parity.values import Noise, Variation
 
 FEW = 8  # positions on which numbers of threads are compared: two threads may wait for each other
+TINY = torch.finfo(torch.float64).tiny
 SEEDS = 4  # shaken readings of each side
 ALLOWANCE = 2.0  # an implementation may round twice as much as the shaken readings of another
 
@@ -43,8 +44,12 @@ class MeasuredNoise:
 
     def place(self, text: str, index: int) -> int | None:
         """The number of a position among those that were checked."""
-        places = [(reading.text.id, each) for reading in self.readings for each in reading.indices]
+        places = places_read(self.readings)
         return places.index((text, index)) if (text, index) in places else None
+
+    def token(self, place: int) -> str:
+        """A checked position, as messages call it."""
+        return [reading.text.token(index) for reading in self.readings for index in reading.indices][place]
 
     def reach(self, place: int, tokens: tuple[int, int]) -> float:
         """The most by which weights and rounding move the margin between two tokens at a checked position, in nats."""
@@ -107,17 +112,16 @@ def measure_noise(
     from_exact = shift(a - exact_a)
     variations.append(Variation("float64", quantiles(from_exact.tolist()), False))
     variations.append(Variation(f"{name} rounding", quantiles(torch.cat(shaken).tolist()), False))
-    tiny = torch.finfo(torch.float64).tiny
     by_rounding = torch.stack(shaken)  # [SEEDS, M]
     scale = by_rounding.square().mean(0).sqrt()
     for each in own:
         scale = torch.maximum(scale, each)  # what the reference itself does is no fault of another
-    spread = left_out(by_rounding, tiny)
+    spread = left_out(by_rounding)
     remains = shift(b.double() - a - by_weights)
-    typical = float((remains / scale.clamp(min=tiny)).median())
+    typical = float((remains / scale.clamp(min=TINY)).median())
     # codes of 8 bits make rounding jump at some positions, and a jump may come where no shaken reading had one
     scale = torch.maximum(scale, by_rounding.max() / spread.max())
-    ratios = remains / scale.clamp(min=tiny)
+    ratios = remains / scale.clamp(min=TINY)
     allowed, typical_allowed = reached(spread)
     explained = (shift(by_weights).square() + scale.square()).sqrt()
     noise = Noise(
@@ -152,11 +156,11 @@ def reached(spread: Tensor) -> tuple[float, float]:
     return ALLOWANCE * float(spread.max()), ALLOWANCE * max(float(spread.median(dim=1).values.max()), 1.0)
 
 
-def left_out(shaken: Tensor, tiny: float) -> Tensor:
+def left_out(shaken: Tensor) -> Tensor:
     """The ratio of each shaken reading to the others, [SEEDS, M]: what `ratios` are for a side without a fault."""
     square = shaken.square()
     others = (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)
-    return shaken / others.sqrt().clamp(min=tiny)
+    return shaken / others.sqrt().clamp(min=TINY)
 
 
 def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TypeAlias
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -83,6 +83,11 @@ class Entries:
         step = int(ids.max()) + 1 if len(ids) else 1
         pairs, times = torch.unique(at * step + ids, return_counts=True)
         return pairs // step, pairs % step, times.double()
+
+    @property
+    def known(self) -> Tensor:
+        """Whether a position has a number, bool [M]."""
+        return self.counts > 0
 
     @property
     def counts(self) -> Tensor:
@@ -260,7 +265,7 @@ def _best_filter(
 
 def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     """Some positions with a number, and their logits; of a large vocabulary those of `HEAD` + `TAIL` columns."""
-    known = (places.counts > 0).nonzero()[:, 0]
+    known = places.known.nonzero()[:, 0]
     some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
     places, logits = places.few(some), logits[some]
     if logits.shape[-1] <= 2 * (HEAD + TAIL):
@@ -288,6 +293,12 @@ def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     return places, (sums / copies.clamp(min=1)).log() + highest
 
 
+def _changed(one: Number, key: str, value: float) -> Number:
+    """A number with one more cause, whose parameter is a field of it."""
+    fields: Any = {key: value, "causes": (*one.causes, (key, f"{value:.4g}")), "parameters": one.parameters + 1}
+    return replace(one, **fields)
+
+
 def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
     """What the numbers may be, with fitted parameters. `logits` f64 [M, V] of a reading."""
     few, rows = _fitted_on(logits, places)
@@ -298,9 +309,7 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
             yield Number((("shifted", "later" if shift > 0 else "earlier"),), shift=shift, lists_too=lists)
     if bool((logits.argmax(-1) != places.token).any()):
         yield Number((("drafted", ""),), first=True)
-    yield _refined(
-        lambda value: Number((("temperature", f"{value:.4g}"),), temperature=value, parameters=1), _DRAWN, rows, few
-    )
+    yield _refined(partial(_changed, RAW, "temperature"), _DRAWN, rows, few)
     single: dict[str, float] = {}
     best = _in_order(rows, few)
     for name in ("top-k", "top-p", "min-p"):
@@ -328,11 +337,11 @@ def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
             if few.copies is not None:  # a filter may end within a group
                 yield both(round(fitted.temperature, 2))
     penalties = (1.01, 1.03, 1.05, 1.08, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0)
-    yield _refined(lambda v: Number((("repetition", f"{v:.4g}"),), repetition=v, parameters=1), penalties, rows, few)
+    yield _refined(partial(_changed, RAW, "repetition"), penalties, rows, few)
     if any(written for _, written in few.before):
-        amounts = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
-        yield _refined(lambda v: Number((("presence", f"{v:.4g}"),), presence=v, parameters=1), amounts, rows, few)
-        yield _refined(lambda v: Number((("frequency", f"{v:.4g}"),), frequency=v, parameters=1), amounts, rows, few)
+        for key in ("presence", "frequency"):
+            amounts = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0)
+            yield _refined(partial(_changed, RAW, key), amounts, rows, few)
 
 
 def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
@@ -340,12 +349,7 @@ def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
     if one == RAW or one.kept is not None or one.temperature != 1.0:
         return
     few, rows = _fitted_on(logits, places)
-
-    def warm(value: float) -> Number:
-        causes = (*one.causes, ("temperature", f"{value:.4g}"))
-        return replace(one, causes=causes, temperature=value, parameters=one.parameters + 1)
-
-    yield _refined(warm, _DRAWN, rows, few)
+    yield _refined(partial(_changed, one, "temperature"), _DRAWN, rows, few)
 
 
 # -- digits ------------------------------------------------------------------------------------------------------------

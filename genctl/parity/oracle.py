@@ -26,7 +26,7 @@ from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
 from genctl.parity.forms import Coded, Form
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Text
+from genctl.parity.values import Place, Text
 
 Found = TypeVar("Found")
 CHANGED = 0.25  # numbers of a token that shaking moves to another code: one of every four tokens
@@ -38,6 +38,11 @@ class Reading:
 
     text: Text
     indices: tuple[int, ...]  # in order
+
+
+def places_read(readings: Sequence[Reading]) -> list[Place]:
+    """The positions of readings."""
+    return [(reading.text.id, index) for reading in readings for index in reading.indices]
 
 
 class Oracle:
@@ -54,9 +59,7 @@ class Oracle:
         if kind == "native":
             session = Session(_plain(side, runtime, quantize), runtime)
         else:
-            flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
-            device = str(side.session.forward.device)
-            session = Session.load(replace(runtime, device=device), **flags, threads=side.session.threads)
+            session = side.loaded_again(replace(runtime, device=str(side.session.forward.device)))
             if hasattr(session.loaded.model, "set_experts_implementation"):
                 session.loaded.model.set_experts_implementation("eager")  # the grouped product has no float64
             if quantize is not None:

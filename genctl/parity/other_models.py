@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from genctl.engines.session import Session
 from genctl.models.hub import LoadedModel
 from genctl.parity.sides import LocalSide
 
@@ -95,39 +94,39 @@ class OtherModels:
         return self._load({"model": self._folder(loaded, config)})
 
     def _load(self, change: Mapping[str, Any]) -> LocalSide:
-        planner = self._side.session.planner
-        runtime = replace(planner.runtime, **change)
-        flags = {name: value for name, value in planner.flags.items() if name != "on_event"}
-        session = Session.load(runtime, **flags, threads=self._side.session.threads)
+        session = self._side.loaded_again(replace(self._side.session.planner.runtime, **change))
         if session.forward.vocab_size != self._side.vocabulary:
             session.close()
             raise ValueError
         return LocalSide(self._side.name, session, self._side.resolved, whole=True)
 
+    def _copy(self, source: Path, name: str, change: Callable[[Config], Config]) -> Path:
+        """The files of a folder beside another config.json, which has this name there."""
+        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
+        for path in source.iterdir():
+            if path.name != name:
+                (folder / path.name).symlink_to(path.resolve())
+        config = change(json.loads((source / name).read_text(encoding="utf-8")))
+        (folder / name).write_text(json.dumps(config), encoding="utf-8")
+        return folder
+
     def _folder(self, loaded: LoadedModel, change: Config) -> str:
         """The files of a checkpoint beside another config.json."""
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
-        for path in loaded.path.iterdir():
-            if path.name == "model.safetensors" and change.get("tie_word_embeddings"):
-                _without_head(path, folder / path.name)
-            elif path.name != "config.json":
-                (folder / path.name).symlink_to(path.resolve())
-        own = json.loads((loaded.path / "config.json").read_text(encoding="utf-8"))
-        # null is not the same as nothing, which may stand for a default
-        config = {key: value for key, value in (own | change).items() if value is not None or key in own}
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+        def changed(own: Config) -> Config:
+            # null is not the same as nothing, which may stand for a default
+            return {key: value for key, value in (own | change).items() if value is not None or key in own}
+
+        folder = self._copy(loaded.path, "config.json", changed)
+        if change.get("tie_word_embeddings") and (weights := folder / "model.safetensors").exists():
+            weights.unlink()
+            _without_head(loaded.path / weights.name, weights)
         return str(folder)
 
     def _doubled(self, adapter: Path) -> str:
         """An adapter with twice the effect."""
-        folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="genctl-audit-")))
-        for path in adapter.iterdir():
-            if path.name != "adapter_config.json":
-                (folder / path.name).symlink_to(path.resolve())
-        config = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-        config["lora_alpha"] = 2 * config.get("lora_alpha", 8)
-        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-        return str(folder)
+        name = "adapter_config.json"
+        return str(self._copy(adapter, name, lambda own: own | {"lora_alpha": 2 * own.get("lora_alpha", 8)}))
 
 
 def _without_head(source: Path, place: Path) -> None:

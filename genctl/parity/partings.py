@@ -45,11 +45,11 @@ def parting(
     own, others = ((float(row[mine]), float(row[theirs])) for row in (each.double().log_softmax(-1) for each in rows))
     margin = own[0] - own[1]
     moved = margin - (others[0] - others[1])
-    verdict, reason = judge_margin(margin, moved, noise, _reach(reference.id, index, (mine, theirs), noise, measured))
+    verdict, reason = judge_margin(margin, moved, noise, reach_of(reference.id, index, (mine, theirs), noise, measured))
     return TextParting(reference.id, index, mine, theirs, own, others, margin, verdict, reason)
 
 
-def _reach(text: str, index: int, tokens: tuple[int, int], noise: Noise, measured: MeasuredNoise | None) -> float:
+def reach_of(text: str, index: int, tokens: tuple[int, int], noise: Noise, measured: MeasuredNoise | None) -> float:
     """The most by which weights and rounding move the margin, in nats."""
     if measured is None:
         return noise.margin

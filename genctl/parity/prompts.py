@@ -122,12 +122,11 @@ class AuditPrompts:
             if any(id is None for id in given):
                 raise ModelError(f"{self._loaded.name} has no tokenizer, and the row has no token ids")
             return tuple(id for id in given if id is not None), 0
-        texts = [piece.text or "" for piece in row.pieces]
+        texts, known = [piece.text or "" for piece in row.pieces], tuple(id for id in given if id is not None)
+        if len(known) == len(given):
+            return known, self._names.way_of(known, texts)[0]
         ways = range(len(self._names.ways))
         mapped = [[self._names.id_of(way, text) for text in texts] for way in ways]
-        if all(id is not None for id in given):
-            agree = [sum(one == id for one, id in zip(each, given, strict=True)) for each in mapped]
-            return tuple(id for id in given if id is not None), agree.index(max(agree))
         way = min(ways, key=lambda way: sum(id is None for id in mapped[way]))
         found = [own if own is not None else id for own, id in zip(given, mapped[way], strict=True)]
         if None in found:

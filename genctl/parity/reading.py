@@ -7,41 +7,48 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TypeAlias
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from genctl.engines.protocol import Request, never
 from genctl.errors import ModelError
-from genctl.parity.oracle import Reading
+from genctl.parity.oracle import Reading, places_read
 from genctl.parity.sides import LocalSide, ReceiveLogits
 from genctl.parity.statistics import Pairs
-from genctl.parity.values import Position, Text
+from genctl.parity.values import Place, Position, Text
 
 # -- logits of one block of texts in a temporary file: only a few rows of them are in memory at a time -----------------
 
 
-Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
+class _Files(ABC):
+    """A context manager that removes temporary files."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove the files."""
 
 
-class Spool:
-    """Rows f32 [V] by their place. A context manager, which removes the file."""
+class Spool(_Files):
+    """Rows f32 [V] by their place."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="genctl-parity-")  # noqa: SIM115 — closed by `__exit__`
+        self._file = tempfile.TemporaryFile(prefix="genctl-parity-")  # noqa: SIM115 — closed by `close`
         self._offsets: dict[Place, int] = {}
         self.size = 0  # bytes
 
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._file.close()
 
     def __contains__(self, place: Place) -> bool:
@@ -66,8 +73,8 @@ class Spool:
         return torch.frombuffer(bytearray(self._file.read(4 * vocabulary)), dtype=torch.float32)
 
 
-class ReadOnce(LocalSide):
-    """A side with the logits that it has read, in a temporary file. A context manager, which removes the file."""
+class ReadOnce(_Files, LocalSide):
+    """A side with the logits that it has read, in a temporary file."""
 
     def __init__(self, side: LocalSide, *, keep: bool = False) -> None:
         """`keep`: all rows stay, if half of the free disk holds them; else those of the last `fill` alone."""
@@ -78,13 +85,9 @@ class ReadOnce(LocalSide):
         self._written: dict[tuple[str, ...], tuple[list[Text], dict[str, str]]] = {}
         self._failed: dict[str, str] = {}
 
-    def __enter__(self) -> ReadOnce:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._rows.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """Remove the file."""
+        self._rows.close()
 
     def write(
         self, requests: Sequence[Request], *, interrupted: Callable[[], str] = never
@@ -141,8 +144,8 @@ class ReadOnce(LocalSide):
 SPOOLED = 2**31  # bytes of logits of a side in the temporary file, unless a block of texts has more
 
 
-class ReadBoth:
-    """Texts that a reference and another side read. A context manager, which removes the temporary files."""
+class ReadBoth(_Files):
+    """Texts that a reference and another side read, by way of temporary files."""
 
     def __init__(
         self,
@@ -167,13 +170,9 @@ class ReadBoth:
         self._theirs = enter(Spool())
         self._held: int | None = None  # the block whose rows are in the files
 
-    def __enter__(self) -> ReadBoth:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.__exit__(kind, error, trace)
+    def close(self) -> None:
+        """Remove the files."""
+        self._stack.close()
 
     def read(self, receive: Callable[[Position], object]) -> None:
         """Hand out the figures of each position, text by text."""
@@ -188,17 +187,15 @@ class ReadBoth:
 
     def rows(self, readings: Sequence[Reading]) -> tuple[Tensor, Tensor]:
         """The logits f32 [M, V] of both sides at some positions, as they were read."""
-        found: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        found: dict[Place, tuple[Tensor, Tensor]] = {}
         for number, block in enumerate(self.blocks):
             ids = {text.id for text in block}
             wanted = [reading for reading in readings if reading.text.id in ids]
             if wanted and number != self._held:
                 self._read(number)
-            for reading in wanted:
-                for index in reading.indices:
-                    place = reading.text.id, index
-                    found[place] = self.reference.row(*place), self._theirs.read(place, self.vocabulary)
-        rows = [found[reading.text.id, index] for reading in readings for index in reading.indices]
+            for place in places_read(wanted):
+                found[place] = self.reference.row(*place), self._theirs.read(place, self.vocabulary)
+        rows = [found[place] for place in places_read(readings)]
         return torch.stack([mine for mine, _ in rows]), torch.stack([theirs for _, theirs in rows])
 
     def _read(self, number: int) -> list[Position]:

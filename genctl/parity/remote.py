@@ -8,7 +8,7 @@ log-probabilities and no logits, all is compared as log-probabilities of the tok
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,16 +19,15 @@ from genctl.engines.server.told import Asked, OwnText, ToldDistributions, ToldTo
 from genctl.errors import GenctlError
 from genctl.parity.golden import CHECKED
 from genctl.parity.measure import NOTHING_COMPARED, UNMEASURED, pick
-from genctl.parity.noise import MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
-from genctl.parity.oracle import Reading
+from genctl.parity.noise import TINY, MeasuredNoise, beyond_weights, left_out, measure_noise, reached, read_rows
+from genctl.parity.oracle import Reading, places_read
 from genctl.parity.partial import position_of_server
-from genctl.parity.partings import concluded, judge_margin
+from genctl.parity.partings import concluded, judge_margin, reach_of
 from genctl.parity.sides import LocalSide
 from genctl.parity.statistics import quantiles
-from genctl.parity.values import Noise, Parity, Position, Text, TextParting, Variation, Verdict
+from genctl.parity.values import Noise, Parity, Place, Position, Text, TextParting, Variation, Verdict
 
 TWICE = 4  # texts that a server is asked about twice
-Place = tuple[str, int]
 Told = dict[Place, ToldTop]
 
 
@@ -131,22 +130,21 @@ def _read(
     server: ServerSide, texts: Sequence[Text], interrupted: Callable[[], str]
 ) -> tuple[Told, dict[Place, tuple[float, ...]], dict[str, str]]:
     """What the server tells; by how much the first texts changed when they were asked again; and why texts fail."""
-    told: Told = {}
     failed: dict[str, str] = {}
-    changes: dict[Place, tuple[float, ...]] = {}
-    for id, answer in server.told.read(_rows(texts), interrupted):
-        if isinstance(answer, GenctlError):
-            failed[id] = answer.message
-        else:
-            told |= {(id, index): one for index, one in enumerate(answer)}
+
+    def answers(rows: Sequence[Asked]) -> Iterator[tuple[Place, ToldTop]]:
+        for id, answer in server.told.read(rows, interrupted):
+            if isinstance(answer, GenctlError):
+                failed[id] = answer.message
+            else:
+                yield from (((id, index), one) for index, one in enumerate(answer))
+
+    told = dict(answers(_rows(texts)))
     again = _rows(text for text in texts if text.id not in failed)[:TWICE]
-    for id, answer in server.told.read(again, interrupted):
-        if isinstance(answer, GenctlError):
-            failed[id] = answer.message
-            continue
-        for index, one in enumerate(answer):
-            before, now = told[id, index].known, one.known
-            changes[id, index] = tuple(now[token] - before[token] for token in before if token in now)
+    changes: dict[Place, tuple[float, ...]] = {}
+    for place, one in answers(again):
+        before, now = told[place].known, one.known
+        changes[place] = tuple(now[token] - before[token] for token in before if token in now)
     return told, changes, failed
 
 
@@ -196,8 +194,7 @@ def _judged(
     rows = read_rows(reference, readings)
     theirs = rows if declared is reference else read_rows(declared, readings)
     measured = measure_noise(reference, declared, readings, (rows, theirs))
-    places = [(reading.text.id, index) for reading in readings for index in reading.indices]
-    known = [told[place].known for place in places]
+    known = [told[place].known for place in places_read(readings)]
     expected = rows.double() + measured.weights
     base = _listed(expected, known)
     remains = torch.stack([_size(torch.tensor([*one.values()], dtype=torch.float64) - row)
@@ -207,9 +204,8 @@ def _judged(
         for each in measured.rounding
     ])  # fmt: skip
     smallest = torch.finfo(torch.float32).eps * torch.stack([row.abs().max() for row in base])  # servers tell float32
-    tiny = torch.finfo(torch.float64).tiny
-    scale = torch.maximum(shaken.square().mean(0).sqrt(), smallest).clamp(min=tiny)
-    spread = left_out(shaken, tiny)
+    scale = torch.maximum(shaken.square().mean(0).sqrt(), smallest).clamp(min=TINY)
+    spread = left_out(shaken)
     raised = torch.maximum(scale, shaken.max() / spread.max().clamp(min=1.0))  # rounding may jump anywhere
     own = [float(torch.tensor(row, dtype=torch.float64).square().mean().sqrt()) for row in changes.values() if row]
     most = max(own, default=0.0)
@@ -230,7 +226,7 @@ def _judged(
     return _JudgedServer(
         noise,
         measured,
-        [reading.text.token(index) for reading in readings for index in reading.indices][int(ratios.argmax())],
+        measured.token(int(ratios.argmax())),
         float((remains / scale.clamp(min=most)).median()),
         float((remains / raised.clamp(min=most)).max()),
     )
@@ -281,10 +277,7 @@ def _parting(
     # what it tells as it writes, or, where the reference's token is not listed there, as it reads the same text
     others = own.known.get(mine, told[text.id, own.index].logprob), own.known[theirs]
     margin = ours[0] - ours[1]
-    reach = noise.margin
-    if judged is not None:
-        place = judged.measured.place(text.id, own.index)
-        reach = judged.measured.reach_anywhere if place is None else judged.measured.reach(place, (mine, theirs))
-        reach += 2 * (noise.changed or 0.0)
+    measured, changed = (None, 0.0) if judged is None else (judged.measured, noise.changed or 0.0)
+    reach = reach_of(text.id, own.index, (mine, theirs), noise, measured) + 2 * changed
     verdict, reason = judge_margin(margin, margin - (others[0] - others[1]), noise, reach)
     return TextParting(text.id, own.index, mine, theirs, ours, others, margin, verdict, reason)

@@ -61,6 +61,7 @@ class Rereader:
         self._dtype, self._form = dtype, form
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
+        self._every = range(len(self._rows))
         self.places = places_of(self._rows)
         self._starts = [0]
         for row in self._rows:
@@ -110,6 +111,18 @@ class Rereader:
         """The positions of rows, int64 [K]."""
         return torch.cat([torch.arange(self._starts[row], self._starts[row + 1]) for row in rows])
 
+    def _few(self, rows: Iterable[int]) -> Entries:
+        """The entries of rows."""
+        return self.places.few(self._at(rows))
+
+    def _spans(self, rows: Iterable[int]) -> Iterator[tuple[int, slice]]:
+        """Where the positions of each of these rows are among those of all of them."""
+        begin = 0
+        for row in rows:
+            end = begin + len(self._rows[row].text.token_ids)
+            yield row, slice(begin, end)
+            begin = end
+
     def _logits(self, way: Way, rows: Sequence[int], *, exact: bool = False) -> Tensor:
         """Logits f64 [K, V] at all positions of rows: in float32 where that has the weights. Raises ModelError."""
         if self._interrupted():
@@ -136,7 +149,7 @@ class Rereader:
         return self._noises[dtype]
 
     def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
-        known = self.places.counts > 0
+        known = self.places.known
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
         count = 1 if self._is_dear else 4
         step = max(len(order) // count, 1)
@@ -150,8 +163,7 @@ class Rereader:
                 readings.append(Reading(self._rows[row].text, tuple(place - begin for place in share)))
                 at += share
         keep = torch.tensor(at)
-        few = self.places.few(keep)
-        few = replace(few, owner=None)
+        few = replace(self.places.few(keep), owner=None)
         if torch.finfo(dtype).eps > 1e-4 and dtype == self._dtype and self._is_whole:
             logits = _read(side, [one.text for one in readings])
             begins = [0, *itertools.accumulate(len(one.text.token_ids) for one in readings)]
@@ -171,10 +183,9 @@ class Rereader:
         shaken = torch.stack([
             few.sizes(row.log_softmax(-1)[few.position, few.entry] - exact) for row in logits
         ])  # fmt: skip
-        tiny = torch.finfo(torch.float64).tiny
         eps = torch.finfo(torch.float32).eps  # of numbers as they are written
         own = shaken.square().mean(0).sqrt()
-        spread = left_out(shaken, tiny)
+        spread = left_out(shaken)
         typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
         typical[keep] = own
         written = self.places.sizes(self.places.value) * eps

@@ -18,7 +18,7 @@ from genctl.engines.protocol import Flow, Report, Request, never
 from genctl.engines.session import Session
 from genctl.errors import GenctlError
 from genctl.events.results import Collector
-from genctl.params import MOST_DRAFTED, Generation
+from genctl.params import MOST_DRAFTED, Generation, Runtime
 from genctl.parity.values import Text
 
 # -- a strategy that writes given tokens and hands out the logits before each: a text is read as a run would write it
@@ -119,6 +119,11 @@ class LocalSide:
         if generation.assistant_model or generation.assistant_early_exit:
             return int(generation.num_assistant_tokens or MOST_DRAFTED)
         return 0
+
+    def loaded_again(self, runtime: Runtime) -> Session:
+        """A session of its own, loaded as that of the side, but with `runtime`."""
+        flags = {name: value for name, value in self.session.planner.flags.items() if name != "on_event"}
+        return Session.load(runtime, **flags, threads=self.session.threads)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from genctl.engines.session import Session
-from genctl.native.decoder import Decoder, Encoder, LayerWeights, StackWeights
+from genctl.native.decoder import Decoder, Encoder, LayerWeights, Stack, StackWeights
 from genctl.native.norms import same
 from genctl.native.runtime import NativeModel
 from genctl.parity.values import ENCODER
@@ -143,48 +143,43 @@ class _Tap:
         return output
 
 
-class _TappedDecoder(Decoder):
-    """A decoder that also writes down what its parts put out, and what its head reads."""
+class _TappedStack(Stack):
+    """A stack that also writes down what its parts put out."""
 
-    def __init__(self, decoder: Decoder, taps: Taps) -> None:
-        vars(self).update(vars(decoder))  # its dtype may not be that of the weights
-        self.weights, self.taps = _tapped_weights(decoder.weights, taps, ""), taps
+    kind = ""  # what its sublayers begin with
+    path = ""  # and their names
+
+    def __init__(self, stack: Stack, taps: Taps) -> None:
+        vars(self).update(vars(stack))  # its dtype may not be that of the weights
+        self.weights, self.taps = _tapped_weights(stack.weights, taps, self.kind), taps
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
         x = super().embed(tokens, positions)
-        self.taps.receive(Sublayer(None, "embedding", "", "embed"), x)
+        self.taps.receive(Sublayer(None, f"{self.kind}embedding", "", f"{self.path}embed"), x)
         return x
 
     def layer(self, x: Tensor, number: int, *arguments: Any) -> Tensor:
         x = super().layer(x, number, *arguments)
-        self.taps.receive(Sublayer(number, "layer", "", f"layers.{number}"), x)
+        self.taps.receive(Sublayer(number, f"{self.kind}layer", "", f"{self.path}layers.{number}"), x)
         return x
+
+
+class _TappedDecoder(_TappedStack, Decoder):
+    """A decoder that also writes down what its head reads."""
 
     def head(self, x: Tensor) -> Tensor:
         self.taps.receive(Sublayer(None, "norm", "head", "final_norm"), x)
         return super().head(x)
 
 
-class _TappedEncoder(Encoder):
-    """An encoder that also writes down what its parts put out, and what it ends with."""
+class _TappedEncoder(_TappedStack, Encoder):
+    """An encoder that also writes down what it ends with."""
 
-    def __init__(self, encoder: Encoder, taps: Taps) -> None:
-        vars(self).update(vars(encoder))
-        self.weights, self.taps = _tapped_weights(encoder.weights, taps, ENCODER), taps
-
-    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = super().embed(tokens, positions)
-        self.taps.receive(Sublayer(None, f"{ENCODER}embedding", "", "encoder.embed"), x)
-        return x
-
-    def layer(self, x: Tensor, number: int, *arguments: Any) -> Tensor:
-        x = super().layer(x, number, *arguments)
-        self.taps.receive(Sublayer(number, f"{ENCODER}layer", "", f"encoder.layers.{number}"), x)
-        return x
+    kind, path = ENCODER, "encoder."
 
     def __call__(self, tokens: Tensor) -> Tensor:
         x: Tensor = super().__call__(tokens)
-        self.taps.receive(Sublayer(None, f"{ENCODER}norm", "source", "encoder.final_norm"), x)
+        self.taps.receive(Sublayer(None, f"{self.kind}norm", "source", f"{self.path}final_norm"), x)
         return x
 
 

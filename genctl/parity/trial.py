@@ -59,6 +59,11 @@ class Tried:
     plausible: bool = True  # the direction of what it changes is in the data, not only the size
 
     @property
+    def total(self) -> float:
+        """The logarithm of the likelihood of all that is left."""
+        return float(self.likelihood.sum())
+
+    @property
     def words(self) -> str:
         """The causes."""
         return " and ".join(one.sentence for one in self.causes) or "nothing"

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["tie", "drift", "other weights", "defect"]
 SEVERITY: dict[Verdict, int] = {"tie": 0, "drift": 1, "other weights": 2, "defect": 3}
+Place: TypeAlias = tuple[str, int]  # the id of a text, the index of a token
 ENCODER = "encoder "  # what the sublayers of an encoder begin with
 
 

@@ -9,7 +9,8 @@ from rich.cells import cell_len, chop_cells
 from rich.style import Style
 from rich.text import Text
 
-from genctl.terminal.text_width import one_line
+from genctl.terminal import theme
+from genctl.terminal.text_width import last_cells, one_line
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,30 @@ class MarkedText:
             self.marks.rstrip()
             self.lines.append(self.marks)
         self.text, self.marks, self.used = Text(no_wrap=True), Text(no_wrap=True), 0
+
+
+def marked(width: int, before: str, pieces: Iterable[MarkedPiece]) -> list[Text]:
+    """Pieces in lines of at most `width` cells. The end of what comes `before` them is dimmed, on a line at most."""
+    page = MarkedText(width)
+    if before:
+        page.put([MarkedPiece(last_cells(before, width), theme.PROMPT, " ")])
+    page.fill(pieces)
+    return page.finish()
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Sizes as digits and colours: 0 below the first of nine `steps`, 9 from the last on."""
+
+    steps: tuple[float, ...]
+
+    def digit(self, size: float) -> str:
+        """The level of a size."""
+        return str(sum(size >= step for step in self.steps))
+
+    def colour(self, size: float) -> Style:
+        """The ramp of probabilities, from no size to the last step and more."""
+        return theme.colour(1 - int(self.digit(size)) / 9)
 
 
 def _words(pieces: Iterable[MarkedPiece]) -> Iterable[list[MarkedPiece]]:

@@ -71,6 +71,13 @@ def hanging(first: str, words: str, width: int | None, style: Style = theme.PLAI
     return lines
 
 
+def labelled(label: str, style: Style, words: str, width: int | None) -> list[Text]:
+    """The same behind a label that has a style of its own."""
+    found = hanging(label, words, width)
+    found[0].stylize(Style(dim=False) + style, 0, len(label))
+    return found
+
+
 def one_line(text: str) -> str:
     """The text with controls, newlines and tabs shown as signs."""
     return widgets.visible(text.replace("\n", "↵").replace("\t", "⇥"))

@@ -136,6 +136,11 @@ def rounded(value: float) -> str:
     return "0.000" if text == "-0.000" else text
 
 
+def perplexity(value: float) -> str:
+    """A perplexity in a few characters."""
+    return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
+
+
 def _own_name(token: Token) -> str:
     """The name of a token without text, such as EOS, from its alternatives; "" for half a character."""
     text = next((text for token_id, text, _ in token.top if token_id == token.id), "")

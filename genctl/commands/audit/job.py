@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
-from genctl.commands.audit.view import AuditOutput, LiveAudit
+from genctl.commands.audit.view import AuditOutput, AuditPage, LiveAudit
 from genctl.commands.engine_choice import LOCAL, SERVERS, EngineChoice
 from genctl.commands.job import Job
 from genctl.config.chat_settings import variables_of
@@ -26,9 +26,6 @@ from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.traces import TraceFile
 from genctl.terminal.interrupt import Interrupt
-
-if TYPE_CHECKING:
-    from genctl.commands.audit.report import AuditPage
 
 DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
 TOKENS = 64  # of an answer, where nothing says it
@@ -69,16 +66,13 @@ class AuditJob(Job[AuditOptions]):
 
     def open_page(self, stack: ExitStack, path: str) -> None:
         """Begin the page."""
-        from genctl.commands.audit.report import AuditPage
-
         self.report = stack.enter_context(AuditPage(path, force=self.options.force))
 
     def open(self, stack: ExitStack) -> None:
         """Open the outputs and the view."""
         options = self.options
         self.open_consoles()
-        sink = self.sink(stack, options.output) if options.format != "text" or options.to_file else None
-        self.results = AuditOutput(options.format, self.out, sink, positions=options.positions)
+        self.results = AuditOutput(options.format, self.out, self.report_sink(stack), positions=options.positions)
         self.view = LiveAudit(self.err, time.monotonic, quiet=options.quiet)
         stack.callback(self.view.hide)
 

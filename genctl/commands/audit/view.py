@@ -1,31 +1,34 @@
-"""What an audit looks like: the verdict, a line for each hypothesis, and the worst row before and after."""
+"""What an audit looks like: the verdict, a line for each hypothesis, and the worst row before and after.
+
+On a terminal, in records, and on the page of `--report`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.style import Style
 from rich.text import Text
 
+from genctl.commands.page_file import ReportOutput, ReportPage
 from genctl.errors import count, percent
 from genctl.io import writers
-from genctl.io.records import SCHEMA, finite
+from genctl.io.records import finding
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
 from genctl.terminal import theme, widgets
 from genctl.terminal.live_region import LiveRegion
-from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.text_width import hanging, last_cells
+from genctl.terminal.marked_text import Levels, MarkedPiece, marked
+from genctl.terminal.text_width import hanging, labelled
 
 SHOWN = 8  # hypotheses
 BAR = 10  # cells
 PLAIN_WIDTH = 80
 _STYLES = {"same": theme.colour(1.0), "explained": theme.colour(0.5), "unexplained": theme.ERROR}
-_STEPS = tuple(2.0**power for power in range(0, 9))  # of the noise: 1, 2, … 256 times
+LEVELS = Levels(tuple(2.0**power for power in range(0, 9)))  # of differences: 1, 2, … 256 times noise
 Piece = Callable[[int], str]
 
 
@@ -34,10 +37,8 @@ def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     heading = f"{widgets.visible(one.trace)} against {widgets.visible(one.reference)}"
     room = PLAIN_WIDTH if width is None else width
     found = [widgets.header(max(room, cell_len(heading) + 6) if width is None else room, heading)]
-    first = f"{one.verdict}: "
-    verdict = hanging(first, widgets.visible(one.reason), width)
-    verdict[0].stylize(Style(dim=False) + _STYLES[one.verdict] + theme.CHOSEN, 0, len(first))
-    found += verdict
+    style = _STYLES[one.verdict] + theme.CHOSEN
+    found += labelled(f"{one.verdict}: ", style, widgets.visible(one.reason), width)
     for advice in dict.fromkeys(cause.advice for cause in one.causes):
         found += hanging("change ", widgets.visible(advice), width)
     if one.first is not None:
@@ -95,28 +96,11 @@ def strip(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     text = next(each for each in one.texts if each.id == own[0].id)
     found = [Text(f"row {widgets.visible(text.name or text.id)} differs most", style=theme.DIM)]
     for label, name in strips(one):
-        page = MarkedText(width)
-        if text.prompt:
-            page.put([MarkedPiece(last_cells(text.prompt, width), theme.PROMPT, " ")])
-        page.fill(
-            MarkedPiece(
-                piece(each.token) or f"‹id {each.token}›", colour(getattr(each, name)), digit(getattr(each, name))
-            )
-            for each in own
-        )
-        found += [Text(label, style=theme.DIM), *page.finish()]
+        sizes = [(piece(each.token) or f"‹id {each.token}›", getattr(each, name)) for each in own]
+        pieces = (MarkedPiece(token, LEVELS.colour(size), LEVELS.digit(size)) for token, size in sizes)
+        found += [Text(label, style=theme.DIM), *marked(width, text.prompt, pieces)]
     words = "digits: the difference in noise, 0 below 1, then doubling up to 9 from 256"
     return found + hanging("", words, width, theme.DIM)
-
-
-def digit(ratio: float) -> str:
-    """The level of a difference: 0 within noise, 9 from 256 times noise."""
-    return str(sum(ratio >= step for step in _STEPS))
-
-
-def colour(ratio: float) -> Style:
-    """The ramp of probabilities, from noise to 256 times of it."""
-    return theme.colour(1 - int(digit(ratio)) / 9)
 
 
 def _number(value: float) -> str:
@@ -135,7 +119,8 @@ def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[
     """The audit, a record of each hypothesis, and each position if `positions`."""
     names = {"trace": one.trace, "reference": one.reference}
     causes = [{**asdict(cause), "words": cause.sentence} for cause in one.causes]
-    yield _record("audit", names, {
+    yield finding("audit", {
+        **names,
         "verdict": one.verdict,
         "reason": one.reason,
         "causes": causes,
@@ -152,14 +137,9 @@ def records(one: Audit, *, positions: bool, failed_check: str) -> Iterator[dict[
         "notes": list(one.notes),
     })  # fmt: skip
     for each in one.tried:
-        yield _record("hypothesis", names, asdict(each))
+        yield finding("hypothesis", names | asdict(each))
     for position in one.positions if positions else ():
-        yield _record("position", names, asdict(position))
-
-
-def _record(kind: str, names: Mapping[str, str], fields: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **names, **fields})
-    return plain
+        yield finding("position", names | asdict(position))
 
 
 class AuditTsvWriter(writers.TsvWriter):
@@ -170,47 +150,73 @@ class AuditTsvWriter(writers.TsvWriter):
         super().write({**record, "causes": " ".join(keys)})
 
 
-FORMATS = {
-    **{name: writers.FORMATS[name] for name in ("text", "json", "jsonl")},
-    "tsv": writers.OutputFormat(lambda sink, setup: AuditTsvWriter(sink, COLUMNS), (".tsv",)),
-}
-
-
-class AuditOutput:
-    """Writes an audit in a format: to `sink`, or as text to the console where there is none."""
+class AuditOutput(ReportOutput):
+    """Writes an audit."""
 
     def __init__(self, format: str, console: Console, sink: writers.Sink | None, *, positions: bool) -> None:
-        self._format, self._console, self._sink, self._positions = format, console, sink, positions
-        self._found: Audit | None = None
-        self._piece: Piece = lambda token: ""
-        self._check = ""
+        super().__init__(format, console, sink, lambda sink: AuditTsvWriter(sink, COLUMNS))
+        self._positions = positions
+        self._found: tuple[Audit, Piece] | None = None
 
     def take(self, one: Audit, piece: Piece, failed_check: str) -> None:
         """The audit is done. `failed_check`: why the exit status is 4."""
-        self._found, self._piece, self._check = one, piece, failed_check
+        self._found = one, piece
+        self.records(records(one, positions=self._positions, failed_check=failed_check))
 
-    def finish(self) -> None:
-        """Write it."""
-        if self._found is None:
-            return
-        if self._sink is None:
-            self.draw(self._console)
-        elif self._format == "text":
-            text = "".join(f"{line.plain}\n" for line in lines(self._found, self._piece, None))
-            self._sink.write(text.encode("utf-8", "backslashreplace"))
-            self._sink.close()
-        else:
-            writer = writers.open_writer(self._format, self._sink, on_error=lambda record: None, formats=FORMATS)
-            for record in records(self._found, positions=self._positions, failed_check=self._check):
-                writer.write(record)
-            writer.close()
+    def lines(self, width: int | None) -> list[Text]:
+        """What is found, in lines of at most `width` cells."""
+        return [] if self._found is None else lines(*self._found, width)
 
-    def draw(self, console: Console) -> None:
-        """Print it."""
-        if self._found is not None:
-            for line in lines(self._found, self._piece, console.width if console.is_terminal else None):
-                console.print(line)
 
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+MOST = 60  # hypotheses
+LONGEST = 2000  # tokens of a row
+
+
+class AuditPage(ReportPage):
+    """The page in the making."""
+
+    def take(self, one: Audit, piece: Piece, facts: Sequence[tuple[str, str]]) -> None:
+        """The audit is done."""
+        self._found, self._piece, self._facts = one, piece, facts
+
+    def content(self) -> bytes:
+        """The page in UTF-8. Every text in it is escaped by the template."""
+        one = self._found
+        facts = [
+            ("trace", one.trace), ("reference", one.reference), ("rows", f"{len(one.texts):,}"),
+            ("tokens", f"{len(one.positions):,}"), *self._facts,
+        ]  # fmt: skip
+        return self.filled(
+            "audit.html.jinja",
+            f"Audit of {widgets.visible(one.trace)}",
+            facts,
+            verdict=one.verdict,
+            reason=widgets.visible(one.reason),
+            remarks=[*map(widgets.visible, (*(each.advice for each in one.causes), *one.notes, *one.failed.values()))],
+            tried=[
+                {
+                    "words": widgets.visible(each.words), "percent": percent(max(each.explained, 0.0)),
+                    "share": f"{100 * min(max(each.explained, 0.0), 1.0):.1f}",
+                    "likelihood": f"{each.log_likelihood:.1f}", "ratio": f"{each.ratio:.3g}",
+                }
+                for each in one.tried[:MOST]
+            ],
+            strips=[self._strip(label, name) for label, name in strips(one)],
+        )  # fmt: skip
+
+    def _strip(self, label: str, name: str) -> dict[str, Any]:
+        pieces = []
+        for each in worst_row(self._found)[:LONGEST]:
+            ratio = getattr(each, name)
+            about = f"token {each.index + 1}: {ratio:.3g} times noise"
+            text = self._piece(each.token) or f"‹id {each.token}›"
+            pieces.append({"text": widgets.visible(text), "level": LEVELS.digit(ratio), "about": about})
+        return {"name": f"The row that differs most, {label}", "pieces": pieces}
+
+
+# -- while it is done --------------------------------------------------------------------------------------------------
 
 _STAGES = {
     "asking": "the server is asked",

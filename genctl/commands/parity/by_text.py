@@ -14,7 +14,7 @@ from genctl.comparing.statistics import Interval, bootstrap
 from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
-from genctl.io.records import SCHEMA, finite
+from genctl.io.records import finding
 from genctl.terminal.text_width import hanging
 from genctl.terminal.widgets import table_lines
 
@@ -82,8 +82,7 @@ def compared(names: tuple[str, str], reference: Outcomes, other: Outcomes) -> Te
 
 def record(one: TextParity) -> dict[str, Any]:
     """The record of a pair."""
-    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": "texts", **asdict(one)})
-    return plain
+    return finding("texts", asdict(one))
 
 
 def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from genctl.commands.engine_choice import LOCAL, EngineChoice
 from genctl.commands.job import Job, request_of
@@ -100,9 +100,7 @@ class ParityJob(Job[ParityCommandOptions]):
         """Open the outputs and the view."""
         options = self.options
         self.open_consoles()
-        sink = None
-        if options.format != "text" or options.to_file:
-            sink = self.sink(stack, options.output)
+        sink = self.report_sink(stack)
         if (path := options.save or (options.expect if options.update else None)) is not None:
             self.saved_to = writers.open_output(path, None, force=options.force or options.update, at_once=True)
             stack.callback(self.saved_to.abandon)
@@ -154,20 +152,17 @@ class ParityJob(Job[ParityCommandOptions]):
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
-            one = measure(
-                reference,
-                other,
-                requests,
-                texts,
-                ParityOptions(layers=self.options.show_layers),
-                on_position=self.view.position,
-                on_stage=self.view.stage,
-                interrupted=self.interrupt,
-            )
+            how = ParityOptions(layers=self.options.show_layers)
+            one = measure(reference, other, requests, texts, how, **self._heard)
             self._end_if_interrupted()
             self._take(one, tops_of(reference, self.interrupt), tops_of(other, self.interrupt))
         if self.saved_to is not None:
             self._save(reference, requests, texts)
+
+    @property
+    def _heard(self) -> dict[str, Any]:
+        """Who hears of a comparison, and what may end it."""
+        return {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
 
     def _compare_server(
         self, loaded: LoadedSides, side: Side, reference: LocalSide, requests: Sequence[Request], texts: Sequence[Text]
@@ -177,8 +172,7 @@ class ParityJob(Job[ParityCommandOptions]):
         ids = [row.id for row in self.rows]
         server = loaded.server(side, engine, resolved, self.sides[0], reference, ids)
         self.view.begin(server.name)
-        heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
-        found = remote.compare(reference, server, requests, texts, **heard)
+        found = remote.compare(reference, server, requests, texts, **self._heard)
         self._end_if_interrupted()
         self._take(found.parity, tops_of(reference, self.interrupt), told_tops(found.told))
 
@@ -187,8 +181,7 @@ class ParityJob(Job[ParityCommandOptions]):
         self._name(side)
         golden_file.check_same(golden, side)
         self.view.begin(side.name)
-        heard = {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
-        one = against_golden.compare(golden, side, **heard)
+        one = against_golden.compare(golden, side, **self._heard)
         self._end_if_interrupted()
         self._take(one, recorded_tops(golden), tops_of(side, self.interrupt))
         if self.options.update:

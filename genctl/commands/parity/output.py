@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text as Line
 
+from genctl.commands.page_file import ReportOutput
 from genctl.commands.parity import by_text, view
 from genctl.commands.parity.by_text import TextParity
 from genctl.commands.parity.options import LIMITS, ParityCommandOptions
 from genctl.commands.parity.view import Naming
 from genctl.commands.table import flag_of
 from genctl.io import writers
-from genctl.io.records import SCHEMA, finite
+from genctl.io.records import finding
 from genctl.parity.values import Parity, Position, TextParting
 
 if TYPE_CHECKING:
@@ -38,18 +39,13 @@ def records(comparison: Parity, naming: Naming, *, positions: bool, failed: Sequ
     `failed` are the sentences of the checks that failed.
     """
     names = {"reference": comparison.reference, "other": comparison.other}
-    yield _record("pair", names, _pair(comparison, failed))
+    yield finding("pair", names | _pair(comparison, failed))
     for parting in comparison.partings:
-        yield _record("parting", names, _parting(parting, naming))
+        yield finding("parting", names | _parting(parting, naming))
     for position in comparison.positions if positions else ():
-        yield _record("position", names, _position(position))
+        yield finding("position", names | _position(position))
     for layer in comparison.curve:
-        yield _record("layer", names, asdict(layer))
-
-
-def _record(kind: str, names: Mapping[str, str], fields: Mapping[str, Any]) -> dict[str, Any]:
-    plain: dict[str, Any] = finite({"schema": SCHEMA, "kind": kind, **names, **fields})
-    return plain
+        yield finding("layer", names | asdict(layer))
 
 
 def _pair(comparison: Parity, failed: Sequence[str]) -> dict[str, Any]:
@@ -134,54 +130,25 @@ def failed_checks(options: ParityCommandOptions, one: Parity) -> list[str]:
     return failed
 
 
-FORMATS = {
-    **{name: writers.FORMATS[name] for name in ("text", "json", "jsonl")},
-    "tsv": writers.OutputFormat(lambda sink, setup: ParityTsvWriter(sink, COLUMNS), (".tsv",)),
-}
-
-
-class ParityOutput:
-    """Writes pairs of sides in a format: to `sink`, or as text to the console where there is none."""
+class ParityOutput(ReportOutput):
+    """Writes pairs of sides."""
 
     def __init__(self, format: str, console: Console, sink: writers.Sink | None, *, positions: bool) -> None:
-        self._console, self._sink, self._positions = console, sink, positions
+        super().__init__(format, console, sink, lambda sink: ParityTsvWriter(sink, COLUMNS))
+        self._positions = positions
         self._pairs: list[Parity] = []
         self._texts: list[TextParity] = []
         self.naming = Naming()
-        self._writer: writers.Writer | None = None
-        if format != "text" and sink is not None:
-            self._writer = writers.open_writer(format, sink, on_error=lambda record: None, formats=FORMATS)
 
     def pair(self, one: Parity, failed: Sequence[str]) -> None:
         """A pair is compared. `failed` are the sentences of checks that it fails."""
         self._pairs.append(one)
-        if self._writer is not None:
-            for record in records(one, self.naming, positions=self._positions, failed=failed):
-                self._writer.write(record)
+        self.records(records(one, self.naming, positions=self._positions, failed=failed))
 
     def texts(self, one: TextParity) -> None:
         """A pair is compared by the bits of texts."""
         self._texts.append(one)
-        if self._writer is not None:
-            self._writer.write(by_text.record(one))
-
-    def finish(self) -> None:
-        """Write what is left, if anything was compared."""
-        if self._writer is not None:
-            self._writer.close()
-        elif not self._pairs and not self._texts:
-            return
-        elif self._sink is not None:
-            lines = self.lines(None)
-            self._sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
-            self._sink.close()
-        else:
-            self.draw(self._console)
-
-    def draw(self, console: Console) -> None:
-        """Print the tables."""
-        for line in self.lines(console.width if console.is_terminal else None):
-            console.print(line)
+        self.records([by_text.record(one)])
 
     def lines(self, width: int | None) -> list[Line]:
         """The tables, in lines of at most `width` cells."""

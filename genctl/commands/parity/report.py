@@ -9,15 +9,14 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from genctl.commands.page_file import FileAtEnd, repeating, versions_used
+from genctl.commands.page_file import ReportPage
 from genctl.commands.parity import view
 from genctl.commands.parity.view import Naming
 from genctl.engines.server.told import ToldTop
-from genctl.errors import count, without_secrets
+from genctl.errors import count
 from genctl.pages import page
-from genctl.pages.page import digest, file_text, filled
 from genctl.parity.sides import LocalSide
-from genctl.parity.values import Golden, LayerDifference, Parity, Position, Text
+from genctl.parity.values import Golden, LayerDifference, Parity, Place, Position, Text
 from genctl.terminal.text_width import last_cells
 from genctl.terminal.widgets import visible
 
@@ -27,7 +26,6 @@ WORST = 12  # positions on a page
 TOP = 8  # tokens of each distribution
 
 Top: TypeAlias = tuple[tuple[int, float], ...]  # token and log-probability, the most probable first
-Place: TypeAlias = tuple[str, int]  # a text and the index of a token
 Tops: TypeAlias = "Callable[[Sequence[Text], set[Place]], dict[Place, Top]]"  # of texts, at places in them
 
 
@@ -75,7 +73,7 @@ def recorded_tops(golden: Golden) -> Tops:
     return lambda texts, places: {place: golden.known[place].top[:TOP] for place in places if place in golden.known}
 
 
-def told_tops(told: Mapping[tuple[str, int], ToldTop]) -> Tops:
+def told_tops(told: Mapping[Place, ToldTop]) -> Tops:
     """The best tokens that a server told."""
 
     def best(one: ToldTop) -> tuple[tuple[int, float], ...]:
@@ -93,7 +91,7 @@ LONGEST = 2000  # tokens of a text on the page
 PARTINGS = 200  # on the page
 
 
-class ParityPage(FileAtEnd):
+class ParityPage(ReportPage):
     """The page in the making."""
 
     def __init__(self, path: str, *, force: bool) -> None:
@@ -109,24 +107,9 @@ class ParityPage(FileAtEnd):
     def content(self) -> bytes:
         """The page in UTF-8. Every text in it is escaped by the template."""
         reference = self.naming.reference(self._pairs[0][0].reference)
-        facts = [
-            ("reference", visible(reference)),
-            ("texts", f"{len(self._pairs[0][0].texts):,}"),
-            *((label, visible(value)) for label, value in self.facts),
-            ("versions", versions_used()),
-        ]
+        facts = [("reference", reference), ("texts", f"{len(self._pairs[0][0].texts):,}"), *self.facts]
         pairs = [_pair(one, worst, self.naming) for one, worst in self._pairs]
-        style = file_text("page.css") + file_text("parity.css")
-        text = filled(
-            "parity.html.jinja",
-            title=f"Parity with {visible(reference)}",
-            command=visible(without_secrets(repeating())),
-            facts=facts,
-            pairs=pairs,
-            style=style,
-            style_digest=digest(style),
-        )
-        return text.encode("utf-8", "backslashreplace")
+        return self.filled("parity.html.jinja", f"Parity with {visible(reference)}", facts, pairs=pairs)
 
 
 def _pair(one: Parity, worst: Sequence[WorstPosition], naming: Naming) -> dict[str, Any]:
@@ -195,7 +178,9 @@ def _strip(one: Parity, naming: Naming) -> dict[str, Any]:
         if not each.same:
             about += f"; {naming.token(each.first_reference)} or {naming.token(each.first_other)}"
         shown = naming.text_of(each.token) or naming.token(each.token)
-        pieces.append({"text": visible(shown), "level": view.digit(each.kl), "other": not each.same, "about": about})
+        pieces.append(
+            {"text": visible(shown), "level": view.LEVELS.digit(each.kl), "other": not each.same, "about": about}
+        )
     return {
         "strip": pieces[:LONGEST],
         "strip_left": max(len(pieces) - LONGEST, 0),

@@ -26,8 +26,8 @@ from genctl.parity.values import (
 )
 from genctl.parity.values import Text as TextRead
 from genctl.terminal import theme, widgets
-from genctl.terminal.marked_text import MarkedPiece, MarkedText
-from genctl.terminal.text_width import hanging, last_cells
+from genctl.terminal.marked_text import Levels, MarkedPiece, marked
+from genctl.terminal.text_width import hanging, labelled, last_cells
 from genctl.terminal.widgets import first_column, table_lines, token_text
 
 # -- what tokens and rows are called -----------------------------------------------------------------------------------
@@ -57,6 +57,7 @@ class Naming:
 PARTINGS = 5  # shown of each pair
 CURVE = 40  # parts of the model shown one by one on a terminal
 AROUND = 5  # parts before and after the one at fault, whose layers are shown whole
+LEVELS = Levels(tuple(10 ** (power / 2) for power in range(-8, 1)))  # of KL in nats: 1e-4, 3e-4, …, 1
 PLAIN_WIDTH = 80  # of headings where there is no terminal
 _VERDICTS: dict[Verdict, Style] = {
     "tie": theme.colour(1.0),
@@ -117,7 +118,7 @@ def row_of(one: Parity) -> list[str]:
 def pair_lines(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     """One pair: the verdict with its reason, figures, where texts part, layers, and the text that differs most."""
     found = [_heading(one.other, naming.reference(one.reference), width)]
-    found += _after(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, sized(one), width)
+    found += labelled(f"{one.word}: ", verdict_style(one.verdict) + theme.CHOSEN, widgets.visible(sized(one)), width)
     if one.fault is not None:
         found += hanging("fault  ", widgets.visible(one.fault.reason), width)
     for note in one.notes:
@@ -157,13 +158,6 @@ def _heading(other: str, reference: str, width: int | None) -> Text:
 def verdict_style(verdict: Verdict | None) -> Style:
     """The colour of a verdict, or of none, which is no success."""
     return theme.ERROR if verdict is None else _VERDICTS[verdict]
-
-
-def _after(first: str, style: Style, words: str, width: int | None) -> list[Text]:
-    """Words behind a label that has a style of its own."""
-    found = hanging(first, widgets.visible(words), width)
-    found[0].stylize(Style(dim=False) + style, 0, len(first))
-    return found
 
 
 def _figures(one: Parity, width: int | None) -> list[Text]:
@@ -232,7 +226,7 @@ def parting_lines(parting: TextParting, naming: Naming, width: int | None) -> li
     """Where a text parts: both tokens with their probabilities on both sides, and the verdict."""
     sentence = f"text {naming.row(parting.text)}, token {parting.index + 1}: {' or '.join(ways(parting, naming))}"
     sentence += f", margin {nats(parting.margin)} nats"
-    return _after(f"  {parting.verdict:<6} ", verdict_style(parting.verdict), sentence, width)
+    return labelled(f"  {parting.verdict:<6} ", verdict_style(parting.verdict), widgets.visible(sentence), width)
 
 
 def ways(parting: TextParting, naming: Naming) -> list[str]:
@@ -299,25 +293,23 @@ def worst_text(one: Parity, naming: Naming, width: int | None) -> list[Text]:
     text = worst_of(one)
     if text is None or width is None:
         return []
-    page = MarkedText(width)
-    if text.prompt:
-        page.put([MarkedPiece(last_cells(text.prompt, width), theme.PROMPT, " ")])
-    own = [each for each in one.positions if each.text == text.id]
-    page.fill(
+    pieces = (
         MarkedPiece(
             naming.text_of(each.token) or f"‹id {each.token}›",
-            level_colour(each.kl) + Style(underline=not each.same),
-            digit(each.kl),
+            LEVELS.colour(each.kl) + Style(underline=not each.same),
+            LEVELS.digit(each.kl),
         )
-        for each in own
+        for each in one.positions
+        if each.text == text.id
     )
-    return [Text(f"text {naming.row(text.id)} differs most", style=theme.DIM), *page.finish(), *legend(width)]
+    found = [Text(f"text {naming.row(text.id)} differs most", style=theme.DIM)]
+    return [*found, *marked(width, text.prompt, pieces), *legend(width)]
 
 
 def worst_of(one: Parity) -> TextRead | None:
     """The text with the largest KL; None if no KL is large enough for a digit."""
     worst = max(one.positions, key=lambda each: each.kl, default=None)
-    if worst is None or digit(worst.kl) == "0":
+    if worst is None or LEVELS.digit(worst.kl) == "0":
         return None
     return next(each for each in one.texts if each.id == worst.text)
 
@@ -326,23 +318,10 @@ def legend(width: int) -> list[Text]:
     """What the digits, colours and lines mean."""
     line = Text("digits: KL, ", style=theme.DIM, no_wrap=True)
     for level in range(10):
-        line.append(str(level), style=level_colour(_STEPS[level - 1] if level else 0.0))
+        line.append(str(level), style=LEVELS.colour(LEVELS.steps[level - 1] if level else 0.0))
     line.append(" from 1e-4 to 1 nat", style=theme.DIM)
     rest = Text("underlined: another first choice", style=theme.DIM, no_wrap=True)
     return [line.append("; ").append_text(rest)] if line.cell_len + rest.cell_len + 2 <= width else [line, rest]
-
-
-_STEPS = tuple(10 ** (power / 2) for power in range(-8, 1))  # 1e-4, 3e-4, …, 1
-
-
-def digit(kl: float) -> str:
-    """The level of a KL: 0 below 1e-4 nats, 9 from 1 nat, two levels for each power of ten."""
-    return str(sum(kl >= step for step in _STEPS))
-
-
-def level_colour(kl: float) -> Style:
-    """The ramp of probabilities, from none of it to 1 nat and more."""
-    return theme.colour(1 - int(digit(kl)) / 9)
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -361,9 +340,7 @@ def nats(value: float) -> str:
 
 def plain(value: float) -> str:
     """A perplexity."""
-    if math.isnan(value) or math.isinf(value):
-        return nats(value)
-    return f"{value:.4f}" if value < 1000 else f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
+    return widgets.perplexity(value) if math.isfinite(value) else nats(value)
 
 
 def signed(value: float) -> str:

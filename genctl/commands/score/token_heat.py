@@ -47,7 +47,7 @@ def legend() -> Text:
 def figures(sums: Scored) -> str:
     """A text's sums in words."""
     words = [
-        f"perplexity {number(sums.ppl)}",
+        f"perplexity {widgets.perplexity(sums.ppl)}",
         f"{widgets.rounded(sums.nll)} nats",
         f"{widgets.rounded(sums.bits)} bits",
     ]
@@ -55,13 +55,6 @@ def figures(sums: Scored) -> str:
         words.append(f"{sums.bpb:.3f} bits/byte")
     words.append(count(sums.count, "token"))
     return " · ".join(words)
-
-
-def number(value: float) -> str:
-    """A perplexity in a few characters."""
-    if value < 1000:
-        return f"{value:.4f}"
-    return f"{value:,.0f}" if value < 1e8 else f"{value:.2e}"
 
 
 def token_table(tokens: Sequence[Token], width: int, top: int) -> list[Text]:
@@ -94,7 +87,7 @@ def ranking(entries: Sequence[Scored], by: str, width: int) -> list[Text]:
         cells = {
             "mean": widgets.rounded(sums.mean),
             "total": widgets.rounded(-sums.nll),
-            "perplexity": number(sums.ppl),
+            "perplexity": widgets.perplexity(sums.ppl),
             "bits/byte": "–" if math.isnan(sums.bpb) else f"{sums.bpb:.3f}",
             "tokens": f"{sums.count:,}",
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -79,6 +79,13 @@ class TokenNames:
     def is_text(self, id: int, text: str) -> bool:
         """Whether a text is that of a token, in any way."""
         return any(self.fits(way, id, text) for way in range(len(self.ways)))
+
+    def way_of(self, ids: Ids, texts: Iterable[str]) -> tuple[int, int]:
+        """The way in which tokens are written, and how many texts from the beginning are those of `ids` then."""
+        pairs = [*zip(ids, texts, strict=False)]
+        fits = [[self.fits(way, *pair) for pair in pairs] for way in range(len(self.ways))]
+        way = max(range(len(fits)), key=lambda way: sum(fits[way]))
+        return way, [*fits[way], False].index(False)
 
     def text_of(self, ids: Ids) -> str | None:
         """The text that is read as these tokens; None where there is none."""
@@ -259,13 +266,13 @@ class ToldDistributions:
         if server in self.mute:
             send = partial(self._sent, server)
             told = await self._questions.written(server, prompt, ids, self._names.is_text, send)
-            way, _ = self._way(ids, told)
+            way, _ = self._names.way_of(ids, (token.text for token in told))
             return [self._told(server, way, id, token) for id, token in zip(ids, told, strict=True)]
         whole = [*prompt, *ids]
         tokens, _ = await self._questions.tokens(server, {"prompt": whole, "max_tokens": 1, "echo": True})
         if len(tokens) < len(whole):
             raise InputError(f"{server.name}: was sent {len(whole)} tokens and tells of {len(tokens)}")
-        way, at = self._way(whole, tokens)
+        way, at = self._names.way_of(whole, (token.text for token in tokens))
         if at < len(whole):
             own, shown = one_line(self._names.ways[0](whole[at])), one_line(tokens[at].text)
             which = f"token {at + 1} of text {name} is “{shown}”, and that of {self._reference} “{own}”"
@@ -288,7 +295,7 @@ class ToldDistributions:
     async def _write(self, prompt: Ids, ids: Ids, server: Server) -> OwnText | None:
         sent = self._sent(server, prompt)
         tokens, finish = await self._questions.tokens(server, {"prompt": sent, "max_tokens": len(ids)})
-        way, same = self._way(ids, tokens)
+        way, same = self._names.way_of(ids, (token.text for token in tokens))
         if same == len(ids):
             return None
         if same == len(tokens):
@@ -298,13 +305,6 @@ class ToldDistributions:
         if (id := self._names.id_of(way, text)) is None:
             raise InputError(f"{server.name}: several tokens or none of {self._reference} are “{one_line(text)}”")
         return OwnText(same, id, self._told(server, way, id, tokens[same]).known)
-
-    def _way(self, ids: Ids, tokens: Sequence[Token]) -> tuple[int, int]:
-        """The way in which tokens are written, and how many from the beginning are those of `ids` then."""
-        pairs = [(id, token.text) for id, token in zip(ids, tokens, strict=False)]
-        fits = [[self._names.fits(way, *pair) for pair in pairs] for way in range(len(self._names.ways))]
-        way = max(range(len(fits)), key=lambda way: sum(fits[way]))
-        return way, [*fits[way], False].index(False)
 
     def _told(self, server: Server, way: int, id: int, token: Token) -> ToldTop:
         top = tuple(

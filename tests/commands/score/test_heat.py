@@ -90,7 +90,7 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
 
 @pytest.mark.parametrize("value", [1.0, 1.49764, 999.9, 123456.7, math.inf])
 def test_perplexities_stay_short(value: float) -> None:
-    assert len(token_heat.number(value)) <= 9
+    assert len(token_heat.widgets.perplexity(value)) <= 9
 
 
 def scored(text: str, nll: float, count: int, size: int) -> Scored:

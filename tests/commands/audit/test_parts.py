@@ -1,0 +1,76 @@
+"""Parts of an audit: readings of a trace, and numbers that are fitted to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from genctl.parity import numbers, rereading
+from genctl.parity.forms import FORMS
+from genctl.parity.trial import Way
+from genctl.parity.values import Text
+from tests.commands.audit.traces import BOS, MARKS, auditor, reference, rollouts
+
+pytestmark = MARKS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", [key for key, form in FORMS.items() if form.cache is not None])
+def test_a_narrow_cache_changes_what_a_large_model_reads(
+    form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled attention reads a cache as it is, so that its dtype had no effect in float32."""
+    monkeypatch.setattr(rereading, "DEAR", 0)
+    one = auditor(rollouts()[:1], dtype)
+    with torch.inference_mode():
+        moved = one._logits(Way(form=FORMS[form]), [0]) - one._logits(Way(dtype=dtype), [0])
+    assert float(moved.abs().mean()) > 1e-4
+
+
+def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass has logits from the shortest prompt on: a long prompt among short ones took a gigabyte."""
+    one, widths = reference(), list[int]()
+    together = one.together
+
+    def counted(texts: Sequence[Text]) -> list[Tensor]:
+        longest = max(len(text.prompt_ids) + len(text.token_ids) for text in texts)
+        widths.append(len(texts) * (longest - min(len(text.prompt_ids) for text in texts)))
+        return together(texts)
+
+    monkeypatch.setattr(one, "together", counted)
+    monkeypatch.setattr(rereading, "PADDED", 12 * one.vocabulary)
+    texts = [Text(str(place), (BOS,) + (5,) * (60 if place % 2 else 3), (7, 9)) for place in range(6)]
+    texts.insert(2, Text("none", (BOS,), ()))
+    with torch.inference_mode():
+        logits = rereading._read(one, texts)
+        alone = torch.cat([rereading._read(one, [text]) for text in texts if text.token_ids])
+        assert rereading._read(one, texts[2:3]).shape == (0, one.vocabulary)
+    assert max(widths) == 6
+    torch.testing.assert_close(logits, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("planted", [
+    numbers.Number(temperature=0.7), numbers.Number(temperature=0.8, kept=("top-p", 0.9)),
+    numbers.Number(repetition=1.2),
+])  # fmt: skip
+def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Number) -> None:
+    """A temperature took two minutes with 150,000 tokens: each try of a parameter read them all."""
+    random = torch.Generator().manual_seed(2)
+    logits = 2 * torch.randn(24, 20_000, generator=random, dtype=torch.float64)
+    best = logits.topk(20).indices
+    positions = torch.arange(len(logits)).repeat_interleave(20)
+    before = tuple(((5, 9), tuple(best[:place, 1].tolist())) for place in range(len(logits)))
+    chosen, follows = torch.arange(len(positions)) % 20 == 1, torch.ones(len(logits), dtype=torch.bool)
+    places = numbers.Entries(
+        best[:, 1], follows, positions, best.flatten(), chosen, torch.zeros(len(positions), dtype=torch.float64), before
+    )
+    places = replace(places, value=-numbers.remains(planted, logits, places))
+    left = {one: float(places.sizes(numbers.remains(one, logits, places)).median())
+            for one in numbers.numbers(logits, places)}  # fmt: skip
+    found = min(left, key=lambda one: left[one])
+    assert (found.temperature, found.kept, found.repetition) == (planted.temperature, planted.kept, planted.repetition)
+    assert left[found] < 1e-9
