@@ -107,7 +107,7 @@ def test_an_estimate_is_not_far_from_what_is_needed(monkeypatch: pytest.MonkeyPa
 
 
 def test_free_columns_of_a_buffer_are_not_counted_as_read() -> None:
-    """A cache of slots has 64 columns after one token: a row seemed to need 64 times its memory, and two ran at once."""
+    """A cache of slots has 64 columns after one token: a row seemed to need 64 times its memory; two ran at once."""
     plain, slotted = new_cache([None, 4], 0), new_cache([None, 4], 0)
     for layer in plain.layers:
         layer.update(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))
