@@ -20,6 +20,13 @@ NEVER = tl.constexpr(-1e30)  # the score of a column that is not seen
 
 
 @triton.jit
+def _base(row, row_stride, column, D: tl.constexpr):
+    """Where a column begins: a multiple of D, without which a compiler loads one number at a time."""
+    aligned: tl.constexpr = D & -D
+    return tl.multiple_of(row.to(tl.int64) * row_stride + column * D, aligned)
+
+
+@triton.jit
 def _look(
     qs, keys_ptr, values_ptr, begin, seen, owns, scaling, TILES: tl.constexpr,
     G: tl.constexpr, D: tl.constexpr, W: tl.constexpr, CAP: tl.constexpr, PIECE: tl.constexpr, C: tl.constexpr,
@@ -86,7 +93,7 @@ def attend(
         start = tl.maximum(start, end - WINDOW)
     seen = end - start  # columns, cut into pieces from the first one on: a row's sums do not depend on its buffer
     count = tl.maximum((seen - 1) // PIECE + 1, 1)
-    base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
+    base = _base(row, row_stride, kv * columns + start, D)
     if PDL and W >= 64:  # noqa: SIM102 - this is known when it is compiled
         if number < count:  # earlier steps wrote all but a few columns
             ahead = tl.maximum(tl.minimum(number * PIECE + tl.arange(0, C), seen - 1), 0)[:, None] * D
@@ -148,7 +155,7 @@ def attend_all(
     if WINDOW > 0:
         start = tl.maximum(start, end - WINDOW)
     seen = end - start
-    base = row.to(tl.int64) * row_stride + (kv * columns + start) * D
+    base = _base(row, row_stride, kv * columns + start, D)
     qs, owns, mosts, masses, accs = (), (), (), (), ()
     for i in tl.static_range(TILES):
         token = block + i * B + g // GROUP
@@ -175,21 +182,21 @@ def attend_all(
         tl.store(out_ptr + q_at, out, mask=there[:, None] & (d < D)[None, :])
 
 
-@triton.jit(do_not_specialize=["count", "begin", "size", "row_stride", "columns"])
+@triton.jit(do_not_specialize=["count", "begin", "size", "columns"])
 def move_rows(
-    table_ptr, rows_ptr, like_ptr, count, begin, size, row_stride, columns,
-    D: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
+    table_ptr, rows_ptr, like_ptr, count, begin, size, columns, D: tl.constexpr, R: tl.constexpr, N: tl.constexpr,
 ):
     """Row i of each buffer becomes row `rows[i]` int64 [count], in `size` columns from `begin` on, R rows at most.
 
-    table int64 [buffers]: where each begins; [rows, K, C, D], rows `row_stride` apart.
+    table int64 [buffers]: where each begins; [rows, K, C, D].
     """
     block, head, buffer = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     base = tl.load(table_ptr + buffer).to(tl.pointer_type(like_ptr.dtype.element_ty))
-    base += (head.to(tl.int64) * columns + begin) * D
-    r, at = tl.arange(0, R), block * N + tl.arange(0, N)
+    base = tl.multiple_of(base, 16) + _base(head, columns * D, begin, D)
+    row_stride = tl.num_programs(1) * columns * D
+    r, at = tl.arange(0, R).to(tl.int64), block * N + tl.arange(0, N)
     inside = (r < count)[:, None] & (at < size * D)[None, :]
     source = tl.load(rows_ptr + r, mask=r < count, other=0)
     moved = tl.load(base + source[:, None] * row_stride + at[None, :], mask=inside, other=0.0)
     tl.debug_barrier()  # all are read before one is written
-    tl.store(base + r.to(tl.int64)[:, None] * row_stride + at[None, :], moved, mask=inside)
+    tl.store(base + r[:, None] * row_stride + at[None, :], moved, mask=inside)

@@ -132,7 +132,7 @@ class KernelDecoder:
     def move_rows(self, buffers: Sequence[tuple[Tensor, Tensor]], rows: Tensor, since: int, end: int) -> None:
         """Row i of a cache becomes row `rows[i]` (int64 [N]), in place, in the columns from `since` to `end`.
 
-        One launch for keys and values of all layers, [N, K, C, D] each, with equal strides.
+        One launch for keys and values of all layers, [N, K, C, D] each, of one shape.
         """
         flat = [buffer for pair in buffers for buffer in pair]
         where, like = [buffer.data_ptr() for buffer in flat], flat[0]
@@ -142,7 +142,7 @@ class KernelDecoder:
         blocks = -(-(end - since) * size // MOVED)
         if blocks > 0:
             self.parts.attention.move_rows[blocks, heads, len(flat)](
-                self._table[1], rows, like, len(rows), since, end - since, like.stride(0), columns,
+                self._table[1], rows, like, len(rows), since, end - since, columns,
                 D=size, R=power(len(rows)), N=MOVED,
             )  # fmt: skip
 

@@ -20,7 +20,7 @@ from genctl.native.quantized import GROUP
 FEW = 64  # tokens of a pass, of which each has programs of its own for its pieces of columns
 AHEAD = 512  # bytes of each output that are asked for while the kernel before still runs
 PIECE, COLUMNS = 128, 128  # of attention, and of its tile
-QUERY_TILES = 4  # of a program, where many tokens are read
+QUERY_TILES = 2  # of a program, where many tokens are read: what registers hold
 AT_ONCE = 8  # pieces that are read at once
 
 # For each kind of window: the column of each row's first token, int64 [1], and a row's first column, int32 [N].
@@ -219,7 +219,7 @@ class KernelPass:
         }  # fmt: skip
         if self.many:
             shared = 1 if window else queries // group
-            tiles = 1 if window else min(QUERY_TILES, power(-(-self.fed // shared)))
+            tiles = 1 if window or size > 128 else min(QUERY_TILES, power(-(-self.fed // shared)))
             self._launch(
                 self.parts.attention.attend_all, (-(-self.fed // (shared * tiles)), kv, self.rows), q, keys, values,
                 starts, place, mixed.x, self.fed, row_stride, columns, spec.scaling, B=shared, TILES=tiles,
