@@ -155,8 +155,8 @@ class Questions:
     ) -> list[Token]:
         """What a server without an echo tells of tokens, as it writes them itself behind a prompt.
 
-        Where it writes another token, it is asked for the number of the one given, and goes on behind that one. NaN
-        where it does not tell a number. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
+        Where it writes another token than the given one, it is asked for the log-probability of that one and then goes on
+        behind it. NaN where it tells none. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
         """
         found: list[Token] = []
         while len(found) < len(ids):
