@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.cache.cache import Cache
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, shortages
+from genctl.decode.memory import OutOfMemory, raise_shortage, shortages
 from genctl.decode.pass_prices import PassPlan, never_pays
 from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.score import ModelScores
@@ -214,9 +214,12 @@ class Batch:
 
     def _scores(self, tokens: Tensor | None = None) -> ModelScores:
         """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
-        with shortages():
+        try:
             output = self._pass(tokens)
-            return ModelScores(output.logits, output.layers)
+        except (MemoryError, RuntimeError) as error:
+            raise_shortage(error)
+            raise
+        return ModelScores(output.logits, output.layers)
 
     def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
