@@ -223,6 +223,7 @@ class Batch:
 
     def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
+        hidden = any(state.lane.strategy.traits.needs_hidden for state in self.states)
         if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or self._drafted()):
             if self._checks(self.states):
                 return self._uneven(self.kv.cache)
@@ -252,7 +253,7 @@ class Batch:
                 self.kv.sources,
                 first=self.kv.cache is None,
                 keep=keep,
-                hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
+                hidden=hidden,
                 history=self._everything() if self.kv.cache is not None and model.wants_history(start) else None,
             )
         )
