@@ -201,7 +201,7 @@ class Batch:
             lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
         at = 0
-        uneven = self.kv.cache is not None and len(scores.logits) > sum(count for _, count in self.kv.held)
+        uneven = self.kv.cache is not None and len(scores.logits) > self.kv.rows
         for state, count in self.kv.held:
             fed = len(state.to_feed()[0]) if uneven else 1
             rows = slice(at, at := at + count * fed)
