@@ -56,7 +56,7 @@ class Chosen:
         totals = None if choice.totals is None else next(answered)
         may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
         facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], self._traces())
-        sound = math.isfinite(sum(map(sum, [*logprobs, *(best or ())])))
+        sound = math.isfinite(sum(map(sum, [*logprobs, *(best or ())])))  # then nothing is left to check
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
             mine = range(at, at := at + count)
