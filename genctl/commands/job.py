@@ -258,10 +258,14 @@ class Job(ABC, Generic[SomeOptions]):
             prompt = row.prompt.rstrip()
             first_sign.show_prompt(lambda width: middle_cells(prompt, width))
 
-    def end_sign(self, event: Event) -> None:
-        """A listener that takes that line away once there is something to draw."""
-        if not isinstance(event, (Began, Prefilled)):
-            first_sign.end()
+    def sign_listeners(self) -> list[Listener]:
+        """What takes that line away once there is something to draw: a listener, if there is the line."""
+
+        def end(event: Event) -> None:
+            if not isinstance(event, (Began, Prefilled)):
+                first_sign.end()
+
+        return [end] if first_sign.exists() else []
 
     def close_engine(self, *, failed: bool = False) -> None:
         """End what the engine has started."""

@@ -116,7 +116,7 @@ class Messages:
 
 @dataclass
 class Reuse:
-    """Counts the prompt tokens that `--prompt-cache` saved. A listener of events; without `path` it has no notes."""
+    """Counts the prompt tokens that `--prompt-cache` saved. Without `path` it has no listener and no notes."""
 
     path: str | None
     prompts: int = 0
@@ -124,9 +124,13 @@ class Reuse:
     reused: int = 0
     useless: int = 0  # prompts for which nothing could be reused
 
-    def feed(self, event: events.Event) -> None:
-        """Take in one event."""
-        if self.path is None or not isinstance(event, events.Prefilled) or event.shared:
+    @property
+    def listeners(self) -> list[Callable[[events.Event], object]]:
+        """What takes in events."""
+        return [] if self.path is None else [self._feed]
+
+    def _feed(self, event: events.Event) -> None:
+        if not isinstance(event, events.Prefilled) or event.shared:
             return
         self.prompts += 1
         self.tokens += event.prompt_tokens

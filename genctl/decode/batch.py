@@ -12,7 +12,7 @@ from genctl import events
 from genctl.decode.batch_cache import BatchCache
 from genctl.decode.cache.cache import Cache
 from genctl.decode.lane import LaneState
-from genctl.decode.memory import OutOfMemory, shortages
+from genctl.decode.memory import OutOfMemory, raise_shortage, shortages
 from genctl.decode.pass_prices import PassPlan, never_pays
 from genctl.decode.runtime import ModelRuntime, Output, Pass
 from genctl.decode.score import ModelScores
@@ -201,7 +201,7 @@ class Batch:
             lanes = [state.lane.name for state in self.states for _ in range(state.row_count)]
             yield self.watcher.read(lanes, max(state.step for state in self.states), self.kv.reordered)
         at = 0
-        uneven = self.kv.cache is not None and len(scores.logits) > sum(count for _, count in self.kv.held)
+        uneven = self.kv.cache is not None and len(scores.logits) > self.kv.rows
         for state, count in self.kv.held:
             fed = len(state.to_feed()[0]) if uneven else 1
             rows = slice(at, at := at + count * fed)
@@ -214,12 +214,16 @@ class Batch:
 
     def _scores(self, tokens: Tensor | None = None) -> ModelScores:
         """The scores of one pass, in which each row is fed its own of `tokens`, int64 [N], or what it has not read."""
-        with shortages():
+        try:
             output = self._pass(tokens)
-            return ModelScores(output.logits, output.layers)
+        except (MemoryError, RuntimeError) as error:
+            raise_shortage(error)
+            raise
+        return ModelScores(output.logits, output.layers)
 
     def _pass(self, tokens: Tensor | None) -> Output:
         model, device = self.model, self.model.device
+        hidden = any(state.lane.strategy.traits.needs_hidden for state in self.states)
         if self.kv.cache is not None and len(self.states) > 1 and (self.kv.gaps or self._drafted()):
             if self._checks(self.states):
                 return self._uneven(self.kv.cache)
@@ -249,7 +253,7 @@ class Batch:
                 self.kv.sources,
                 first=self.kv.cache is None,
                 keep=keep,
-                hidden=any(state.lane.strategy.traits.needs_hidden for state in self.states),
+                hidden=hidden,
                 history=self._everything() if self.kv.cache is not None and model.wants_history(start) else None,
             )
         )

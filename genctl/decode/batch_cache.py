@@ -25,6 +25,7 @@ class BatchCache:
         self.cache: Cache | None = None  # None if the model has none: every pass then reads everything again
         self.columns = 0
         self.held: list[tuple[LaneState, int]] = []  # the lanes of the last pass in order, and each one's rows
+        self.rows = 0  # of all of them
         self.pads: dict[LaneState, int] = {}  # columns of padding before a lane's tokens
         self.gaps: dict[LaneState, int] = {}  # columns after a lane's tokens, where others have more than it
         self.reordered: list[int] = []  # the previous places of the rows, if any was moved or copied
@@ -63,6 +64,7 @@ class BatchCache:
             longest = max(state.reach for state in states)
             self.pads = {state: longest - state.reach for state in states}
         self.held = [(state, state.row_count) for state in states]
+        self.rows = sum(count for _, count in self.held)
         if self.model.is_encoder_decoder:
             self._arrange_sources(states)
 
@@ -93,7 +95,7 @@ class BatchCache:
         if before:
             assert self.cache is not None
             spare = min(self.pads[state] for state in before)
-            self.reordered = [] if rows == [*range(sum(count for _, count in self.held))] else rows
+            self.reordered = [] if rows == [*range(self.rows)] else rows
             if spare or self.reordered:
                 index = to_device(rows, self.model.device)
                 if spare or joining or [(state, state.row_count) for state in before] != self.held:

@@ -17,7 +17,7 @@ from torch import Tensor
 from genctl import events
 from genctl.decode.commit import Facts, first_stop
 from genctl.decode.lane import LaneState, padded
-from genctl.decode.memory import OutOfMemory, shortages
+from genctl.decode.memory import OutOfMemory, raise_shortage
 from genctl.decode.score import ModelScores, ProcessedScores, Stages, counted, damaged, score, score_at
 from genctl.decode.transfer import fetch
 from genctl.decode.types import Choice, Context, Independent, Lane, RowsOfLane, Scores
@@ -56,7 +56,7 @@ class Chosen:
         totals = None if choice.totals is None else next(answered)
         may_finish = None if pruning is None or pruning.may_finish is None else next(answered)
         facts = Facts(rows, tokens, logprobs, totals, may_finish, [*answered], self._traces())
-        sound = math.isfinite(sum(map(sum, logprobs))) and best is None
+        sound = math.isfinite(sum(map(sum, [*logprobs, *(best or ())])))  # then nothing is left to check
         at = 0
         for state, count in zip(self.states, self.counts, strict=True):
             mine = range(at, at := at + count)
@@ -130,18 +130,18 @@ def choose(states: Sequence[LaneState]) -> list[LanesChosen]:
     return choices
 
 
-def _groups(states: Sequence[LaneState]) -> Iterator[list[LaneState]]:
+def _groups(states: Sequence[LaneState]) -> list[list[LaneState]]:
     """Lanes that choose together: neighbours in one pass with equal knobs."""
-    group: list[LaneState] = []
+    groups: list[list[LaneState]] = []
     for state in states:
+        group = groups[-1] if groups else []
         key = state.mode.key if state.draft is None and (state.mode.drafting is None or state.drafts) else None
         apart = group and (state.scores is not group[0].scores or state.place.start != group[-1].place.stop)
-        if group and (key is None or key != group[0].mode.key or apart):
-            yield group
-            group = []
-        group.append(state)
-    if group:
-        yield group
+        if not group or key is None or key != group[0].mode.key or apart:
+            groups.append([state])
+        else:
+            group.append(state)
+    return groups
 
 
 def _together(states: list[LaneState]) -> list[LanesChosen]:
@@ -154,64 +154,75 @@ def _together(states: list[LaneState]) -> list[LanesChosen]:
     if place.stop - place.start < model.logits.shape[0]:
         model = model.map(lambda tensor: tensor[place])
     try:
-        with shortages():
-            text = padded(states, model.logits.shape[-1]) if first.mode.reads_rows else first.live.row_tokens
-            scored = score(lane.processors, text, None, model, strategy.traits.space)
-            tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
-            rows = counted(tokens.shape[0], tokens.device)
-            counts = [len(state.survivors) for state in states]
-            return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
-    except (GenctlError, ValueError, RuntimeError, IndexError):
+        text = padded(states, model.logits.shape[-1]) if first.mode.reads_rows else first.live.row_tokens
+        scored = score(lane.processors, text, None, model, strategy.traits.space)
+        tokens = strategy.tokens(scored.logits[:, 0], map(_rows_of, states), scored.left)
+        rows = counted(tokens.shape[0], tokens.device)
+        counts = [len(state.survivors) for state in states]
+        return [_chosen(states, counts, Choice(rows, tokens), model, scored)]
+    except (GenctlError, MemoryError, ValueError, RuntimeError, IndexError) as error:
+        raise_shortage(error)
         return [_alone(state) for state in states]  # so that only the lane at fault fails
 
 
 def _alone(state: LaneState) -> Chosen | Done:
     """One lane's choice."""
     lane, strategy, independent = state.lane, state.lane.strategy, state.mode.independent
-    with shortages():
-        model = state.own_scores()
-        if independent is None and (strategy.traits.reads_scores or not strategy.traits.drafts):
-            _ = model.logprobs  # compute it now: after a failure within a search the choice could not be repeated
+    traits, model = strategy.traits, _model_scores(state)
     try:
-        with shortages(failed_inside_choice=independent is None):
-            _refuse(state)
-            if state.mode.drafting is not None and state.drafts is None:
-                state.drafts = state.mode.drafting.begin(_context(state))
-            if strategy.traits.reads_scores and not state.mode.tolerant:
-                _finite(state, model.logprobs)
-            state.stages = []
-            scored = score(
-                lane.processors, state.live.row_tokens, state.draft, model, strategy.traits.space, trace=lane.trace
-            )
-            if state.proposed is not None:
-                choice = _verified(state, scored.logits[0])
-            elif independent is not None:
-                choice = _independent(state, independent, scored)
+        _refuse(state)
+        if state.mode.drafting is not None and state.drafts is None:
+            state.drafts = state.mode.drafting.begin(_context(state))
+        if traits.reads_scores and not state.mode.tolerant:
+            _finite(state, model.logprobs)
+        state.stages = []
+        scored = score(lane.processors, state.live.row_tokens, state.draft, model, traits.space, trace=lane.trace)
+        if state.proposed is not None:
+            choice = _verified(state, scored.logits[0])
+        elif independent is not None:
+            choice = _independent(state, independent, scored)
+        else:
+            if traits.reads_scores and scored.best is not None:
+                [[best]] = fetch([[scored.best]])
+                _judge(best, lane.processors)
+            ended, state.scored = tuple(state.ended), scored
+            scores = Scores(state.live, model, scored.logits, state.survivors, ended)
+            if state.search is None:
+                state.search = strategy.search(scores, _context(state))
+                choice = next(state.search)
             else:
-                if strategy.traits.reads_scores and scored.best is not None:
-                    [[best]] = fetch([[scored.best]])
-                    _judge(best, lane.processors)
-                ended, state.scored = tuple(state.ended), scored
-                scores = Scores(state.live, model, scored.logits, state.survivors, ended)
-                if state.search is None:
-                    state.search = strategy.search(scores, _context(state))
-                    choice = next(state.search)
-                else:
-                    choice = state.search.send(scores)
-            if state.stages:  # made by `Context.process`
-                scored = scored._replace(stages=state.stages)
-            return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
+                choice = state.search.send(scores)
+        if state.stages:  # made by `Context.process`
+            scored = scored._replace(stages=state.stages)
+        return _chosen([state], [choice.rows.shape[0]], choice, model, scored)
     except StopIteration:
         return Done(state)
     except ContractError:  # of a draft model
         raise
     except GenctlError as error:
         return Done(state, _damage(state, model.logits) or error)
-    except (ValueError, RuntimeError, IndexError):
+    except (MemoryError, ValueError, RuntimeError, IndexError) as error:
+        raise_shortage(error, failed_inside_choice=independent is None)
         damage = _damage(state, model.logits)
         if damage is None:
             raise
         return Done(state, damage)
+
+
+def _model_scores(state: LaneState) -> ModelScores:
+    """The scores of a lane that chooses alone, with the log-probabilities that its search reads.
+
+    They are computed before it: after a failure within a search the choice could not be repeated.
+    """
+    traits = state.lane.strategy.traits
+    try:
+        model = state.own_scores()
+        if state.mode.independent is None and (traits.reads_scores or not traits.drafts):
+            _ = model.logprobs
+    except (MemoryError, RuntimeError) as error:
+        raise_shortage(error)
+        raise
+    return model
 
 
 def _independent(state: LaneState, strategy: Independent, scored: ProcessedScores) -> Choice:

@@ -55,7 +55,7 @@ class LaneState:
         self.first_token_s = 0.0
         self.alive, self.step = True, 0
         tokens = RowTokens.begin(prefix.tokens, min(lane.max_new_tokens, ROOM))
-        self.live = Rows(tokens, [0.0], [0.0], [None], tokens.length, [] if lane.text is None else [lane.text.fork()])
+        self.live = Rows(tokens, [0.0], [0.0], [None], 0, [] if lane.text is None else [lane.text.fork()])
         self.rng = torch.Generator(device=prefix.logits.device)
         self.rng.manual_seed(lane.seed)
         self.mode = choice_mode(lane)

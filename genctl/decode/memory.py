@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,20 +38,22 @@ class OutOfMemory(Exception):
         return OutOfMemory(str(self), failed_inside_choice=self.failed_inside_choice)
 
 
-class shortages:
-    """A context that turns any exception for a shortage of memory into OutOfMemory."""
+def raise_shortage(error: BaseException, *, failed_inside_choice: bool = False) -> None:
+    """Raises OutOfMemory in the place of an exception for a shortage of memory. Another one is left to the caller."""
+    if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
+        error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
+        why = (str(error).splitlines() or [""])[0][:120]
+        raise OutOfMemory(why, failed_inside_choice=failed_inside_choice) from None
 
-    def __init__(self, *, failed_inside_choice: bool = False) -> None:
-        self.failed_inside_choice = failed_inside_choice
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, (MemoryError, RuntimeError)) and is_shortage(error):
-            error.__traceback__ = error.__context__ = error.__cause__ = None  # their frames hold tensors of the pass
-            why = (str(error).splitlines() or [""])[0][:120]
-            raise OutOfMemory(why, failed_inside_choice=self.failed_inside_choice) from None
+@contextmanager
+def shortages() -> Iterator[None]:
+    """`raise_shortage` for whatever is raised within: around what is not done for each token."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise_shortage(error)
+        raise
 
 
 def release() -> None:

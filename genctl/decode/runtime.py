@@ -356,9 +356,9 @@ class ModelRuntime(ABC):
         return cache
 
     def _grown(self, given: Pass, past: int) -> Output | None:
-        """A pass that reads the full texts again if the fed tokens bring them beyond the bound; None otherwise."""
+        """Where texts are read again: a pass that does so if the fed tokens bring them beyond the bound; else None."""
         cache = given.cache
-        if cache is None or given.history is None or given.first or not (self.reads_again and past <= self.bound):
+        if cache is None or given.history is None or given.first or past > self.bound:
             return None
         beyond = past + given.feed.shape[1] > self.bound
         # after a rejected draft a shorter cache may hold values that were computed beyond the bound

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
@@ -71,18 +72,20 @@ class Rows:
     logprobs: list[float]  # R sums over the new tokens, the model's own, in nats
     totals: list[float]  # R sums by which the search ranks
     indices: list[int | None]  # R, the index of the returned sequence, if rows are independent
-    prompt_len: int
+    written: int  # new tokens in each row
     texts: list[RowText]  # R, the text of each; empty if the lane makes none
 
     def continued(self, rows: Sequence[events.Row], written: Sequence[Sequence[int]], texts: list[RowText]) -> Rows:
         """The rows that live on after a step, from its records, with the tokens that each has written and its text."""
         tokens = self.row_tokens.continued([row.parent for row in rows], written)
         logprobs, totals = [row.logprob for row in rows], [row.total for row in rows]
-        return Rows(tokens, logprobs, totals, [row.slot for row in rows], self.prompt_len, texts)
+        count = tokens.length - self.prompt_len
+        return Rows(tokens, logprobs, totals, [row.slot for row in rows], count, texts)
 
     def write(self, row: events.Row, token: int) -> None:
         """Let the only row live on as `row`, with one more token."""
         self.row_tokens.append(token)
+        self.written += 1
         self.logprobs[0], self.totals[0], self.indices[0] = row.logprob, row.total, row.slot
 
     @property
@@ -91,9 +94,9 @@ class Rows:
         return self.row_tokens.tensor()
 
     @property
-    def written(self) -> int:
-        """New tokens in each row."""
-        return self.row_tokens.length - self.prompt_len
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return self.row_tokens.length - self.written
 
 
 class RawScores(Protocol):
@@ -330,7 +333,7 @@ class Lane:
     limit: str = ""  # what limits the length if not max_new_tokens ("context of 512 tokens")
     text: RowText | None = None  # of a row without new tokens; None: no text is made
 
-    @property
+    @cached_property
     def explains(self) -> bool:
         """Whether tokens are reported with more than their log-probability."""
         return self.scores or self.top > 0 or self.trace or self.processed or bool(self.watch)

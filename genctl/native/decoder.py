@@ -356,12 +356,12 @@ class Decoder(Stack):
         """What all layers of a pass over F tokens share (see `__call__`)."""
         if visible is None:
             visible = [distances.mask(past, fed, mask, self.device) for distances in self.distances]
-        shared = PassFacts(visible or [Mask(past, fed, mask, self.device)])
+        angles = local_angles = None
         if self.rotary is not None:
-            shared.angles = self._angles(self.rotary, positions, past)
-            shared.local_angles = shared.angles
+            angles = local_angles = self._angles(self.rotary, positions, past)
         if self.local_rotary is not None and self.local_rotary is not self.rotary:
-            shared.local_angles = self._angles(self.local_rotary, positions, past)
+            local_angles = self._angles(self.local_rotary, positions, past)
+        shared = PassFacts(visible or [Mask(past, fed, mask, self.device)], angles, local_angles)
         if self.slopes is not None:
             from genctl.native.positions import alibi
 

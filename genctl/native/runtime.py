@@ -288,8 +288,7 @@ class NativeRuntime(ModelRuntime):
         if cache is not None and sources is not None and sources.cross is not None:
             cache = cache.with_cross(sources.cross)
         past = 0 if cache is None else cache.length
-        grown = self._grown(given, past)
-        if grown is not None:
+        if self.reads_again and (grown := self._grown(given, past)) is not None:
             return grown
         if given.places is not None:
             return self._uneven(given, past)

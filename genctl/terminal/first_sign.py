@@ -114,6 +114,11 @@ def status(words: str, *, restart: bool = True) -> bool:
     return _sign is not None
 
 
+def exists() -> bool:
+    """Whether there is such a line, even if it is hidden now. Once there is none, none comes any more."""
+    return _sign is not None
+
+
 def clear() -> None:
     """Take the line away, if it is there. `status` brings it back."""
     if _sign is not None and _sign.visible:

@@ -203,8 +203,7 @@ class TransformersRuntime(ModelRuntime):
             self._compare()
         self.rope.reset()
         past = 0 if cache is None else cache.length
-        grown = self._grown(given, past)
-        if grown is not None:
+        if self.reads_again and (grown := self._grown(given, past)) is not None:
             return grown
         inputs: dict[str, Any] = {}
         if self.is_encoder_decoder:

@@ -117,7 +117,7 @@ class CompareJob(Job[CompareOptions]):
                 )
             )
         self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
-        self.listeners += [self.end_sign, self.note_prompt]
+        self.listeners += [*self.sign_listeners(), self.note_prompt]
         if self.live and self.lone:
             self.show_prompt(self.rows[0])
         self.open_event_log(stack, options.events)
@@ -224,7 +224,7 @@ class CompareJob(Job[CompareOptions]):
                 self._take(result)
 
         flow = Flow(width, interrupted=self.interrupt, on_shortage=partial(self.messages.shortage, "lanes"))
-        shared = [self.saved.feed, self.reuse.feed] if not engine.about.remote else []
+        shared = [self.saved.feed, *self.reuse.listeners] if not engine.about.remote else []
         self.listen(engine.stream(requests, report, flow), [*self.listeners, *shared, self.view.feed, collect])
         self.saved.decode_s += time.perf_counter() - began
         self.lanes.clear()

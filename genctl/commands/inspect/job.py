@@ -168,7 +168,7 @@ class InspectJob(Job[InspectOptions]):
 
                 self.heat = current_norms(session)
 
-        self._decode(requests, [*self.listeners, look, self.note_prompt, self.reuse.feed, self.view.feed])
+        self._decode(requests, [*self.listeners, look, self.note_prompt, *self.reuse.listeners, self.view.feed])
         self.messages.note(*self.reuse.notes(session, verbose=options.verbose))
         for prompt in measured.failures:
             if prompt.failed is not None:

@@ -113,8 +113,8 @@ class RunJob(job.Job[RunOptions]):
         total = len(options.arguments) or (None if self.looked is None else self.looked.rows)
         self.screen.open_bar(stack, total, done=output.done)
         self.collector = Collector()
-        self.listeners += [self.end_sign, self.screen.feed, self.note_prompt]
-        self.listeners += [*self.screen.beside(counts=self.choice.live), self.reuse.feed, self._collect]
+        self.listeners += [*self.sign_listeners(), self.screen.feed, self.note_prompt]
+        self.listeners += [*self.screen.beside(counts=self.choice.live), *self.reuse.listeners, self._collect]
         with self.interrupt.rescued_by(lambda: self._rescue(stack)):
             self._decode()
 

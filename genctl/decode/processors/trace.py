@@ -47,24 +47,22 @@ def run_checked(processors: Sequence[Processor], history: Tensor, scores: Tensor
 
 def run(processors: Sequence[Processor], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
     """Like `run_checked`, but unchecked; if filters come last, the remaining tokens of each row are returned too."""
-    original, left = scores, None
+    original = scores
     waiting: list[Filter] = []
     for processor in processors:
         function = getattr(processor, "function", None)
         if isinstance(function, Filter):
             waiting.append(function)
             continue
-        scores, _ = _filtered(waiting, history, scores)
+        if waiting:
+            scores, _ = _filtered(waiting, history, scores)
+            waiting = []
         # some processors write in place
         scores = processor(history, scores.clone() if scores is original else scores)
-        waiting = []
-    scores, left = _filtered(waiting, history, scores)
-    return scores, left
+    return _filtered(waiting, history, scores) if waiting else (scores, None)
 
 
 def _filtered(filters: Sequence[Filter], history: Tensor, scores: Tensor) -> tuple[Tensor, list[RowCandidates] | None]:
-    if not filters:
-        return scores, None
     try:
         return cut(filters, history, scores)
     except (ValueError, RuntimeError, IndexError):

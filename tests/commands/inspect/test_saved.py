@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_every_form_of_cache_writes_the_same_tokens_as_none(arch: str, form: str
     forward = runtimes.forward(tiny(arch))
     for strategy in (Sample(), Beam(3)):
         lane = lane_of(forward, strategy, form)
-        expected, _ = written(forward, Lane(**{**vars(lane), "cache": "dynamic", "use_cache": False}))
+        expected, _ = written(forward, replace(lane, cache="dynamic", use_cache=False))
         found, _ = written(forward, lane)
         if form == "quantized":  # lossy: close, and whole
             assert [len(one) for one in found] == [len(one) for one in expected]
