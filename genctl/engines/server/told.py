@@ -155,7 +155,7 @@ class Questions:
     ) -> list[Token]:
         """What a server without an echo tells of tokens, as it writes them itself behind a prompt.
 
-        Where it writes another token than the given one, it is asked for the log-probability of that one and then goes on
+        Where it writes another token than the given one, it is asked for the log-probability of that one and goes on
         behind it. NaN where it tells none. `is_text`: whether a text is that of a token. `send`: what is sent for ids.
         """
         found: list[Token] = []
