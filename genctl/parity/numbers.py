@@ -57,6 +57,17 @@ class Entries:
         """The root mean square of what remains at each position [M], from that of entries [E]."""
         return (self._sums(residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)) / self.counts.clamp(min=1)).sqrt()
 
+    def added(self, square: Tensor) -> Tensor:
+        """Squares of what rounds at positions [..., M]: where a number is a sum, those of its tokens, added up.
+
+        Rounding of one token does not depend on that of another.
+        """
+        if self.owner is None:
+            return square
+        shared = self.owner >= 0
+        at = self.owner[shared]
+        return square.index_fill(-1, at, 0.0).index_add(-1, at, square[..., self.position[shared]])
+
     def _sums(self, residual: Tensor) -> Tensor:
         """The sum of squares at each position."""
         total = torch.zeros(len(self.token), dtype=torch.float64)
