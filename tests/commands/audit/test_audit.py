@@ -23,6 +23,8 @@ from tests.commands.audit.traces import (
     audit,
     causes,
     chosen,
+    doubled,
+    engine,
     rollouts,
     tokenizer,
     written,
@@ -183,15 +185,28 @@ def test_sums_of_a_harness_are_compared_as_sums(dtype: str, most: int, greedy: b
 
     A first choice that is all but certain hardly rounds.
     """
-    read, rows = tokenizer(), []
-    for row, prompt in zip(rollouts(dtype, most=most, greedy=greedy), PROMPTS, strict=True):
-        text = read.decode(row["completion_ids"])
-        if read(prompt + text)["input_ids"] == [*row["prompt_ids"], *row["completion_ids"]]:
-            total = str(sum(row["logprobs"]))
-            rows.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[total, "False"]]]})
+    rows = sums(rollouts(dtype, most=most, greedy=greedy))
     assert len(rows) > 1
     done = audit(f"{written(tmp_path, rows)}@dtype={dtype}").records[0]
     assert done["verdict"] == "same", done["reason"]
+
+
+def test_a_cause_is_named_from_sums(tmp_path: Path) -> None:
+    """A sample had 200 tokens, that is 10 of these sums: too few to name what explains all of them."""
+    made = make_traces.maker(STORIES, 400, each=20)(engine(STORIES), read=doubled)
+    done = audit(written(tmp_path, sums(made)))
+    assert causes(done) == ["bos-doubled"], done.records[0]["reason"]
+
+
+def sums(rows: Rows) -> Rows:
+    """Samples of lm-evaluation-harness: the sum of each row whose text has these tokens."""
+    read, found = tokenizer(), []
+    for row in rows:
+        prompt, text = read.decode(row["prompt_ids"], skip_special_tokens=True), read.decode(row["completion_ids"])
+        if read(prompt + text)["input_ids"] == [*row["prompt_ids"], *row["completion_ids"]]:
+            total = str(sum(row["logprobs"]))
+            found.append({"doc": {}, "arguments": [[prompt, text]], "resps": [[[total, "False"]]]})
+    return found
 
 
 @pytest.mark.parametrize(("change", "expected"), [(torch.clone, []), (lambda logits: logits / 0.7, ["temperature"])])
