@@ -191,11 +191,17 @@ def test_sums_of_a_harness_are_compared_as_sums(dtype: str, most: int, greedy: b
     assert done["verdict"] == "same", done["reason"]
 
 
-def test_a_cause_is_named_from_sums(tmp_path: Path) -> None:
-    """A sample had 200 tokens, that is 10 of these sums: too few to name what explains all of them."""
-    made = make_traces.maker(STORIES, 400, each=20)(engine(STORIES), read=doubled)
+@pytest.mark.parametrize(
+    ("cause", "how"), [("bos-doubled", {"read": doubled}), ("temperature", {"number": WARM, "drawn": True})]
+)
+def test_a_cause_is_named_from_sums(cause: str, how: dict[str, Any], tmp_path: Path) -> None:
+    """A sample had 200 tokens, that is 10 of these sums: too few to name what explains all of them.
+
+    A temperature was fitted to the first token of each sum.
+    """
+    made = make_traces.maker(STORIES, 400, each=20)(engine(STORIES), **how)
     done = audit(written(tmp_path, sums(made)))
-    assert causes(done) == ["bos-doubled"], done.records[0]["reason"]
+    assert causes(done) == [cause], done.records[0]["reason"]
 
 
 def sums(rows: Rows) -> Rows:
