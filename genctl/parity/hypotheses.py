@@ -24,7 +24,8 @@ from genctl.parity.rereading import LOGITS, Rereader, RowNoise
 from genctl.parity.sides import LocalSide
 from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, excess, likelihood, slope
 
-SAMPLE = 200  # positions with a number of the sample on which causes are tried, at most, once there is a row
+SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
+SUMMED = 800  # where a number is the sum of several
 FEWER = 60  # positions on which pairs are tried first
 WAYS = 10  # of reading, to which numbers are fitted
 PAIRS = 12  # of them are tried on the sample
@@ -153,12 +154,13 @@ class Hypotheses(Rereader):
     def _sample(self, nothing: Tried) -> list[int]:
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
         chosen: list[int] = []
-        known, tokens, positions = self.places.known, 0, 0
+        tokens = positions = 0
+        most = SAMPLE if self.places.owner is None else SUMMED
         for row in self._telling(nothing, self._every):
             text = self._rows[row].text
             tokens += len(text.prompt_ids) + len(text.token_ids)
-            positions += int(known[self._at([row])].sum())
-            if chosen and (tokens > self._tokens or positions > SAMPLE):
+            positions += len(text.token_ids)
+            if chosen and (tokens > self._tokens or positions > most):
                 break
             chosen.append(row)
         return sorted(chosen)
