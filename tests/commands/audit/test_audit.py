@@ -195,11 +195,11 @@ def test_sums_of_a_harness_are_compared_as_sums(dtype: str, most: int, greedy: b
     ("cause", "how"), [("bos-doubled", {"read": doubled}), ("temperature", {"number": WARM, "drawn": True})]
 )
 def test_a_cause_is_named_from_sums(cause: str, how: dict[str, Any], tmp_path: Path) -> None:
-    """A sample had 200 tokens, that is 13 of these sums: too few to name what explains all of them.
+    """A sample had 200 tokens, that is 10 of these sums: too few to name what explains all of them.
 
     A temperature was fitted to the first token of each sum.
     """
-    made = make_traces.maker(STORIES, 300, each=15)(engine(STORIES), **how)
+    made = make_traces.maker(STORIES, 360, each=20)(engine(STORIES), **how)
     done = audit(written(tmp_path, sums(made)))
     assert causes(done) == [cause], done.records[0]["reason"]
 
