@@ -279,7 +279,7 @@ def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     some = known[torch.linspace(0, len(known) - 1, min(most, len(known))).long()]
     if owner is not None:
         at = torch.where(owner < 0, places.position, owner)
-        some = places.position[torch.isin(at, some)].unique()
+        some = torch.unique(places.position[torch.isin(at, some)])
     places, logits = places.few(some), logits[some]
     if logits.shape[-1] <= 2 * (HEAD + TAIL):
         return places, logits
