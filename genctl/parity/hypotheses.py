@@ -25,6 +25,7 @@ from genctl.parity.sides import LocalSide
 from genctl.parity.trial import ERROR_RATE, PLAIN, Tried, Way, excess, likelihood, slope
 
 SAMPLE = 200  # positions of the sample on which causes are tried, at most, once there is a row
+SUMMED = 800  # where a number is the sum of several
 FEWER = 60  # positions on which pairs are tried first
 WAYS = 10  # of reading, to which numbers are fitted
 PAIRS = 12  # of them are tried on the sample
@@ -154,11 +155,12 @@ class Hypotheses(Rereader):
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
         chosen: list[int] = []
         tokens = positions = 0
+        most = SAMPLE if self.places.owner is None else SUMMED
         for row in self._telling(nothing, self._every):
             text = self._rows[row].text
             tokens += len(text.prompt_ids) + len(text.token_ids)
             positions += len(text.token_ids)
-            if chosen and (tokens > self._tokens or positions > SAMPLE):
+            if chosen and (tokens > self._tokens or positions > most):
                 break
             chosen.append(row)
         return sorted(chosen)

@@ -158,9 +158,13 @@ def reached(spread: Tensor) -> tuple[float, float]:
 
 def left_out(shaken: Tensor) -> Tensor:
     """The ratio of each shaken reading to the others, [SEEDS, M]: what `ratios` are for a side without a fault."""
+    return shaken / mean_of_others(shaken).sqrt().clamp(min=TINY)
+
+
+def mean_of_others(shaken: Tensor) -> Tensor:
+    """The mean square of the other shaken readings than each, [SEEDS, M]."""
     square = shaken.square()
-    others = (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)
-    return shaken / others.sqrt().clamp(min=TINY)
+    return (square.sum(0, keepdim=True) - square) / (len(shaken) - 1)
 
 
 def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:

@@ -54,17 +54,28 @@ class Entries:
         )  # fmt: skip
 
     def sizes(self, residual: Tensor) -> Tensor:
-        """The root mean square of what remains at each position [M], from that of entries [E]."""
+        """The root mean square of what remains at each position [..., M], from that of entries [..., E]."""
         return (self._sums(residual.nan_to_num(CAP, CAP, -CAP).clamp(-CAP, CAP)) / self.counts.clamp(min=1)).sqrt()
+
+    def added(self, square: Tensor) -> Tensor:
+        """Squares of what rounds at positions [..., M]: where a number is a sum, those of its tokens, added up.
+
+        Rounding of one token does not depend on that of another.
+        """
+        if self.owner is None:
+            return square
+        shared = self.owner >= 0
+        at = self.owner[shared]
+        return square.index_fill(-1, at, 0.0).index_add(-1, at, square[..., self.position[shared]])
 
     def _sums(self, residual: Tensor) -> Tensor:
         """The sum of squares at each position."""
-        total = torch.zeros(len(self.token), dtype=torch.float64)
+        total = torch.zeros(*residual.shape[:-1], len(self.token), dtype=torch.float64)
         if self.owner is None:
-            return total.index_add_(0, self.position, residual.square())
+            return total.index_add_(-1, self.position, residual.square())
         shared = self.owner >= 0
-        total.index_add_(0, self.owner[shared], residual[shared])
-        return total.square().index_add_(0, self.position[~shared], residual[~shared].square())
+        total.index_add_(-1, self.owner[shared], residual[..., shared])
+        return total.square().index_add_(-1, self.position[~shared], residual[..., ~shared].square())
 
     @cached_property
     def written(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -209,7 +220,7 @@ def _penalised(number: Number, logits: Tensor, places: Entries) -> Tensor:
 
 
 def _typical(number: Number, logits: Tensor, places: Entries) -> float:
-    sizes = places.sizes(remains(number, logits, places))
+    sizes = places.sizes(remains(number, logits, places))[places.known]
     return float(sizes.median() + 1e-3 * sizes.mean())
 
 
@@ -254,10 +265,8 @@ def _best_filter(
     counts = _counts(name, values, ordered, masses)
     predicted = logits[places.position, places.entry] - whole[places.position, 0]
     least, mass = (part.gather(1, counts - 1).T[:, places.position] for part in (ordered, masses))  # [P, E]
-    residual = torch.where(predicted < least - 1e-9, CAP, places.value - (predicted - mass)).clamp(-CAP, CAP)
-    square = residual.nan_to_num(CAP).square()
-    total = torch.zeros(len(values), len(logits), dtype=torch.float64).index_add_(1, places.position, square)
-    sizes = (total / places.counts.clamp(min=1)).sqrt()
+    sizes = places.sizes(torch.where(predicted < least - 1e-9, CAP, places.value - (predicted - mass)))
+    sizes = sizes[:, places.known]
     typical = sizes.median(1).values + 1e-3 * sizes.mean(1)
     place = int(typical.argmin())
     return values[place], float(typical[place])
@@ -265,8 +274,12 @@ def _best_filter(
 
 def _fitted_on(logits: Tensor, places: Entries) -> tuple[Entries, Tensor]:
     """Some positions with a number, and their logits; of a large vocabulary those of `HEAD` + `TAIL` columns."""
-    known = places.known.nonzero()[:, 0]
-    some = known[torch.linspace(0, len(known) - 1, min(FITTED, len(known))).long()]
+    known, owner = places.known.nonzero()[:, 0], places.owner
+    most = FITTED if owner is None else FITTED // 4  # sums have several positions each
+    some = known[torch.linspace(0, len(known) - 1, min(most, len(known))).long()]
+    if owner is not None:
+        at = torch.where(owner < 0, places.position, owner)
+        some = torch.unique(places.position[torch.isin(at, some)])
     places, logits = places.few(some), logits[some]
     if logits.shape[-1] <= 2 * (HEAD + TAIL):
         return places, logits

@@ -17,7 +17,7 @@ from torch import Tensor
 from genctl.engines.protocol import never
 from genctl.errors import ModelError
 from genctl.parity.forms import FORMS
-from genctl.parity.noise import SEEDS, left_out, reached
+from genctl.parity.noise import SEEDS, TINY, mean_of_others, reached
 from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
 from genctl.parity.prompts import AuditRow, with_prompts
@@ -149,7 +149,7 @@ class Rereader:
         return self._noises[dtype]
 
     def _measured(self, dtype: torch.dtype, oracle: Oracle, side: LocalSide) -> RowNoise:
-        known = self.places.known
+        has_entry = torch.bincount(self.places.position, minlength=len(self.places.token)) > 0
         order = sorted(range(len(self._rows)), key=lambda row: len(self._rows[row].text.prompt_ids))
         count = 1 if self._is_dear else 4
         step = max(len(order) // count, 1)
@@ -157,13 +157,14 @@ class Rereader:
         readings, at = [], []
         for row in sorted(order[::step][:count]):
             begin, end = self._starts[row], self._starts[row + 1]
-            places = [place for place in range(begin, end) if known[place]]
+            places = [place for place in range(begin, end) if has_entry[place]]
             share = places[:: max(-(-len(places) * count // most), 1)]
             if share:
                 readings.append(Reading(self._rows[row].text, tuple(place - begin for place in share)))
                 at += share
         keep = torch.tensor(at)
-        few = replace(self.places.few(keep), owner=None)
+        few = self.places.few(keep)
+        each = replace(few, owner=None)  # tokens of sums, one by one
         if torch.finfo(dtype).eps > 1e-4 and dtype == self._dtype and self._is_whole:
             logits = _read(side, [one.text for one in readings])
             begins = [0, *itertools.accumulate(len(one.text.token_ids) for one in readings)]
@@ -180,27 +181,18 @@ class Rereader:
             logits = torch.cat(rows, 1).double().cpu()
         else:
             logits = torch.stack([oracle.shaken(readings, dtype, seed) for seed in range(SEEDS)])
-        shaken = torch.stack([
-            few.sizes(row.log_softmax(-1)[few.position, few.entry] - exact) for row in logits
-        ])  # fmt: skip
+        moved = [row.log_softmax(-1)[few.position, few.entry] - exact for row in logits]
+        shaken = torch.stack([each.sizes(one) for one in moved])
         eps = torch.finfo(torch.float32).eps  # of numbers as they are written
         own = shaken.square().mean(0).sqrt()
-        spread = left_out(shaken)
+        others = few.added(mean_of_others(shaken)).sqrt().clamp(min=TINY)
+        spread = (torch.stack([few.sizes(one) for one in moved]) / others)[:, few.known]
         typical = torch.full((len(self.places.token),), float(own.square().mean().sqrt()), dtype=torch.float64)
         typical[keep] = own
         written = self.places.sizes(self.places.value) * eps
-        summed = self._summed()
-        typical = ((typical * summed).square() + written.square()).sqrt().clamp(min=eps)
-        upper = torch.maximum(typical, own.max() * summed)
+        typical = (self.places.added(typical.square()) + written.square()).sqrt().clamp(min=eps)
+        upper = torch.maximum(typical, own.max())
         return RowNoise(typical, upper, *reached(spread))
-
-    def _summed(self) -> Tensor:
-        """By how much the rounding of a number [M] exceeds that of a token: the root of the tokens that it sums."""
-        owner = self.places.owner
-        if owner is None:
-            return torch.ones(len(self.places.token), dtype=torch.float64)
-        tokens = torch.bincount(owner[owner >= 0], minlength=len(self.places.token))
-        return tokens.clamp(min=1).double().sqrt()
 
     def _floats(self) -> list[tuple[str, Tensor]]:
         model: Any = self._oracle.side.session.loaded.model
