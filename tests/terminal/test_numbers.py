@@ -6,7 +6,6 @@ import pytest
 
 from genctl.commands.inspect import cache_report
 from genctl.commands.run.beam_picture import from_word
-from genctl.commands.score import token_heat
 from genctl.comparing import statistics
 from genctl.errors import count
 from genctl.events import Began, Row
@@ -21,7 +20,7 @@ def test_what_rounds_to_nothing_has_no_sign() -> None:
 
 
 def test_a_large_perplexity_is_written_in_digits() -> None:
-    assert [token_heat.number(value) for value in (2.5, 2238.4, 2051000.0, 3e12)] == [
+    assert [widgets.perplexity(value) for value in (2.5, 2238.4, 2051000.0, 3e12)] == [
         "2.5000",
         "2,238",
         "2,051,000",
