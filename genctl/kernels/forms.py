@@ -110,7 +110,7 @@ def _x_of_group(x_ptr, scales_ptr, m, start, tokens, inputs, end, EVEN: tl.const
     """A group of inputs: codes [32, M], their scale [M], and the sum of codes · scale [M]."""
     at, there = start + tl.arange(0, 32), m < tokens
     if not EVEN:
-        there = there & (start < end)
+        there = there & (m * 0 + start < end)
     codes = tl.load(x_ptr + m[None, :] * inputs + at[:, None], mask=there[None, :], other=0)
     groups = inputs // 32
     place = scales_ptr + m * groups + start // 32
@@ -159,7 +159,7 @@ def _halves(both):
 def _scale_of(scales_ptr, n, start, inputs, EVEN: tl.constexpr):
     """Scale and zero of a group of each output, f32 [N]."""
     at = scales_ptr + n * (inputs // 32) + start // 32
-    words = tl.load(at) if EVEN else tl.load(at, mask=(n >= 0) & (start < inputs), other=0)
+    words = tl.load(at) if EVEN else tl.load(at, mask=n * 0 + start < inputs, other=0)
     return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)  # both bfloat16
 
 

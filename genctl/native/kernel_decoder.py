@@ -25,7 +25,7 @@ from genctl.native.mlp import MLP, Activation
 from genctl.native.norms import RMSNorm, same
 
 MOST_TOKENS = 2048  # of a pass: longer prompts are read in parts
-MOVED = 1024  # numbers of a row that a program moves
+MOVED = 8192  # numbers of all rows that a program moves, whose registers hold them
 SHARED = 99 * 1024  # bytes of shared memory that every GPU since 2020 has for a program
 ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "quick_gelu")
 # GPUs (compute capabilities) on which the kernels were compared with torch, with their shared memory: others use torch
@@ -139,11 +139,13 @@ class KernelDecoder:
         if self._table is None or self._table[0] != where:
             self._table = where, torch.tensor(where, dtype=torch.int64, device=like.device)
         _, heads, columns, size = like.shape
-        blocks = -(-(end - since) * size // MOVED)
+        most = power(len(rows))
+        each = max(16, MOVED // most)
+        blocks = -(-(end - since) * size // each)
         if blocks > 0:
             self.parts.attention.move_rows[blocks, heads, len(flat)](
                 self._table[1], rows, like, len(rows), since, end - since, columns,
-                D=size, R=power(len(rows)), N=MOVED,
+                D=size, R=most, N=each,
             )  # fmt: skip
 
     def tokens_at_once(self, rows: int) -> int:

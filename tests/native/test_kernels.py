@@ -144,7 +144,8 @@ def test_every_activation_is_torchs(act: str) -> None:
     shape |= {"FORM": "floats", "TIMES": 1}
     cuda.gated[(1, 1, 1)](x, weight, x, x, squares, squares, out, x, counts, 1, 16, 16, 16, 1, 1.0, ACT=act, **shape)
     known = {activation.name: activation.plain for activation in ACTIVATIONS.values()}
-    torch.testing.assert_close(out, known[act](x) * x, rtol=1e-5, atol=1e-5)  # torch's erf
+    wanted = known[act](x.double()) * x.double()  # in float32 torch's erf depends on the instruction set
+    torch.testing.assert_close(out, wanted.float(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in NAMES), ("qwen2", torch.float16)])
