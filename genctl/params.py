@@ -370,9 +370,6 @@ class Generation:
     diversity_penalty: Weight = knob(
         0.0, "subtract this for each beam of an earlier group that chooses the same token at this step", SEARCH
     )
-    stochastic_beams: bool = knob(
-        False, "with do_sample: sample beams without replacement by Gumbel top-k (arXiv:1903.06059)", SEARCH
-    )
     force_words: list[str | Words] | None = knob(
         None, "texts that must appear; of an inner list, one must appear", SEARCH
     )

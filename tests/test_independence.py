@@ -32,7 +32,6 @@ MODES: dict[str, dict[str, Any]] = {
     "dry and xtc": {"do_sample": True, "dry_multiplier": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05},
     "beam": {"num_beams": 4, "num_return_sequences": 4, "length_penalty": 0.7},
     "beam sample": {"num_beams": 3, "do_sample": True, "num_return_sequences": 2},
-    "stochastic beam": {"num_beams": 3, "do_sample": True, "stochastic_beams": True},
     "diverse beam": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     "constrained beam": {"num_beams": 4, "force_words_ids": [[40, 41]]},
     "contrastive": {"penalty_alpha": 0.6, "top_k": 4},

@@ -49,10 +49,6 @@ def check_beams(generation: Generation) -> None:
         raise UsageError(f"num_beam_groups = {groups} needs diversity_penalty above 0, or all groups are identical")
     if penalty and groups == 1:
         raise UsageError(f"diversity_penalty = {penalty:g} has no effect with num_beam_groups = 1")
-    if generation.stochastic_beams and beams == 1:
-        raise UsageError("stochastic_beams = true samples several hypotheses, but num_beams = 1")
-    if generation.stochastic_beams and not generation.do_sample:
-        raise UsageError("stochastic_beams = true cannot be combined with do_sample = false: it samples beams")
     if generation.sampler != "multinomial" and beams > 1 and generation.do_sample:
         raise UsageError(
             f'sampler = "{generation.sampler}" draws one token for each row, but num_beams = {beams} needs several'
@@ -203,7 +199,6 @@ NAMED: dict[str, dict[str, Any]] = {
     "sample": {"do_sample": True, "num_beams": 1},
     "beam": {"num_beams": 4, "do_sample": False},
     "beam-sample": {"num_beams": 4, "do_sample": True},
-    "stochastic-beam": {"num_beams": 4, "do_sample": True, "stochastic_beams": True},
     "diverse-beam": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5, "do_sample": False},
     "constrained-beam": {"num_beams": 4, "do_sample": False},
     "contrastive": {"penalty_alpha": 0.6, "top_k": 4, "do_sample": False, "num_beams": 1},

@@ -19,7 +19,6 @@ from typing import Any
 
 from genctl.events import Began, CacheRead, Event, Finished, Loading
 from genctl.pages.search_tree import SCALE, TreeBuilder, TreeDetail, Vocabulary, columns, scaled
-from genctl.terminal.score_formula import UNSCALED
 from genctl.terminal.widgets import visible
 
 HELD = 300_000  # nodes of search trees that are held; prompts that end later keep their texts alone
@@ -126,7 +125,7 @@ class PageData:
                 entry["input"] = began.input
             if self.comparison is not None:
                 entry["run"], entry["id"] = self.comparison["lanes"][began.lane]
-            entry["length_penalty"] = 0.0 if began.strategy in UNSCALED else began.settings.get("length_penalty", 1.0)
+            entry["length_penalty"] = began.settings.get("length_penalty", 1.0)
             entry["answers"] = began.encoder_decoder
         if prefilled is not None:
             entry["prompt_tokens"] = prefilled.prompt_tokens

@@ -32,10 +32,6 @@ def choose(generation: Generation, tokenizer: Any = None, pad_token_id: int | No
         check_forced_words(generation)
         reserved = int(generation.forced_eos_token_id is not None)
         return ConstrainedBeam(beams, words, generation.length_penalty, generation.early_stopping, returned, reserved)
-    if beams > 1 and generation.stochastic_beams:
-        from genctl.strategies.stochastic import StochasticBeam
-
-        return StochasticBeam(beams, returned)
     if beams > 1:
         from genctl.strategies.beam import Beam
 

@@ -24,7 +24,7 @@ from genctl.terminal.text_width import first_cells, last_cells, one_line
 
 
 # Searches whose first result is the finished sequence with the highest score.
-RANKED = frozenset({"beam", "beam-sample", "diverse-beam", "stochastic-beam"})
+RANKED = frozenset({"beam", "beam-sample", "diverse-beam"})
 DRAWN = frozenset({"greedy", "sample"})  # rows that do not compete: the first slot is returned first
 
 

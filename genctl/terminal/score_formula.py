@@ -8,8 +8,6 @@ from genctl.events import Hypothesis
 from genctl.events.history import LaneHistory
 from genctl.terminal import widgets
 
-UNSCALED = frozenset({"stochastic-beam"})  # their score is the total
-
 
 def searches(lane: LaneHistory) -> bool:
     """Whether the rows of a lane compete, so that totals and scores decide between them."""
@@ -18,7 +16,7 @@ def searches(lane: LaneHistory) -> bool:
 
 def penalty_of(lane: LaneHistory) -> float:
     """The length_penalty of a lane: as recorded, else derived from its scores, else 1."""
-    if lane.began is None or lane.began.strategy in UNSCALED:
+    if lane.began is None:
         return 0.0
     setting = lane.began.settings.get("length_penalty")
     if isinstance(setting, (int, float)) and not isinstance(setting, bool):
@@ -51,8 +49,6 @@ def number(value: float) -> str:
 
 def formula(lane: LaneHistory, best: Hypothesis) -> str:
     """The score of a hypothesis as a formula on one line."""
-    if lane.began is not None and lane.began.strategy in UNSCALED:
-        return f"score = total = {number(best.total)}"
     numbers = f"{number(best.total)} / {len(best.tokens)} ** {penalty_of(lane)!r}"
     return f"score = total / tokens ** length_penalty = {numbers} = {number(best.score)}"
 
@@ -60,8 +56,6 @@ def formula(lane: LaneHistory, best: Hypothesis) -> str:
 def meaning(lane: LaneHistory, best: Hypothesis) -> str:
     """What length_penalty does here, in one sentence: its sign is often misread."""
     kind = lane.began.strategy if lane.began else ""
-    if kind in UNSCALED:
-        return "The total is a log-probability with Gumbel noise on it; length_penalty has no part in this search."
     penalty = penalty_of(lane)
     first = "Sequences that keep every promise come first; among them, totals" if kind.startswith("con") else "Totals"
     if best.total > 0:

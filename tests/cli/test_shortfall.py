@@ -24,7 +24,6 @@ NOTE = "warning: {}{} of 4 sequences: the search found no others (num_return_seq
     [
         ("--regex", "a|b"),
         ("--regex", "a|b", "--do-sample"),
-        ("--regex", "a|b", "--do-sample", "--stochastic-beams"),
         ("--regex", "a", "--num-beam-groups", "2", "--diversity-penalty", "1.0"),
         ("--regex", "a|ab", "--force-words", "a"),
     ],

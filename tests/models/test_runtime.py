@@ -175,7 +175,7 @@ PLAIN = (
     "import gc, sys; from genctl import process; from genctl.commands.app import run;"
     "process.pause_collector(); status = run(sys.argv[1:]);"
     "assert gc.isenabled(); assert gc.get_freeze_count() > 100_000;"
-    "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive', 'stochastic')};"
+    "strategies = {f'genctl.strategies.{name}' for name in ('beam', 'constrained', 'contrastive')};"
     "needless = {'rich', 'jinja2', 'transformers', 'huggingface_hub', 'llguidance', 'genctl.commands.run.run_view'};"
     "needless |= strategies;"
     "found = sorted(needless & set(sys.modules));"

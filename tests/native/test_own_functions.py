@@ -16,7 +16,6 @@ from genctl.decode.loop import decode
 from genctl.decode.types import Lane
 from genctl.kernels import ops
 from genctl.native.decoder import Decoder, Encoder
-from genctl.strategies import stochastic
 from genctl.strategies.beam import Beam
 from genctl.strategies.sample import Sample
 from tests import runtimes
@@ -86,23 +85,3 @@ def test_a_native_pass_calls_no_function_of_torch_that_rounds(name: str, monkeyp
     assert not [event for event in done if isinstance(event, events.Failed)]
     assert called.names, "nothing was seen"
     assert called.names & ROUNDED == FREQUENCIES.get(name, set())
-
-
-def test_the_noise_of_stochastic_beams_does_not_depend_on_its_place_in_a_row() -> None:
-    """It is computed in float64 and rounded once: the last bits of float64 do not reach float32."""
-    logprobs = torch.randn(3, 1003, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
-    noise = torch.rand(3, 1003, generator=torch.Generator().manual_seed(2)) + 0.01
-
-    def conditioned(first: int) -> torch.Tensor:
-        class Noise:
-            def exponential_(self, rate: float, generator: object) -> torch.Tensor:
-                return noise[:, first:]
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch, "empty_like", lambda x: Noise())
-            return stochastic.conditioned(logprobs[:, first:], torch.zeros(3), torch.Generator())
-
-    whole, highest = conditioned(0), (logprobs - noise.log()).argmax(-1)
-    for first in (1, 2, 3, 5, 7):
-        if (highest >= first).all():  # else another number would be the highest one
-            assert torch.equal(conditioned(first), whole[:, first:])

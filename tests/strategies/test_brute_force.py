@@ -14,7 +14,6 @@ from genctl.decode.loop import decode
 from genctl.decode.types import Lane, Strategy
 from genctl.strategies.beam import Beam
 from genctl.strategies.constrained import ConstrainedBeam
-from genctl.strategies.stochastic import StochasticBeam
 from tests.decode.table import PROMPT, Table
 
 EOS = 3
@@ -123,30 +122,3 @@ def test_a_budget_below_the_shortest_text_is_refused() -> None:
     lane = Lane("0", PROMPT, ConstrainedBeam(2, (((0, 1),), ((1, 2),), ((2, 2),))), 3, (EOS,))
     (failed,) = [event for event in decode(Table(4, 3, EOS, 0), [lane]) if isinstance(event, events.Failed)]
     assert failed.message == "the forced words need 4 tokens or more, but max_new_tokens = 3"
-
-
-def test_stochastic_beams_draw_without_replacement_from_the_distribution_over_texts() -> None:
-    """A wrong Gumbel conditioning shifts these counts by tens of standard deviations; 5 fool us once in a million."""
-    table, draws = Table(4, 2, EOS, 1), 1200
-    probability = {text: 2.718281828459045**total for text, total in table.texts()}
-    assert sum(probability.values()) == pytest.approx(1)
-    first: Counter[tuple[int, ...]] = Counter()
-    included: Counter[tuple[int, ...]] = Counter()
-    for seed in range(draws):
-        pair = [hypothesis.tokens for hypothesis in run(table, StochasticBeam(2, 2), 2, seed)]
-        assert len(set(pair)) == 2
-        first[pair[0]] += 1
-        included.update(pair)
-    for text, p in probability.items():
-        second = sum(q * p / (1 - q) for other, q in probability.items() if other != text)
-        for count, expected in ((first[text], p), (included[text], p + second)):
-            assert abs(count - draws * expected) < 5 * (draws * expected * (1 - expected)) ** 0.5 + 1
-
-
-def test_a_stochastic_beam_as_wide_as_the_space_returns_every_text_once() -> None:
-    table = Table(4, 3, EOS, 2)
-    texts = {text: total for text, total in table.texts()}
-    found = run(table, StochasticBeam(100), 100)
-    assert {hypothesis.tokens for hypothesis in found} == set(texts)
-    assert all(hypothesis.logprob == pytest.approx(texts[hypothesis.tokens], abs=1e-5) for hypothesis in found)
-    assert [hypothesis.score for hypothesis in found] == sorted((h.score for h in found), reverse=True)

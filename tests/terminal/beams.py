@@ -65,8 +65,8 @@ def search(
 @st.composite
 def random_searches(draw: st.DrawFn) -> tuple[str, list[Event], str]:
     """A search at random: its strategy, its events, and the text that comes first in the end."""
-    kind = draw(st.sampled_from(["beam", "diverse-beam", "stochastic-beam", "constrained-beam", "contrastive", "new"]))
-    ranked = kind in ("beam", "diverse-beam", "stochastic-beam")
+    kind = draw(st.sampled_from(["beam", "diverse-beam", "constrained-beam", "contrastive", "new"]))
+    ranked = kind in ("beam", "diverse-beam")
     pieces = st.sampled_from(["a", "b", "a b", "", "\n", "é"])
     numbers = st.integers(-4, 0).map(float)
     events: list[Event] = [Began("0", "p", kind), Prefilled("0", 1)]

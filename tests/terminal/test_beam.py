@@ -244,12 +244,6 @@ def test_the_sign_is_said_to_turn_round_where_totals_are_positive() -> None:
     assert "SHORTER" in meaning(lane_history, dataclasses.replace(BEST, total=3.0))
 
 
-def test_a_stochastic_beam_is_not_said_to_use_length_penalty() -> None:
-    lane_history = history([Began("0", "p", "stochastic-beam", settings={"length_penalty": 2.0})])
-    assert formula(lane_history, BEST) == "score = total = -8.000"
-    assert "no part" in meaning(lane_history, BEST)
-
-
 def test_a_search_that_finished_nothing_shows_its_rows_until_it_is_cut() -> None:
     rows = (Row("0", 0, (Token(1, -1.0, "a"),), -1.0, -1.0),)
     out = console()
