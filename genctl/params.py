@@ -410,18 +410,9 @@ class Generation:
     )
     num_assistant_tokens: Number | None = knob(
         None,
-        f"number of tokens in a draft (default: as many as pay, at most {MOST_DRAFTED})",
+        f"always draft this many tokens (default: as many as pay, at most {MOST_DRAFTED})",
         SEARCH,
         refines=("assistant_model", "assistant_early_exit"),
-    )
-    num_assistant_tokens_schedule: Literal["price", "constant", "heuristic", "heuristic_transient"] | None = knob(
-        None,
-        "price: as many drafts as pay by their price and those accepted so far, num_assistant_tokens or "
-        "prompt_lookup_num_tokens at most; constant: always that number. Default: price; with num_assistant_tokens or "
-        "draft_sampling = rejection: constant. The others are transformers', and are price here",
-        SEARCH,
-        refines=DRAFTING,
-        rare=True,
     )
     draft_sampling: Literal["coupled", "rejection"] = knob(
         "coupled",

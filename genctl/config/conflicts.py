@@ -378,11 +378,6 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             moot["system"] = (None, "default")
         else:
             moot["chat"] = (True, system.place)
-    schedule = _get(settings, "num_assistant_tokens_schedule")
-    if schedule.value in ("heuristic", "heuristic_transient"):  # of transformers
-        moot["num_assistant_tokens_schedule"] = ("price", schedule.place)
-        if schedule.kind != "model":
-            notes.append(f"{_say('num_assistant_tokens_schedule', schedule)}: as many drafts as pay are made (price)")
     use, form = _get(settings, "use_cache"), _get(settings, "cache_implementation")
     if use.value is (form.value == "off"):  # two names for one setting: the later one wins
         if use.level > form.level:

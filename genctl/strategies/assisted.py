@@ -22,7 +22,7 @@ from genctl.decode.pass_prices import MOST_TOKENS, PassPlan
 from genctl.decode.types import Context, Draft, RowsOfLane, Scores, Search, Traits
 from genctl.events import shared_length
 from genctl.params import MOST_DRAFTED
-from genctl.strategies.draft_length import FIRST, LATER, Pauses, Rate, Schedule, learn, promise, seldom
+from genctl.strategies.draft_length import FIRST, LATER, Pauses, Rate, learn, promise, seldom
 from genctl.strategies.sample import Sample, best
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 class Assisted:
     """One row, several tokens per pass.
 
-    `num_assistant_tokens` are drafted at a time, with "price" at most (see `draft_length`). Without a number and a
-    schedule it drafts as many as pay; with rejection sampling it does not: a seed keeps its text, which depends on the
-    numbers there. A model drafter stops at a token with a probability below `assistant_confidence_threshold`.
+    `num_assistant_tokens` are drafted at a time, with `price` at most (see `draft_length`). Without a number it drafts
+    as many as pay, but not with rejection sampling, where the text of a seed depends on the numbers. A model drafter
+    stops at a token with a probability below `assistant_confidence_threshold`.
     An `unasked` drafter changes nothing but the time: records name what is written without it.
     """
 
     drafter: Drafter
     do_sample: bool = False
     num_assistant_tokens: int | None = None  # None: `MOST_DRAFTED`
-    num_assistant_tokens_schedule: Schedule | None = None
+    price: bool | None = None  # whether it drafts as many as pay; None: without a number, unless the text would change
     assistant_confidence_threshold: float = 0.4
     sampler: Sampler = "multinomial"
     draft_sampling: Literal["coupled", "rejection"] = "coupled"
@@ -73,12 +73,9 @@ class Assisted:
         return self.do_sample and self.draft_sampling == "rejection"
 
     @property
-    def price(self) -> bool:
+    def drafts_what_pays(self) -> bool:
         """Whether as many tokens are drafted as pay."""
-        schedule = self.num_assistant_tokens_schedule
-        if schedule is None:
-            return self.num_assistant_tokens is None and not self.rejects
-        return schedule == "price"
+        return (self.num_assistant_tokens is None and not self.rejects) if self.price is None else self.price
 
     def search(self, scores: Scores, context: Context) -> Search:
         return self.plain.search(scores, context)
@@ -141,7 +138,7 @@ class Drafts:
         # the price of a drafted token, in steps of the model; drafts without a model cost next to nothing
         self.cost = 0.0 if drafter is None else drafter.pass_price.step / model.pass_price.step
         self.free = drafter is None
-        self.watchful = self.free and strategy.price
+        self.watchful = self.free and strategy.drafts_what_pays
         self.rests: Callable[[], bool] = self.pauses.rests if self.watchful else bool
 
     def next(self, written: Sequence[int], plan: PassPlan) -> Draft | None:
@@ -156,7 +153,7 @@ class Drafts:
             return None
         if self.watchful:
             return self._free(most, plan)
-        if not self.strategy.price:
+        if not self.strategy.drafts_what_pays:
             return self._try(self._proposed(most))
         count = plan.best(promise(self._rates(most)), self.cost)
         if not count and not self.pauses.over():

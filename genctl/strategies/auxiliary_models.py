@@ -14,7 +14,6 @@ from genctl.params import Generation
 
 if TYPE_CHECKING:
     from genctl.strategies.contrast import Amateur
-    from genctl.strategies.draft_length import Schedule
     from genctl.strategies.draft_models import Drafter
 
 
@@ -48,8 +47,6 @@ def auxiliary_strategy(
         return _amateur(generation, tokenizer, load)
     from genctl.strategies.assisted import Assisted
 
-    given = generation.num_assistant_tokens_schedule
-    schedule: Schedule | None = "price" if given and given != "constant" else given  # transformers has other names
     drawn: dict[str, Any] = {"sampler": generation.sampler, "draft_sampling": generation.draft_sampling}
     if way == "prompt_lookup_num_tokens":
         assert generation.prompt_lookup_num_tokens is not None
@@ -57,9 +54,8 @@ def auxiliary_strategy(
 
         lookup = PromptLookup(generation.max_matching_ngram_size)
         # "up to" the number: as many as pay, unless the text depends on the number
-        rejects = sample and generation.draft_sampling == "rejection"
-        schedule = schedule or (None if rejects else "price")
-        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, schedule, **drawn)
+        price = not (sample and generation.draft_sampling == "rejection")
+        return Assisted(lookup, sample, generation.prompt_lookup_num_tokens, price, **drawn)
     drafter: Drafter
     if way == "assistant_early_exit":
         assert generation.assistant_early_exit is not None
@@ -73,8 +69,7 @@ def auxiliary_strategy(
         drafter,
         sample,
         generation.num_assistant_tokens,
-        schedule,
-        generation.assistant_confidence_threshold,
+        assistant_confidence_threshold=generation.assistant_confidence_threshold,
         **drawn,
     )
 

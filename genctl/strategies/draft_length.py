@@ -11,11 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from genctl.decode.pass_prices import PassPrice
-
-Schedule: TypeAlias = Literal["price", "constant"]
 
 MEMORY = 0.97  # weight of an older trial against the next
 PAUSE = 8  # steps before a drafter that does not pay is tried again; doubled each time

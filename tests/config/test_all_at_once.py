@@ -137,7 +137,6 @@ def test_a_list_on_one_line_has_the_line_of_the_list(project: Path) -> None:
         ("batch_size", "atuo", "auto"),
         ("early_stopping", "nevver", "never"),
         ("dola_layers", "hihg", "high"),
-        ("num_assistant_tokens_schedule", "heuristics", "heuristic"),
     ],
 )
 def test_a_misspelt_choice_is_answered_with_the_nearest_first(key: str, value: str, near: str) -> None:

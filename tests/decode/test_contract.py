@@ -174,7 +174,7 @@ def test_an_encoder_decoder_is_refused(
 def test_a_draft_model_is_refused(plant: Any, gpt2: Path, tmp_path: Path, clean_environment: None) -> None:
     recipes.make("causal/helium", tmp_path)  # no native family
     plant("HeliumForCausalLM", ignores_its_cache)
-    drafting = ("num_assistant_tokens=3", "num_assistant_tokens_schedule='constant'", f"assistant_model='{tmp_path}'")
+    drafting = ("num_assistant_tokens=3", f"assistant_model='{tmp_path}'")
     settings = [word for setting in drafting for word in ("--set", setting)]
     done = genctl("run", "the cat sat", "-m", str(gpt2), "-n", "9", *settings)
     refused(done, "HeliumForCausalLM", WORDS["ignores_its_cache"])

@@ -28,7 +28,6 @@ SPECULATION = (
     "max_matching_ngram_size",
     "assistant_early_exit",
     "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
     "assistant_lookbehind",
     "target_lookbehind",

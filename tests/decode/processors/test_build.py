@@ -45,7 +45,7 @@ def test_defaults_are_the_effective_ones_of_transformers() -> None:
         name: value for name, value in defaults.items() if name in params.knobs() and getattr(ours, name) != value
     }
     # genctl's length is set where the context is known, and the number of drafts where it is known what pays
-    assert differ == {"max_length": 20, "num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant"}
+    assert differ == {"max_length": 20, "num_assistant_tokens": 20}
     assert differ["num_assistant_tokens"] == params.MOST_DRAFTED
 
 

@@ -34,16 +34,15 @@ def chosen(**knobs: Any) -> Strategy | None:
 
 def test_the_knobs_arrive_in_the_strategy() -> None:
     assert chosen() is None
-    priced = {"num_assistant_tokens": 7, "num_assistant_tokens_schedule": "price"}
-    assert chosen(assistant_model="small", **priced) == Assisted(ModelDrafter(SMALL), False, 7, "price", 0.4)
+    assert chosen(assistant_model="small", num_assistant_tokens=7) == Assisted(ModelDrafter(SMALL), False, 7)
     drafter = UniversalDrafter(SMALL, letters(), tokenizer(), 4, 6)
     asked = {"assistant_lookbehind": 4, "target_lookbehind": 6, "assistant_confidence_threshold": 0.1}
     assert chosen(assistant_model="letters", **asked) == Assisted(drafter, assistant_confidence_threshold=0.1)
     drawn = {"do_sample": True, "sampler": "counter"}
     lookup = chosen(prompt_lookup_num_tokens=9, max_matching_ngram_size=3, **drawn)
-    assert lookup == Assisted(PromptLookup(3), True, 9, "price", sampler="counter")
+    assert lookup == Assisted(PromptLookup(3), True, 9, True, sampler="counter")
     rejects = chosen(prompt_lookup_num_tokens=9, do_sample=True, draft_sampling="rejection")
-    assert rejects == Assisted(PromptLookup(), True, 9, draft_sampling="rejection")
+    assert rejects == Assisted(PromptLookup(), True, 9, False, draft_sampling="rejection")
     exits = chosen(assistant_early_exit=1, num_assistant_tokens=3)
     assert isinstance(exits, Assisted)
     assert isinstance(exits.drafter, EarlyExitDrafter)

@@ -302,7 +302,7 @@ def case_of(arch: str) -> Case:
 
 
 def priced(drafter: Drafter, count: int = 8, **knobs: Any) -> Assisted:
-    return Assisted(drafter, False, count, "price", assistant_confidence_threshold=0.0, **knobs)
+    return Assisted(drafter, False, count, True, assistant_confidence_threshold=0.0, **knobs)
 
 
 @pytest.mark.parametrize("arch", CROPPABLE)
@@ -343,7 +343,7 @@ def test_no_clock_decides(lookup: bool, sample: bool) -> None:
     """Equal runs draft equally, and write equal events."""
     case = case_of("llama")
     drafter: Drafter = PromptLookup(1) if lookup else Cheap(ModelDrafter(runtimes.forward(alike("llama"))))
-    strategy = Assisted(drafter, sample, 8, "price")
+    strategy = Assisted(drafter, sample, 8, True)
     found = []
     for speed in (0.0, 1e-3, 10.0):
         ticks = itertools.count()
@@ -388,7 +388,7 @@ def test_a_poor_assistant_is_soon_left_alone() -> None:
     drafted, accepted = drafts(found)
     assert accepted < 6
     assert drafted < 40
-    constant = Assisted(strange, False, 20, "constant", assistant_confidence_threshold=0.0)
+    constant = Assisted(strange, False, 20, False, assistant_confidence_threshold=0.0)
     assert drafts(case.stream([case.lane(PROMPTS[0], constant, eos=(), max_new_tokens=120)]))[0] > 1000
 
 
@@ -414,20 +414,16 @@ def chosen(**knobs: Any) -> Assisted:
     ("knobs", "price", "most"),
     [
         ({"prompt_lookup_num_tokens": 9}, True, 9),
-        ({"prompt_lookup_num_tokens": 9, "num_assistant_tokens_schedule": "constant"}, False, 9),
         ({"prompt_lookup_num_tokens": 9, "do_sample": True}, True, 9),
         ({"prompt_lookup_num_tokens": 9, "do_sample": True, "draft_sampling": "rejection"}, False, 9),
-        ({"prompt_lookup_num_tokens": 9, "do_sample": True, "num_assistant_tokens_schedule": "price"}, True, 9),
         ({"assistant_early_exit": 1}, True, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "do_sample": True}, True, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "do_sample": True, "draft_sampling": "rejection"}, False, MOST_DRAFTED),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 5}, False, 5),
         ({"assistant_early_exit": 1, "num_assistant_tokens": 20}, False, 20),
-        ({"assistant_early_exit": 1, "num_assistant_tokens_schedule": "constant"}, False, MOST_DRAFTED),
-        ({"assistant_early_exit": 1, "num_assistant_tokens": 5, "num_assistant_tokens_schedule": "price"}, True, 5),
     ],
 )
 def test_what_is_set_is_obeyed_and_else_what_pays_is_drafted(knobs: dict[str, Any], price: bool, most: int) -> None:
     strategy = chosen(**knobs)
-    assert strategy.price is price
+    assert strategy.drafts_what_pays is price
     assert (strategy.num_assistant_tokens or MOST_DRAFTED) == most

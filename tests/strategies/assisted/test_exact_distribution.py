@@ -31,7 +31,7 @@ def less_of_the_same(history: Tensor, scores: Tensor) -> Tensor:
 
 
 def draw(drafter: Drafter, sampling: Any, confidence: float) -> Counter[tuple[int, ...]]:
-    strategy = Assisted(drafter, True, 2, "constant", confidence, draft_sampling=sampling)
+    strategy = Assisted(drafter, True, 2, False, confidence, draft_sampling=sampling)
     fixed = {"processors": (less_of_the_same,), "use_cache": False}
     lanes = (Lane(str(i), PROMPT, strategy, LENGTH, seed=i, **fixed) for i in range(DRAWS))
     found = list(decode(TARGET, lanes))
@@ -66,7 +66,7 @@ def test_draws_follow_the_models_processed_distribution(drafter: Drafter, sampli
 
 def test_an_assistant_that_is_the_model_is_always_right() -> None:
     for sampling in ("coupled", "rejection"):
-        strategy = Assisted(ModelDrafter(TARGET), True, 4, "constant", 0.0, draft_sampling=sampling)
+        strategy = Assisted(ModelDrafter(TARGET), True, 4, False, 0.0, draft_sampling=sampling)
         _is_always_right(Lane("0", PROMPT, strategy, 31, seed=3, use_cache=False))
 
 

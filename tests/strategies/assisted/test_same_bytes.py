@@ -86,7 +86,7 @@ def lanes(dice: random.Random) -> tuple[Case, list[Lane]]:
         drafter_of(arch, dice),
         generation.do_sample,
         dice.choice((None, 1, 2, 5)),
-        dice.choice((None, "price", "constant")),
+        dice.choice((None, True, False)),
         dice.choice((0.0, 0.4)),
         generation.sampler,
         unasked=dice.random() < 0.3,
