@@ -47,8 +47,7 @@ KINDS: dict[str, Kind] = {
 SPECIAL = ("about", *LISTS)
 MOST_MISTAKES = 100
 
-# Entries of a generation_config about the file itself.
-# Fields of a generation_config that change no text.
+# Entries of a generation_config about the file itself, and fields that change no text.
 BOOKKEEPING = {
     "transformers_version", "_from_model_config", "_commit_hash", "generation_kwargs", "is_assistant",
     "trust_remote_code", "num_assistant_tokens_schedule",
