@@ -36,13 +36,10 @@ class ProductsHook(BuildHookInterface):  # type: ignore[type-arg]
             why = products.build(folder)
         if why:
             self.app.display_warning(f"genctl's own products are not compiled, torch's are used: {why}")
-        if tag := products.target()[2]:
-            build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
-        elif not why:
-            here = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["pure_python"], build_data["tag"] = False, f"py3-none-{here}"
         if why:
             return
+        tag = products.wheel_tag() or sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
         for name in (products.CPU, *products.built(folder)):
             build_data["force_include"][str(folder / f"{name}.so")] = f"{PRODUCTS}/{name}.so"
 

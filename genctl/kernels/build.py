@@ -8,8 +8,6 @@ builds them beside the sources, as `pip install` does through `hatch_build.py`. 
     runnable    this one: all variants that it runs, for tests
     all         every CPU of the platform, for a wheel that travels
 
-`GENCTL_TARGET` names another platform (TARGETS), for which all variants are compiled, by ziglang.
-
 The compiler is clang of the package `ziglang` where it is installed, else that of the machine (CC, or cc). Nothing here
 needs another module of genctl.
 """
@@ -34,15 +32,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "GENCTL_BUILD"
-TARGET = "GENCTL_TARGET"
-# a platform that wheels are made for -> as Python names it, the machine, and the tag of the wheel
-TARGETS = {
-    "linux-x86_64": ("linux", "x86_64", "manylinux_2_17_x86_64"),
-    "linux-aarch64": ("linux", "aarch64", "manylinux_2_17_aarch64"),
-    "macos-arm64": ("darwin", "aarch64", "macosx_11_0_arm64"),
-    "macos-x86_64": ("darwin", "x86_64", "macosx_11_0_x86_64"),
-    "windows-x86_64": ("win32", "x86_64", "win_amd64"),
-}
 EXTENTS = ("", "runnable", "all")  # what it may be
 CPU = "cpu"  # the library of cpu.c
 FLAGS = ("-std=c11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC", "-s", "-D_GNU_SOURCE")
@@ -71,23 +60,25 @@ VARIANTS: dict[str, dict[str, tuple[tuple[str, ...], str, str]]] = {
         "neon": (("-march=armv8-a",), "generic", "nop"),
     },
 }
-_NAMES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
-def target() -> tuple[str, str, str]:
-    """The row of TARGETS that GENCTL_TARGET names, or this platform, without a tag. Raises ValueError."""
-    if name := os.environ.get(TARGET, ""):
-        if name not in TARGETS:
-            raise ValueError(f"{TARGET}={name}: it may be {', '.join(TARGETS)}, or not set")
-        return TARGETS[name]
-    machine = platform.machine().lower()
-    return sys.platform, _NAMES.get(machine, machine), ""
+def machine() -> str:
+    """The architecture of this CPU: a key of VARIANTS, or a name that is none."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def wheel_tag() -> str:
+    """The platform of a wheel that travels, as ziglang compiles it (see `_flags`); "" for one of this machine alone."""
+    if extent() != "all" or not variants():
+        return ""
+    apple = "arm64" if machine() == "aarch64" else machine()
+    return f"manylinux_2_17_{machine()}" if sys.platform == "linux" else f"macosx_11_0_{apple}"
 
 
 def variants() -> dict[str, tuple[tuple[str, ...], str, str]]:
-    """The variants of the target, best first; empty where there are none: threads.c needs POSIX threads."""
-    system, machine, _ = target()
-    return {} if system == "win32" else VARIANTS.get(machine, {})
+    """The variants of this platform, best first; empty where there are none: threads.c needs POSIX threads."""
+    return {} if sys.platform == "win32" else VARIANTS.get(machine(), {})
 
 
 def sources() -> list[Path]:
@@ -108,8 +99,6 @@ def compilers() -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = []
     if importlib.util.find_spec("ziglang") is not None:
         found.append((sys.executable, "-m", "ziglang", "cc"))
-    if os.environ.get(TARGET):
-        return found
     named = os.environ.get("CC")
     found += [tuple(shlex.split(named))] if named else []
     paths = {os.path.realpath(path): path for name in ("gcc", "clang", "cc") if (path := shutil.which(name))}
@@ -121,12 +110,11 @@ def _flags(compiler: tuple[str, ...], name: str) -> tuple[str, ...]:
     if "ziglang" not in compiler:
         return flags
     flags = (f"-mcpu={cpu}", "-fno-sanitize=all")
-    system, machine, _ = target()
-    if system == "linux":  # an old C library, so that a wheel runs on other distributions
-        flags += ("-target", f"{machine}-linux-gnu.2.17")
-        flags += () if machine == "x86_64" else ("-mno-outline-atomics",)  # they are in a library that is not linked
-    elif os.environ.get(TARGET):
-        flags += ("-target", f"{machine}-macos.11.0-none")
+    if sys.platform == "linux":  # an old C library, so that a wheel runs on other distributions
+        flags += ("-target", f"{machine()}-linux-gnu.2.17")
+        flags += () if machine() == "x86_64" else ("-mno-outline-atomics",)  # they are in a library that is not linked
+    elif extent() == "all":
+        flags += ("-target", f"{machine()}-macos.11.0-none")
     return flags
 
 
@@ -137,7 +125,7 @@ def compile_command(compiler: tuple[str, ...], name: str, source: Path, to: Path
 
 def link_command(compiler: tuple[str, ...], name: str, objects: Iterable[Path], to: Path) -> list[str]:
     """How objects become a library. Zig would compile its run-time library first, which takes longer than all else."""
-    alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and target()[0] == "linux" else ()
+    alone = ("-Wl,-z,defs", "-nostdlib", "-lc") if "ziglang" in compiler and sys.platform == "linux" else ()
     return [
         *(*compiler, "-shared", "-s", *_flags(compiler, name), "-o", str(to), *map(str, objects)),
         *(*alone, "-lpthread", "-lm"),
@@ -278,11 +266,9 @@ def _compile(compiler: tuple[str, ...], names: list[str], folder: Path) -> str:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         here = Path(temporary)
         try:
-            chosen = names
-            if not os.environ.get(TARGET):
-                probe = here / "probe"
-                probe.mkdir()
-                chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
+            probe = here / "probe"
+            probe.mkdir()
+            chosen = wanted(Cpu(_cpu_library(compiler, mark_of([], names), probe)[1]), names)
             mark, cpu = _cpu_library(compiler, mark_of(chosen, names), here)
             objects = _objects(compiler, chosen, here)
             outs = [here / f"{name}.so" for name in chosen]
@@ -304,8 +290,7 @@ def build(folder: Path = HERE) -> str:
     """
     extent()
     if not variants():
-        system, machine, _ = target()
-        return f"there are none for {machine} on {system}"
+        return f"there are none for {machine()} on {sys.platform}"
     able: list[tuple[tuple[str, ...], list[str]]] = []
     why = "no C compiler was found (ziglang, CC, cc)"
     for compiler in compilers():
@@ -335,12 +320,7 @@ def built(folder: Path = HERE) -> list[str]:
 
 
 def is_built(folder: Path = HERE) -> bool:
-    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError.
-
-    Libraries of a GENCTL_TARGET are always made anew: they cannot be loaded, and those beside the sources are of here.
-    """
-    if os.environ.get(TARGET):
-        return False
+    """Whether what GENCTL_BUILD asks for is there, made from the sources as they are. Raises ValueError."""
     made = built(folder)
     if not made:
         extent()
