@@ -66,7 +66,6 @@ SCREENS: dict[str, tuple[str, tuple[str, ...], str]] = {
         ("explore", "One day", "-n", "24", "--do-sample", "--top-p", "0.9", "--seed", "4", "--save", TREE),
         "next token",
     ),
-    "replay": ("genctl replay --step, after some keys", ("replay", RECORDING, "--step"), "what all share"),
 }
 
 

@@ -93,7 +93,7 @@ def _event(line: bytes, place: str) -> events.Event | None:
 
 
 def event_writer(stack: ExitStack, path: str, *, force: bool) -> Callable[[events.Event], None]:
-    """A listener that writes every event as a JSON line: a file that `genctl replay` can show again.
+    """A listener that writes every event as a JSON line: a file that `genctl report` makes a page of.
 
     It is opened as `--output` is: an existing file is refused, or replaced with `force`. `stack` closes it.
     """

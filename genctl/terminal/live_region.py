@@ -14,7 +14,7 @@ from rich.progress import Progress, ProgressColumn
 from rich.segment import ControlType
 from rich.text import Text
 
-from genctl.terminal import first_sign, widgets
+from genctl.terminal import first_sign
 from genctl.terminal.rewrapping import rows, wraps
 
 # -- erase drawn lines correctly after the window became narrower, where the terminal wraps them (`rewrapping`) --------
@@ -75,7 +75,6 @@ class LiveRegion:
         self._live: Live | None = None
         self._lines = DrawnLines(console)
         self._drawn = float("-inf")
-        self.footer: Text | None = None  # a last line
 
     @property
     def visible(self) -> bool:
@@ -90,8 +89,6 @@ class LiveRegion:
         """Replace what is drawn by `lines`. The `settled` lines are printed above it and stay."""
         if self._lines.outdated:
             self.hide()
-        if self.footer is not None:
-            lines = [*lines[-max(self._console.height - 2, 1) :], widgets.fit(self.footer.copy(), self._console.width)]
         if self._live is None:
             first_sign.end()  # it stands where the region begins
             for line in settled:

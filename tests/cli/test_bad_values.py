@@ -58,8 +58,8 @@ def test_a_number_may_be_written_as_people_write_it(value: str, shown: str) -> N
         (["run", "--tempratur", "1"], 'no such option "--tempratur"'),
         (["run", "--model"], "--model needs a value"),
         (["run", "--chat=1"], "--chat takes no value"),
-        (["replay"], "FILE is missing"),
-        (["replay", "a", "b c"], "unexpected: b c"),
+        (["report"], "EVENTS is missing"),
+        (["report", "a", "b c"], "unexpected: b c"),
     ],
 )
 def test_the_parser_is_given_our_words(arguments: list[str], sentence: str) -> None:
@@ -79,7 +79,6 @@ def test_an_empty_file_name_has_its_own_sentence(flag: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        (["replay", ""], "FILE"),
         (["report", ""], "EVENTS"),
         (["report", "x", "-o", ""], "--output"),
         (["batch", "import", "-i", ""], "--input"),

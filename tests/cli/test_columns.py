@@ -138,7 +138,6 @@ def test_events_and_pages_have_them(rows: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.html"
     assert genctl("report", str(events), "-o", str(again)).status == 0
     assert inputs(Parts(again.read_text()).data["lanes"])[:2] == COLUMNS[:2]
-    assert genctl("replay", str(events)).status == 0
 
 
 def test_an_exported_batch_says_that_requests_have_no_columns(rows: Path) -> None:

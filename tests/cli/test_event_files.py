@@ -33,7 +33,7 @@ def test_an_existing_file_is_refused_and_replaced_with_force(command: str) -> No
     assert genctl(*COMMANDS[command], "--events", "new.jsonl").status == 0
     assert Path("new.jsonl").read_text().count("\n") == events.count("\n") > 3
     assert sorted(path.name for path in Path().iterdir()) == ["new.jsonl", "run.jsonl"]  # no part is left
-    assert genctl("replay", "run.jsonl").status == 0
+    assert genctl("report", "run.jsonl").status == 0
 
 
 def test_force_is_for_both_files() -> None:

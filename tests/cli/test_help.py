@@ -13,10 +13,10 @@ from genctl.commands.help import ELSEWHERE, GONE
 from genctl.config.presets import schema
 from tests.cli.tool import genctl
 
-TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "report", "models")]
+TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "report", "models")]
 
 PRESETS, BATCH = ("presets", "presets list", "presets check"), ("batch", "batch export", "batch import")
-OTHERS = ("replay", "report", "models", *PRESETS, *BATCH)
+OTHERS = ("report", "models", *PRESETS, *BATCH)
 
 
 @pytest.fixture(params=[60, 80, 200])
@@ -78,7 +78,7 @@ def test_no_line_is_too_long_and_no_word_is_cut(command: str, width: int) -> Non
         (["compare", "--strategi", "x"], 'no such option "--strategi"', 'did you mean "--strategy"?'),
         (["inspect-cache", "--no-do-sampl"], 'no such option "--no-do-sampl"', 'did you mean "--no-do-sample"?'),
         (["score", "--contxt", "x"], 'no such option "--contxt"', 'did you mean "--context"?'),
-        (["replay", "--sped", "2"], 'no such option "--sped"', 'did you mean "--speed"?'),
+        (["report", "--forc"], 'no such option "--forc"', 'did you mean "--force"?'),
         (["presets", "list", "--fromat", "json"], 'no such option "--fromat"', 'did you mean "--format"?'),
         (["--verison"], 'no such option "--verison"', 'did you mean "--version"?'),
         (["run", "--zzz"], 'no such option "--zzz"', "see genctl run --help"),

@@ -256,10 +256,12 @@ def test_an_interrupt_on_a_terminal_leaves_the_text_and_the_cursor(tmp_path: Pat
     assert "\x1b[?25l" not in shown.rpartition("\x1b[?25h")[2]
 
 
-@pytest.mark.parametrize("command", ["run", "beam", "compare", "score", "inspect-cache", "replay", "presets"])
+@pytest.mark.parametrize("command", ["run", "beam", "compare", "score", "inspect-cache", "report", "presets"])
 def test_every_command_says_that_it_was_interrupted(tmp_path: Path, environment: dict[str, str], command: str) -> None:
     """Each waits for standard input, which stays empty; `presets` for its own import."""
-    arguments = {"compare": ["-p", "greedy", "-p", "beam5"], "replay": ["-"], "presets": ["list"]}.get(command, [])
+    report = ["-", "-o", str(tmp_path / "page.html")]
+    lists = {"compare": ["-p", "greedy", "-p", "beam5"], "report": report, "presets": ["list"]}
+    arguments = lists.get(command, [])
     code = BEGUN
     if command == "presets":
         code += "from genctl.commands import app; app.Root.invoke = lambda *a: time.sleep(60);"

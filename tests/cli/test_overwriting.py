@@ -40,7 +40,6 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("audit", "trace", *STORIES): ("output", "report", "svg"),
     EXPLORE: ("output", "report", "svg"),
     ("inspect-cache", *TINY, "12", "--steps", "1"): ("output", "save_cache", "report", "svg"),
-    ("replay", "recorded"): ("report", "svg"),
     ("report", "recorded"): ("output",),
     ("batch", "export", *TINY, "12"): ("output", "report", "svg"),
     ("batch", "import", "-i", "results"): ("output",),

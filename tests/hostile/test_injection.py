@@ -100,10 +100,7 @@ def test_tables_in_a_pipe_are_tame_too(name: str, hostile: str) -> None:
 def test_a_recording_of_hostile_words_is_shown_tamely(hostile: str, tmp_path: Path) -> None:
     recording = str(tmp_path / "events")
     assert genctl("run", SAID, "-m", hostile, *DRAWN, "--scores", "--explain", "--events", recording).status == 0
-    done = genctl("replay", recording, "--scores", "--explain", "--echo", "--tree", stdin="")
-    assert (done.status, OBEYED.search(done.err)) == (0, None)
     assert OBEYED.search(Path(recording).read_text(encoding="utf-8")) is None
-    tame(genctl("replay", recording, "--scores", "--explain", "--speed", "1e6", terminal=True).out)
 
 
 def test_the_words_are_shown_all_the_same(hostile: str) -> None:
@@ -161,7 +158,7 @@ def test_errors_show_names_without_obeying_them(tmp_path: Path) -> None:
         ("run", "-i", str(tmp_path / name)),
         ("run", "a", "-o", str(tmp_path / "missing" / name)),
         ("run", "a", "--strategy", name),
-        ("replay", str(tmp_path / name)),
+        ("report", str(tmp_path / name)),
         ("run", "a", f"--{name}"),
     ):
         done = genctl(*arguments, terminal=True)

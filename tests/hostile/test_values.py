@@ -64,9 +64,7 @@ def _tree(path: Path) -> Done:
 def _both(path: Path) -> tuple[Done, ...]:
     report = path.with_suffix(".html")
     report.unlink(missing_ok=True)
-    return genctl("replay", str(path), "--scores", "--explain", "--tree"), genctl(
-        "report", str(path), "-o", str(report)
-    )
+    return (genctl("report", str(path), "-o", str(report)),)
 
 
 def _tree_read(path: Path) -> tuple[Done, ...]:

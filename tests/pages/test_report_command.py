@@ -139,9 +139,6 @@ def test_a_recording_makes_the_page_later(tmp_path: Path) -> None:
     assert again.status == 2
     assert again.err.startswith(f"error: the output exists already: {page}")
     assert genctl("report", str(events), "--force", "-q").err == ""
-    other = tmp_path / "other.html"
-    assert genctl("replay", str(events), "--report", str(other)).status == 0
-    assert Parts(other.read_text()).data["lanes"] == live["lanes"]
 
 
 def test_a_recording_on_standard_input_needs_a_name(tmp_path: Path) -> None:
@@ -221,15 +218,6 @@ def test_the_final_screen_is_drawn_and_results_stay_as_they_are(tmp_path: Path, 
 def _timeless(text: str) -> str:
     """Without the table of a comparison, which has seconds."""
     return re.sub(r"\nrun .*", "", text, flags=re.DOTALL)
-
-
-def test_the_screen_of_a_recording_has_its_prompt_and_table(tmp_path: Path) -> None:
-    events, drawn = tmp_path / "e.jsonl", tmp_path / "s.svg"
-    genctl("beam", *NUMBERS, "twelve", "--events", str(events))
-    assert genctl("replay", str(events), "--svg", str(drawn)).status == 0
-    shown = unescape("".join(ElementTree.parse(drawn).getroot().itertext())).replace("\xa0", " ")
-    assert "twelve" in shown
-    assert "★" in shown
 
 
 def test_a_picture_has_its_command_and_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from tests.terminal.streams import Clock, Terminal, console
 
 SCREENS = Path(__file__).parent / "screens" / "commands"
 WIDTHS = [60, 80, 140]
-RECORDING = "{recording}"
 SAMPLED = ("--do-sample", "--temperature", "0.7", "--top-k", "20", "--repetition-penalty", "1.2", "--seed", "3")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run": ("run", "One day", "-n", "60"),
@@ -47,7 +46,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "inspect": ("inspect-cache", "One day", "--steps", "3", "--inputs", "--heatmap", "--diff", "One night"),
     "inspect_several": ("inspect-cache", "One day", "The sea", "--steps", "2", "--num-beams", "2"),
     "inspect_plan": ("inspect-cache", "--plan", "--batch", "3", "--memory", "1GiB"),
-    "replay": ("replay", RECORDING, "--speed", "1000", "--tree"),
 }
 
 
@@ -69,14 +67,10 @@ def shown(raw: bytes, width: int) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command(name: str, width: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("LINES", "60")
-    command = [word.format(recording=tmp_path / "run.jsonl") for word in COMMANDS[name]]
-    if name == "replay":
-        made = ("--num-beams", "3", "-n", "6", "--events", command[1])
-        assert genctl("beam", "One day", *made, "--format", "jsonl").status == 0
-    done = genctl(*command, terminal=True, color="never")
+    done = genctl(*COMMANDS[name], terminal=True, color="never")
     assert done.status == 0, done.err
     text = shown(done.raw, width)
     assert not re.search(r"-0\.0+\b|\de\+\d|\b1 (tokens|prompts|rows|steps|runs)\b|\d\.\d+ bytes\b", text)

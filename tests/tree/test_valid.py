@@ -71,11 +71,10 @@ def test_what_does_not_fit_together_is_refused(name: str) -> None:
     assert f"is damaged at line {1 + len(FOUR) + len(lines)}:" in caught.value.message or lines[0]["event"] == "begun"
 
 
-@pytest.mark.parametrize("command", ["report", "replay"])
-def test_a_command_says_so_in_a_line_and_a_hint(command: str, tmp_path: Path) -> None:
+def test_a_report_says_so_in_a_line_and_a_hint(tmp_path: Path) -> None:
     file = tmp_path / "tree.jsonl"
     file.write_bytes(b"".join(content([*FOUR, *WRONG["a cursor below the tip"][0]])))
-    done = genctl(command, str(file))
+    done = genctl("report", str(file))
     assert done.status == 2
     assert len(done.err.splitlines()) == 2
     assert "the cursor, node 2, is not on the branch of the tip, node 1" in done.err

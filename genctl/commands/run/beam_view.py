@@ -27,7 +27,7 @@ class BeamView(RunView):
     If `out` is interactive, the certain part of the best text is printed line by line and the live rows below it are
     redrawn, at most every 50 ms; otherwise the certain text is streamed. When a prompt is done, its returned texts
     follow in full, then the table of all finished sequences, the formula of the score (unless `formula` is False) and,
-    with `tree`, the search tree. With `settles` False no line is printed before that. `options` are those of `RunView`.
+    with `tree`, the search tree. `options` are those of `RunView`.
     """
 
     def __init__(
@@ -37,12 +37,10 @@ class BeamView(RunView):
         *,
         tree: bool = False,
         formula: bool = True,
-        settles: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(out, err, **options)
         self._formula = formula
-        self._settles = settles
         self._trees = SearchTrees() if tree else None
         self._turns: dict[str, Turn] = {}
         self._widths: dict[str, int] = {}  # most rows that a lane has had
@@ -115,9 +113,7 @@ class BeamView(RunView):
         self._open(lane)
         self._advance(self._certain(lane))
         width, height = self.out.width, max(self.out.height - 1, 1)
-        settled: list[str] = []
-        if self._settles:
-            *settled, self._opening = wrap(self._opening, width)
+        *settled, self._opening = wrap(self._opening, width)
         lines = [self._dimmed(line) for line in settled]
         turn = self._turns.get(lane.lane)
         counts = {"beams": self._beams(lane), "hidden": hidden, "prompt": self._dim}

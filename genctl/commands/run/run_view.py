@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 from rich.console import Console, Group
@@ -113,17 +113,6 @@ class RunView:
     def begin(self) -> None:
         """Decoding starts now in another process: events arrive late."""
         self._started = self._read = self._clock()
-
-    def foot(self, words: str) -> None:
-        """Show a last line below the live region; "" for none."""
-        self._region.footer = Text(words, style=theme.DIM) if words else None
-
-    def replay(self, events: Iterable[Event]) -> None:
-        """Take in events without showing what happens on the way."""
-        live, self._live = self._live, False
-        for event in events:
-            self.feed(event)
-        self._live = live
 
     def pause(self) -> None:
         """Erase the live region and the bar; the next event draws them again."""

@@ -162,8 +162,7 @@ def terminal_stream(color: Color, *, echo: bool, messages: bool) -> StreamView:
 class Search:
     """Listens to a run for `--stream`, `--tree` and `--tree-format`.
 
-    `options` have tree, tree_format, echo and color, as those of `run`, `beam` and `replay`. With `live` the view on a
-    terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
+    With `live` the view on a terminal draws the tree; else it goes to `err` at the end, or replaces the texts.
     """
 
     def __init__(self, options: Any, err: Console | None, *, stream: bool, live: bool) -> None:
