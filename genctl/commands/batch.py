@@ -17,7 +17,7 @@ from genctl import params
 from genctl.commands.help import SETTINGS, CommandGroup
 from genctl.commands.job import Job, seed_of, start_seed
 from genctl.commands.messages import Messages
-from genctl.commands.options import CHOOSING, IN_OUT, PICTURES, SHOWN, PresetOptions
+from genctl.commands.options import CHOOSING, IN_OUT, SHOWN, PresetOptions
 from genctl.commands.table import Color, Command, CommandOptions, given, needless_force
 from genctl.config.layers import resolve
 from genctl.errors import Exit, UsageError, count, quote
@@ -75,7 +75,7 @@ EXPORT = Command(
         IN_OUT: ("input", "template", "output", "kind"),
         "Settings": ("presets", "set"),
     },
-    (needless_force("output", also=PICTURES),),
+    (needless_force("output", also=("report",)),),
     without=LOCAL,
 )
 IMPORT = Command(

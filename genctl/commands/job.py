@@ -30,7 +30,7 @@ from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from genctl.commands.page_file import PageFile, ScreenFile
+    from genctl.commands.page_file import PageFile
 
 WIDTH = 16  # prompts decoded at once where nobody watches
 SPAN = 8  # times as many rows are a group, which is decoded to its end before the next begins
@@ -61,7 +61,6 @@ class Job(ABC, Generic[SomeOptions]):
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
         self.load_s = 0.0
         self.page: PageFile | None = None  # of --report
-        self.picture: ScreenFile | None = None  # of --svg
         self.reuse = Reuse(None)
         interrupt.hide = self.hide
 
@@ -178,12 +177,7 @@ class Job(ABC, Generic[SomeOptions]):
             self.listeners.append(event_writer(stack, path, force=self.options.force))
 
     def open_pictures(self, stack: ExitStack) -> None:
-        """Begin the page of --report and the picture of --svg, which listen to all events. `stack` writes both."""
-        if self.options.svg is not None:
-            from genctl.commands.page_file import ScreenFile
-
-            self.picture = stack.enter_context(ScreenFile(self.options.svg, force=self.options.force))
-            self.listeners.append(self.picture.feed)
+        """Begin the page of --report, which listens to all events and is written by `stack`."""
         if self.options.report is not None:
             self.open_page(stack, self.options.report)
 
@@ -238,8 +232,6 @@ class Job(ABC, Generic[SomeOptions]):
         self.load_s += time.perf_counter() - began
         if self.page is not None:
             self.page.loaded(engine)
-        if self.picture is not None:
-            self.picture.load_s = self.load_s
         first_sign.clear()
         self.hide()
         self.reuse = Reuse(engine.about.prompt_cache)

@@ -52,27 +52,16 @@ TIMING: Conflict = (
     given("timing", format=(*FLAT, "md")),
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
-PICTURES = ("report", "svg")
-
-
-def pictures(beside: str) -> tuple[Conflict, ...]:
-    """--report and --svg are files with names, and none of them is the file `beside` them."""
-    return (
-        (given(svg=["-"]), "--svg -: a picture is a file; give it a name"),
-        same_file("svg", beside),
-        same_file("svg", "report"),
-        (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
-        same_file("report", beside),
-    )
-
-
-PAGE = pictures("output")
+PAGE: tuple[Conflict, ...] = (
+    (given(report=["-"]), "--report -: a page is a file that a browser opens; give it a name"),
+    same_file("report", "output"),
+)
 WATCH_TSV: Conflict = (
     given("watch", without=["events"], format=["tsv"]),
     "--watch tells of each step, which --format tsv has no place for; --format jsonl and --events have",
 )
 
-NEW_FILES = ("output", "save", "save_cache", "events", "report", "svg")
+NEW_FILES = ("output", "save", "save_cache", "events", "report")
 
 
 def shown_top(options: Any) -> int:
@@ -100,8 +89,7 @@ class ModelOptions(CommandOptions):
     template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")
     report: str | None = SHOWN.option("also write a page with all details, to open in a browser", "FILE")
-    svg: str | None = SHOWN.option("also draw what a terminal shows in the end, as a picture", "FILE")
-    force: bool = IN_OUT.switch("replace existing --output, --report and --svg files")
+    force: bool = IN_OUT.switch("replace existing --output and --report files")
     format: str = "text"
     quiet: bool = QUIET
     verbose: bool = switch("say what is loaded; show the summary even in a pipe", "--verbose", "-v")

@@ -60,7 +60,6 @@ class TokensOptions(PresetOptions):
     set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
     # what prompts have elsewhere, and a tokenizer has no use for
     report: str | None = None
-    svg: str | None = None
     strategy: str | None = None
     allow_pickle: bool = False
     trust_remote_code: bool = False

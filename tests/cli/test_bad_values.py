@@ -68,7 +68,7 @@ def test_the_parser_is_given_our_words(arguments: list[str], sentence: str) -> N
     assert done.err.splitlines()[0] == f"error: {sentence}"
 
 
-@pytest.mark.parametrize("flag", ["-o", "-i", "--report", "--svg", "--events"])
+@pytest.mark.parametrize("flag", ["-o", "-i", "--report", "--events"])
 def test_an_empty_file_name_has_its_own_sentence(flag: str) -> None:
     done = genctl("run", "One day", flag, "")
     name = {"-o": "--output", "-i": "--input"}.get(flag, flag)
@@ -102,7 +102,7 @@ def test_messages_about_other_things_stay() -> None:
     assert plain_words("Invalid value for '--at' / '-a': Value error, too late", []) == "--at: too late"
 
 
-@pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--svg", "--adapter", "--prompt-cache"])
+@pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--adapter", "--prompt-cache"])
 def test_a_name_that_no_file_can_have_is_one_line(flag: str, tmp_path: Path) -> None:
     """Python's `Path.is_file` raises for it."""
     done = genctl("run", "-m", "builtin:numbers", "7", flag, f"{tmp_path}/{'n' * 300}")

@@ -27,26 +27,26 @@ STORIES = ("-m", "builtin:stories")
 EXPLORE = ("explore", *STORIES, "Hi", "--expand", "mass=0.5,depth=1")
 # a command with arguments that are done in a moment -> the options that name a file which --force replaces
 CASES: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("run", *TINY, "12"): ("output", "events", "report", "svg"),
-    ("beam", *TINY, "12"): ("output", "events", "report", "svg"),
+    ("run", *TINY, "12"): ("output", "events", "report"),
+    ("beam", *TINY, "12"): ("output", "events", "report"),
     ("chat", *TINY, "-n", "2", "--format", "jsonl"): ("output", "save"),
-    ("score", *STORIES, "A fox"): ("output", "report", "svg"),
+    ("score", *STORIES, "A fox"): ("output", "report"),
     ("tokens", *TINY, "12"): ("output",),
     ("compare", *TINY, "--strategy", "a:", "--strategy", "b:num_beams=2", "12"): (
-        "output", "save", "events", "report", "svg",
+        "output", "save", "events", "report",
     ),
-    ("parity", "builtin:stories", "builtin:stories@batch_size=2", "-n", "2"): ("output", "report", "svg"),
+    ("parity", "builtin:stories", "builtin:stories@batch_size=2", "-n", "2"): ("output", "report"),
     ("parity", "builtin:stories", "-n", "2"): ("save",),
-    ("audit", "trace", *STORIES): ("output", "report", "svg"),
-    EXPLORE: ("output", "report", "svg"),
-    ("inspect-cache", *TINY, "12", "--steps", "1"): ("output", "save_cache", "report", "svg"),
+    ("audit", "trace", *STORIES): ("output", "report"),
+    EXPLORE: ("output", "report"),
+    ("inspect-cache", *TINY, "12", "--steps", "1"): ("output", "save_cache", "report"),
     ("report", "recorded"): ("output",),
-    ("batch", "export", *TINY, "12"): ("output", "report", "svg"),
+    ("batch", "export", *TINY, "12"): ("output", "report"),
     ("batch", "import", "-i", "results"): ("output",),
 }  # fmt: skip
 SINGLE = [(words, name) for words, names in CASES.items() for name in names]
 NAMES = [f"{' '.join(words[:2]) if words[0] == 'batch' else words[0]} --{name}" for words, name in SINGLE]
-SUFFIXES = {"report": ".html", "svg": ".svg", "save": ".saved", "save_cache": ".cache"}
+SUFFIXES = {"report": ".html", "save": ".saved", "save_cache": ".cache"}
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_tree_is_never_replaced(folder: Path) -> None:
     assert "exists already" in refused.err
 
 
-WRITTEN = {"output", "events", "trace", "report", "svg", "save", "save_cache"}
+WRITTEN = {"output", "events", "trace", "report", "save", "save_cache"}
 
 
 def tables() -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -443,7 +443,7 @@ def test_a_finished_output_that_was_changed_is_refused_and_left(gpt2: Path, give
     assert "nothing to do" in run(gpt2, given, out, "--resume").err
 
 
-@pytest.mark.parametrize("flag", ["--output", "--events", "--report", "--svg"])
+@pytest.mark.parametrize("flag", ["--output", "--events", "--report"])
 def test_nobody_writes_a_path_at_which_another_run_is_at_work(gpt2: Path, given: Path, out: Path, flag: str) -> None:
     cut_off(gpt2, given, out, 4)
     before = out.read_bytes(), beside(out).read_bytes()

@@ -113,8 +113,6 @@ class AuditJob(Job[AuditOptions]):
         self.hide()
         piece = detokenizer(session.loaded.tokenizer).piece
         self.results.take(self.found, piece, self._failed_check())
-        if self.picture is not None:
-            self.picture.draw(self.results.draw)
         if self.report is not None:
             self.report.take(self.found, piece, [("digest", session.loaded.fingerprint()), *session.about.facts])
         self.results.finish()

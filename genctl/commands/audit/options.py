@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from genctl import params
-from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
+from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, SHOWN, ModelOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.config.sides import SERVER, read_settings, split
 from genctl.errors import UsageError, nearest
@@ -80,7 +80,7 @@ def check_words(options: AuditOptions) -> None:
 
 CONFLICTS: tuple[Conflict, ...] = (
     *PAGE,
-    needless_force("output", also=PICTURES),
+    needless_force("output", also=("report",)),
     same_file("prompts_file", "output"),
     (lambda options: options.input is not None and options.arguments and not options.is_server,
      "--input {input} has prompts for a server; --prompts gives those of a file that was written"),

@@ -45,7 +45,6 @@ class ChatOptions(PresetOptions):
     scores: bool = SHOWN.switch("show token probabilities and alternatives")
     top_logprobs: int | None = SHOWN.option("number of alternatives for each token", "K", least=0)
     report: str | None = None  # of one run
-    svg: str | None = None
     workers: str | None = None  # a chat has one row at a time
     address: str | None = None
     beneath: Sequence[Layer] = (Layer("genctl chat", {"chat": True}, said="user"),)

@@ -108,14 +108,6 @@ class CompareJob(Job[CompareOptions]):
         compared = ComparedRuns(
             [run.name for run in self.runs], self.base, self.resolved, self.prompts, self.seeds, self.seed, self.texts
         )
-        self.drawn: list[ComparisonOutput] = []  # what --svg shows
-        as_text = dataclasses.replace(options, format="text")
-        if self.picture is not None:
-            self.picture.draw(
-                lambda console: self.drawn.append(
-                    ComparisonOutput(self, compared, as_text, console, console, None, picture=True)
-                )
-            )
         self.report, self.saved_to = ComparisonOutput(self, compared, options, self.out, self.err, sink), saved
         self.listeners += [*self.sign_listeners(), self.note_prompt]
         if self.live and self.lone:
@@ -135,8 +127,7 @@ class CompareJob(Job[CompareOptions]):
             each = zip(self.runs, self.resolved, strict=True)
             settings = "\n".join(f"# run {run.name}\n\n{to_toml(one, defaults=False)}" for run, one in each)
             self.page.settled(settings, seed=self.seed, baseline=self.base)
-        for output in (self.report, *self.drawn):
-            output.end(self.saved)
+        self.report.end(self.saved)
         if self.saved_to is not None and not self.interrupt.status:
             self.saved_to.write(self._recording().encode())
             self.saved_to.close()
@@ -288,8 +279,6 @@ class CompareJob(Job[CompareOptions]):
                 self.page.failed(prompt.row.id, prompt.row.code, prompt.row.message)
             if isinstance(prompt.row, BadRow) or prompt.begun:
                 self.failed += self.report.prompt(prompt)
-                for drawn in self.drawn:
-                    drawn.prompt(prompt)
                 if self.options.save is not None or self.recording is not None:
                     self.records += self.report.full(prompt)
                 prompt.forget()

@@ -15,7 +15,6 @@ from genctl.commands.options import (
     FORMAT,
     IN_OUT,
     PAGE,
-    PICTURES,
     PLUGINS,
     SHOWN,
     TIMING,
@@ -49,7 +48,7 @@ class CompareOptions(ModelOptions):
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
     set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as a TOML value; or --KEY VALUE", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
-    force: bool = IN_OUT.switch("replace existing files of --output, --save, --events, --report and --svg")
+    force: bool = IN_OUT.switch("replace existing files of --output, --save, --events and --report")
     format: Literal["text", "json", "jsonl", "tsv", "md"] = FORMAT
     save: str | None = CHECKS.option("record outputs, for --expect", "FILE")
     expect: str | None = CHECKS.option("repeat what --save recorded; exit with 4 if it is different", "FILE")
@@ -98,14 +97,12 @@ COMPARE = Command(
             given("tolerance", without=["expect"]),
             "--tolerance says how far scores may be from --expect FILE, but there is none",
         ),
-        needless_force("output", "save", "events", also=PICTURES),
+        needless_force("output", "save", "events", also=("report",)),
         same_file("events", "output"),
         TIMING,
         *PAGE,
         same_file("events", "report"),
         same_file("save", "report"),
-        same_file("events", "svg"),
-        same_file("save", "svg"),
         same_file("save", "events"),
         same_file("save", "output"),
         same_file("save", "expect"),

@@ -93,10 +93,7 @@ class ComparedRuns:
 
 
 class ComparisonOutput:
-    """Writes each finished prompt, in input order, and at the end tables over all prompts.
-
-    With `picture`, errors are drawn on the console instead of printed on standard error.
-    """
+    """Writes each finished prompt, in input order, and at the end tables over all prompts."""
 
     def __init__(
         self,
@@ -106,11 +103,9 @@ class ComparisonOutput:
         out: Console,
         err: Console,
         sink: Any,
-        *,
-        picture: bool = False,
     ) -> None:
         self.job, self.comparison, self.options = job, comparison, options
-        self.out, self.err, self.sink, self.picture = out, err, sink, picture
+        self.out, self.err, self.sink = out, err, sink
         self.names = comparison.names
         self.tally = RunStatistics(self.names)
         self.width = out.width if sink is None else None
@@ -160,10 +155,7 @@ class ComparisonOutput:
         if isinstance(row, BadRow):
             failures = [(self.job.of(row), row.message, "")]
         for subject, message, hint in failures if self.writer is None and not self.silent else ():
-            if self.picture:
-                put(self.out, Text(f"error: {widgets.visible(subject + message)}"))
-            else:
-                self.job.messages.error(message, subject, hint)
+            self.job.messages.error(message, subject, hint)
         return len(failures)
 
     def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:

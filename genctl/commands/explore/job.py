@@ -342,13 +342,11 @@ class ExploreJob(Job[ExploreOptions]):
             self.results.put(result)
 
     def _show(self, line: str) -> None:
-        """Print a line on the terminal, and in the picture of --svg."""
+        """Print a line on the terminal."""
         from rich.text import Text
 
         self.hide()
         self.out.print(Text(line))
-        if self.picture is not None:
-            self.picture.draw(lambda console: console.print(Text(line)))
 
     def _finish(self) -> None:
         """Complete the output and the page; say what an expansion came to, and where the tree is."""

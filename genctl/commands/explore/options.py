@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions, memory_bytes
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions, memory_bytes
 from genctl.commands.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
@@ -58,7 +58,7 @@ def no_screen() -> str:
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", also=PICTURES),
+    needless_force("output", also=("report",)),
     *PAGE,
     (given("expand", "script"), "--expand and --script exclude each other: expand is a command of a script, too"),
     (
@@ -89,7 +89,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     *because(
         lambda options: options.has_screen,
         "the screen shows what it finds: ",
-        *((given(name), f"--{name} is for --expand and --script") for name in ("output", "report", "svg")),
+        *((given(name), f"--{name} is for --expand and --script") for name in ("output", "report")),
     ),
 )
 

@@ -25,7 +25,7 @@ from genctl.io.rows import InputRow
 from genctl.terminal.interrupt import Interrupt
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    pass
 
 
 # -- the size of a model in memory -------------------------------------------------------------------------------------
@@ -225,14 +225,7 @@ class InspectJob(Job[InspectOptions]):
         self.results.close()
 
     def _show(self, report: dict[str, Any]) -> None:
-        """Give the picture of --svg the report, and the page of --report with it what a plan of the same size says."""
-
-        def draw(console: Console) -> None:
-            for line in self._lines(report, console.width):
-                console.print(line)
-
-        if self.picture is not None:
-            self.picture.draw(draw)
+        """Give the page of --report the report, and with it what a plan of the same size says."""
         if self.page is not None:
             self.page.settled(to_toml(self.base, defaults=False), cache=self._page_part(report))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, PresetOptions
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions
 from genctl.commands.table import (
     Command,
     Conflict,
@@ -40,7 +40,7 @@ class InspectOptions(PresetOptions):
     length: int | None = PLAN.option("with --plan: tokens of each row (default: the context)", "N", least=1)
     source_length: int | None = PLAN.option("with --plan: tokens that an encoder reads", "N", least=1)
     memory: str | None = PLAN.option("with --plan: memory for weights and cache, such as 24GiB", "SIZE")
-    force: bool = IN_OUT.switch("replace existing --output, --save-cache, --report and --svg files")
+    force: bool = IN_OUT.switch("replace existing --output, --save-cache and --report files")
     format: Literal["text", "json", "tsv"] = FORMAT
 
 
@@ -64,7 +64,6 @@ _MEASURED = (
     "save_cache",
     "output",
     "report",
-    "svg",
 )
 CONFLICTS: tuple[Conflict, ...] = (
     *because(
@@ -77,10 +76,9 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("plan", "arguments"), "a prompt belongs to a measurement, and --plan decodes nothing"),
     *_each(*_MEASURED, sentence="FLAG belongs to a measurement, and --plan decodes nothing", plan=[True]),
-    needless_force("output", "save_cache", also=PICTURES),
+    needless_force("output", "save_cache", also=("report",)),
     *PAGE,
     same_file("save_cache", "report"),
-    same_file("save_cache", "svg"),
     (given(save_cache=["-"]), "--save-cache -: a prompt cache is a file that is read again; give it a name"),
     same_file("save_cache", "output"),
     (given("template", "diff"), "--diff gives a whole prompt, which --template does not make: write out both"),

@@ -122,8 +122,6 @@ class ParityJob(Job[ParityCommandOptions]):
             self.results.finish()  # what is compared with earlier sides is not lost
             raise
         self.hide()
-        if self.picture is not None:
-            self.picture.draw(self.results.draw)
         self.results.finish()
 
     def _compare(self, stack: ExitStack) -> None:

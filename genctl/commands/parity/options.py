@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genctl import params
-from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PICTURES, PLUGINS, SETTINGS, SHOWN, ModelOptions
+from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PLUGINS, SETTINGS, SHOWN, ModelOptions
 from genctl.commands.parity.sides import BY_TEXT, DECODING, is_prompt, read_sides
 from genctl.commands.table import (
     Command,
@@ -40,7 +40,7 @@ class ParityCommandOptions(ModelOptions):
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
     format: ReportFormat = FORMAT
-    force: bool = IN_OUT.switch("replace existing files of --output, --save, --report and --svg")
+    force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
     by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")
     show_layers: bool = COMPARED.switch("show layer by layer how far two sides are apart", "--layers")
@@ -133,9 +133,9 @@ def _sets_length(options: ParityCommandOptions) -> bool:
 
 CONFLICTS: tuple[Conflict, ...] = (
     *PAGE,
-    needless_force("output", "save", also=PICTURES),
-    *(same_file("save", name) for name in ("output", "report", "svg", "expect")),
-    *(same_file("expect", name) for name in ("output", "report", "svg")),
+    needless_force("output", "save", also=("report",)),
+    *(same_file("save", name) for name in ("output", "report", "expect")),
+    *(same_file("expect", name) for name in ("output", "report")),
     (given(save=["-"]), "--save -: a golden file is a file; give it a name"),
     (given(expect=["-"]), "--expect -: a golden file is a file; give it a name"),
     (given("update", without=["expect"]), "--update rewrites the file of --expect, but there is none"),
@@ -165,7 +165,7 @@ CONFLICTS: tuple[Conflict, ...] = (
     ),
     (given("positions", format=["text", "tsv"]),
      "--positions adds records of each position, which --format {format} has no place for; --format jsonl has"),
-    (given("show_layers", format=["tsv"], without=PICTURES),
+    (given("show_layers", format=["tsv"], without=["report"]),
      "--layers adds records of each part of the model, which --format tsv has no place for; --format jsonl has"),
 )  # fmt: skip
 

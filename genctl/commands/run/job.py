@@ -72,8 +72,6 @@ class RunJob(job.Job[RunOptions]):
         stack.push(lambda kind, *_: self.output.abandon() if kind else self.output.close(cut_short=self._cut_short))
         self.open_event_log(stack, options.events)
         self.screen.open(stack)
-        if self.picture is not None:
-            self.picture.draw(self.screen.drawn)
         wanted = options.resume or self.screen.wants_bar
         self.looked = looked_over(options.input, options.input_kind) if wanted else None
         if self.live and self.lone and options.echo is not False:
@@ -204,7 +202,7 @@ class RunJob(job.Job[RunOptions]):
 
     def _report(self) -> Report:
         options, top = self.options, shown_top(self.options)
-        listened = options.events or options.report or options.svg or options.with_tokens
+        listened = options.events or options.report or options.with_tokens
         listened = listened or self.base.runtime.processed_logprobs
         steps = self.choice.live or bool(listened or options.tree or options.tree_format)
         return Report(top, options.scores or top > 0, options.explain, self.watched, steps, options.format in PARENTS)

@@ -16,7 +16,6 @@ from genctl.commands.options import (
     FORMAT,
     IN_OUT,
     PAGE,
-    PICTURES,
     SHOWN,
     TIMING,
     WATCH,
@@ -41,7 +40,7 @@ class RunOptions(PresetOptions):
     resume: bool = IN_OUT.switch("continue an interrupted --output (progress is kept in FILE.journal)")
     strict: bool = IN_OUT.switch("stop at the first row that fails")
     format: Format = FORMAT
-    force: bool = IN_OUT.switch("replace existing --output, --events, --report and --svg files")
+    force: bool = IN_OUT.switch("replace existing --output, --events and --report files")
     unordered: bool = IN_OUT.switch("write results as they finish, not in input order")
     stream: bool = IN_OUT.switch("print while generating")
     echo: bool | None = SHOWN.option(
@@ -122,10 +121,9 @@ TREE_ECHO: Conflict = (
 )
 TREES = "--tree-format {tree_format} writes trees instead of texts"
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", "events", also=PICTURES),
+    needless_force("output", "events", also=("report",)),
     same_file("events", "output"),
     same_file("events", "report"),
-    same_file("events", "svg"),
     *PAGE,
     TIMING,
     *because(
@@ -138,7 +136,6 @@ CONFLICTS: tuple[Conflict, ...] = (
         (given("unordered"), "--unordered writes rows as they finish, so that none of them marks how far it has come"),
         (given("events"), "--events records one run from its beginning"),
         (given("report"), "--report shows one run from its beginning"),
-        (given("svg"), "--svg shows one run from its beginning"),
         (given("timing"), "--timing writes seconds, which are others each time"),
         (given("tree"), "--tree draws the searches of one run"),
         (given("tree_format"), TREES),

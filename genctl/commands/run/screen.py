@@ -58,10 +58,6 @@ class Screen:
         if self.search is not None:
             stack.enter_context(self.search)
 
-    def drawn(self, console: Console) -> RunView:
-        """A second view, which shows the run as a terminal would."""
-        return make_view(self.options, console, console, live=True, lone=self.lone, several=self.several)
-
     @property
     def wants_bar(self) -> bool:
         """Whether a bar counts the rows."""

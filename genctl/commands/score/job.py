@@ -154,7 +154,7 @@ class ScoreJob(Job[ScoreOptions]):
             batch_size=width,
             chunk=width if self.shown else SORTED * width,
             detail=Detail(self.details or options.report is not None, self.top),
-            captions=self.shown or self.details or bool(options.report or options.svg),
+            captions=self.shown or self.details or bool(options.report),
             context=options.context,
             target=options.target,
             rank=options.rank,
@@ -241,14 +241,6 @@ class ScoreJob(Job[ScoreOptions]):
             self.nll += one.nll
             self.tokens += one.count
             self.bytes += one.bytes
-
-        def draw(console: Console) -> None:
-            self._print(row, outcome, console, shown=True)
-            if outcome[0].rank is None and not self.options.quiet:
-                put_words(console, token_heat.legend())
-
-        if self.picture is not None:
-            self.picture.draw(draw)
         if self.shown or (self.details and self.options.format == "text"):
             self._print(row, outcome, self.out if self.shown else self.err, shown=self.shown)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from genctl import params
 from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
-from genctl.commands.options import FORMAT, IN_OUT, PAGE, PICTURES, SHOWN, ModelOptions
+from genctl.commands.options import FORMAT, IN_OUT, PAGE, SHOWN, ModelOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
 from genctl.io.writers import ReportFormat
@@ -39,7 +39,7 @@ class ScoreOptions(ModelOptions):
 
 
 CONFLICTS: tuple[Conflict, ...] = (
-    needless_force("output", also=PICTURES),
+    needless_force("output", also=("report",)),
     *PAGE,
     (
         given("window", without=["stride"]),
