@@ -69,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "pages": {"terminal", *_EARLIER},
     "terminal": {"process", *_EARLIER},
-    "io": {"identity", *_EARLIER},
+    "io": {"config.check", "identity", *_EARLIER},
     "engines": {
         "config",
         "decode",

@@ -215,12 +215,19 @@ def describe(hint: Any, *, plural: bool = False) -> str:
 # Switches that run code from a file: only a flag on the command line can set them.
 UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")
 
+# Knobs of a run that its rows share, besides those of the model.
+OF_RUN = ("batch_size", "prompt_cache", "draft", "draft_corpus")
+
 # Names of knobs in other tools.
 ALIASES = {
     "max_tokens": "max_new_tokens",
     "n_predict": "max_new_tokens",
     "num_predict": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
+    "max_tokens_to_sample": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "temp": "temperature",
     "n": "num_return_sequences",
     "num_samples": "num_return_sequences",
     "beams": "num_beams",
@@ -229,6 +236,7 @@ ALIASES = {
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "penalty_last_n",
     "stop": "stop_strings",
+    "stop_sequences": "stop_strings",
     "sample": "do_sample",
     "sampling": "do_sample",
     "typical": "typical_p",
@@ -285,10 +293,23 @@ def accepted() -> list[str]:
     return [key for key in known() if key not in UNSAFE]
 
 
+def _folded(name: str) -> str:
+    return name.strip(" -").lower().replace("-", "_").replace(" ", "_")
+
+
+def setting_of(name: str) -> str:
+    """The knob of an input row that `name` spells: with dashes, or as another tool does. Else an empty string."""
+    folded = _folded(name)
+    knob = ALIASES.get(folded, folded)
+    if knob not in known() or params.knobs(known()[knob][0])[knob].metadata["group"] == params.MODEL:
+        return ""
+    return "" if knob in OF_RUN else knob
+
+
 def did_you_mean(key: str, choices: Iterable[str]) -> str:
     """The choice that is nearest to `key`, or an empty string."""
     choices = list(choices)
-    folded = key.strip().lower().replace("-", "_").replace(" ", "_")
+    folded = _folded(key)
     return ALIASES[folded] if ALIASES.get(folded) in choices else nearest(folded, choices)
 
 

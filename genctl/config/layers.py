@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from genctl import params
 from genctl.config import removed
 from genctl.config.check import (
+    OF_RUN,
     REFUSED,
     UNSAFE,
     ListMistakes,
@@ -309,11 +310,7 @@ def _fixed(key: str) -> str:
         return ""
     if params.knobs(Runtime)[key].metadata["group"] == params.MODEL:
         return "all rows share one checkpoint, so a row cannot choose it"
-    return (
-        "belongs to the whole run, not to a row"
-        if key in ("batch_size", "prompt_cache", "draft", "draft_corpus")
-        else ""
-    )
+    return "belongs to the whole run, not to a row" if key in OF_RUN else ""
 
 
 def _about(value: Any) -> str:

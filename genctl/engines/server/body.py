@@ -178,12 +178,25 @@ def seed_field(seed: int, fields: Mapping[str, Any] | frozenset[str], generation
 
 
 def messages_of(
-    prompt: str | None, messages: Sequence[Mapping[str, str]] | None, system: str | None
-) -> list[dict[str, str]]:
-    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first."""
+    prompt: str | None, messages: Sequence[Mapping[str, Any]] | None, system: str | None
+) -> list[dict[str, Any]]:
+    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first.
+
+    Arguments of tools are JSON texts, as the interface has them.
+    """
     said = [dict(message) for message in messages] if messages is not None else []
+    for message in said:
+        if "tool_calls" in message:
+            message["tool_calls"] = [_sent_call(call) for call in message["tool_calls"]]
     said = said or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *said] if system is not None else said
+
+
+def _sent_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function", call))
+    if not isinstance(arguments := function.get("arguments") or {}, str):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", **(call if "function" in call else {}), "function": function}
 
 
 # -- structured output, as the different servers ask for it ------------------------------------------------------------
