@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, NoReturn
 
 from genctl.documents.reader import DEEPEST, DuplicateKey, kind_of, once
@@ -30,6 +31,7 @@ PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
 _EMPTY = ("", None)
+_COMPARED = 200  # names of columns that are compared with a missing key
 _LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -225,7 +227,7 @@ ROW = RowShape(KNOWN, PROMPTS, _fields)
 
 def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> str:
     """The sentence for a row, or a table, that has nothing to read."""
-    names = list(columns)
+    names = list(islice(columns, _COMPARED))
     near = next((f" (is {quote(name)} meant as {key}?)" for key in expected if (name := nearest(key, names))), "")
     return f"{lack}: expected one of {', '.join(expected)}{near}"
 

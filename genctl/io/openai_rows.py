@@ -16,6 +16,7 @@ from genctl.errors import quote
 from genctl.io.rows import RefusedRow
 from genctl.params import knobs
 
+MOST_MISTAKES = 5  # that are listed of a request
 _REQUEST = ("custom_id", "method", "url", "body")
 _URL = re.compile(r"(?:.*/v\d+)?/?(chat/completions|completions|responses)/?")
 
@@ -66,6 +67,8 @@ def row_of(data: Mapping[str, Any]) -> RequestRow:
                     params[knob] = {**params[knob], **setting} if both else setting
         except RefusedRow as error:
             mistakes.append(f"body.{name}: {error}")
+    if len(mistakes) > MOST_MISTAKES:
+        mistakes[MOST_MISTAKES:] = [f"and {len(mistakes) - MOST_MISTAKES} more mistakes"]
     sampling = {knob for knob in params if knob in knobs() and knobs()[knob].metadata["sampling"]}
     if params.get("temperature") == 0:  # greedy: nothing else of sampling has an effect
         params = {"do_sample": False, **{knob: params[knob] for knob in params.keys() - sampling}}

@@ -280,7 +280,9 @@ def _contents(
     if kind in ("csv", "tsv", "parquet"):
         from genctl.io import tables
 
-        table = tables.parquet(source, name) if kind == "parquet" else tables.separated(source, kind, name, limit)
+        table = (
+            tables.parquet(source, name, limit) if kind == "parquet" else tables.separated(source, kind, name, limit)
+        )
         yield from enumerate(tables.checked(table, name, shape, template))
         return
     from genctl.io.jsonl import parse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from genctl.config.check import setting_of
@@ -13,7 +14,7 @@ from genctl.io.jsonl import PROMPTS, RowShape, parse
 from genctl.io.rows import SCHEMA, RefusedRow
 
 _LOOKED_AT = 3  # lines that look like JSON before a remark
-_MOST_COLUMNS = 100_000  # names of columns that are looked at
+_MOST_COLUMNS = 10_000  # names of columns that are looked at
 _MOST_MODELS = 3  # that are reported
 _BRIEF = 40  # characters of a value in a remark
 
@@ -34,9 +35,10 @@ class Remarks:
         """
         if len(self._columns) > _MOST_COLUMNS or not (new := columns.keys() - self._columns):
             return
+        looked_at = list(islice((column for column in columns if column in new), _MOST_COLUMNS))
         self._columns |= new
         settings: dict[str, str] = {}
-        for column in (column for column in columns if column in new):
+        for column in looked_at:
             if key := shape.meant(column):
                 self._say(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
             elif "params" in shape.known and columns.get("schema") != SCHEMA and column not in used:
