@@ -351,7 +351,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
 def _lines(name: str, place: str) -> list[str]:
     """The lines of `ban_file` that are not blank. Raises PresetError."""
     try:
-        lines = reader.text(Path(name).expanduser(), 1 << 20, regular=True).splitlines()
+        lines = reader.text_lines(reader.text(Path(name).expanduser(), 1 << 20, regular=True))
     except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
         raise PresetError(f"ban_file = {shown(name)} ({place}) cannot be read: {error}") from error
     if not any(map(str.strip, lines)):

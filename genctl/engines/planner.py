@@ -334,7 +334,8 @@ class Planner:
             raise ModelError(f"draft_corpus: {self.loaded.name} has no tokenizer to read {path} with")
         try:
             given = reader.text(Path(path).expanduser())
-            rows = [reader.loads(line) for line in given.splitlines()] if path.endswith(".jsonl") else [{"text": given}]
+            listed = path.endswith(".jsonl")
+            rows = [reader.loads(line) for line in reader.text_lines(given)] if listed else [{"text": given}]
         except (reader.Unreadable, reader.BadJson) as error:
             raise InputError(f"--draft-corpus {path}: {error}") from None
         for row in rows:

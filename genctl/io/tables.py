@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Cells: TypeAlias = "dict[str, Any] | RefusedRow"
 _DIALECTS = {"csv": "excel", "tsv": "excel-tab"}  # by format
-_REASONS = {"unexpected end of data": "a quote is not closed"}
+_REASONS = {"unexpected end of data": "a quote is not closed", "new-line": "a carriage return outside quotes"}
 AT_ONCE = 256  # rows of Parquet in memory, at most
 
 
@@ -98,7 +98,8 @@ def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Ite
             if endless := reason.startswith("field larger"):
                 reason = f"a cell has more than {limit} characters: is a quote not closed?"
             elif isinstance(error, csv.Error):
-                reason = f"not {kind.upper()}: {_REASONS.get(reason, reason)}"
+                plain_reason = next((words for start, words in _REASONS.items() if reason.startswith(start)), reason)
+                reason = f"not {kind.upper()}: {plain_reason}"
             if endless or not header:
                 place = f"line {begin}" if header else "the header"
                 raise InputError(f"the prompts could not be read: {name}, {place}: {reason}") from None

@@ -113,6 +113,8 @@ def test_text_serves_where_there_is_no_prompt(format: Format) -> None:
         (b'prompt,n\n"a"b,1\nc,2\n', ["row 1: not CSV: ',' expected after '\"'", "=c"]),
         (b'prompt,n\na,"1\n', ["row 1: not CSV: a quote is not closed"]),
         (b"prompt,n\r\na,1\r\nb,\xe9\r\nc,\xc3\xa9\r\n", ["=a", "row 2: not UTF-8: byte 0xe9 in cell 2", "=c"]),
+        (b"prompt,n\na\rb,1\nc,2\n", ["row 1: not CSV: a carriage return outside quotes", "=c"]),
+        (b'prompt\n"a\rb\xe2\x80\xa8c"\n', ["=a\rb\u2028c"]),
         (b"prompt,n\n", []),
         (b"", []),
         (b'prompt\n"a\n\nb"\n', ["=a\n\nb"]),

@@ -165,7 +165,7 @@ class ExploreJob(Job[ExploreOptions]):
             return []
         if name != "-":
             try:
-                return parse_script(reader.text(name, LONGEST_SCRIPT).splitlines(), name)
+                return parse_script(reader.text_lines(reader.text(name, LONGEST_SCRIPT)), name)
             except Unreadable as error:
                 raise InputError(f"cannot read --script {name}: {error}") from None
         if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
@@ -173,7 +173,7 @@ class ExploreJob(Job[ExploreOptions]):
         if sys.stdin is None:
             raise InputError("cannot read standard input: it is closed")
         try:
-            return parse_script(reader.text(sys.stdin.buffer, LONGEST_SCRIPT).splitlines(), "standard input")
+            return parse_script(reader.text_lines(reader.text(sys.stdin.buffer, LONGEST_SCRIPT)), "standard input")
         except Unreadable as error:
             raise InputError(f"cannot read standard input: {error}") from None
 
