@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -248,6 +250,34 @@ ALIASES = {
     "system_prompt": "system",
     "cache": "cache_implementation",
 }
+
+
+# -- values that may be the names of files -----------------------------------------------------------------------------
+
+# knobs that name files -> what a row can have in place of one
+FILES = {
+    "json_schema": "FILE, or give the schema itself",
+    "grammar": "FILE, or give the grammar itself",
+    "ban_file": "FILE, or list the texts in ban",
+    "assistant_model": "NAME; a row can name a built-in or a Hub checkpoint",
+    "amateur_model": "NAME; a row can name a built-in or a Hub checkpoint",
+}
+# the rule in which a grammar begins: of llama.cpp's GBNF, of Lark
+_GRAMMAR = re.compile(r"^[ \t]*(?:root\s*::=|\??start[ \t]*(?:\[[^\]\n]{0,200}\][ \t]*)?:)", re.MULTILINE)
+_HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+
+
+def names_file(key: str, value: Any) -> bool:
+    """Whether the value of a knob names a file or a folder. A schema and a grammar may be given as texts."""
+    if key not in FILES or not isinstance(value, str):
+        return False
+    if key == "json_schema":
+        return not value.lstrip().startswith("{") and value.strip() not in ("true", "false")
+    if key == "grammar":
+        return _GRAMMAR.search(value) is None
+    if key == "ban_file":
+        return True
+    return not value.startswith("builtin:") and (_HUB_ID.fullmatch(value) is None or Path(value).exists())
 
 
 class Wrong(ValueError):

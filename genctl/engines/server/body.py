@@ -14,7 +14,7 @@ from typing import Any
 
 from genctl import params
 from genctl.config.chat_settings import variables_of
-from genctl.config.check import default, shown
+from genctl.config.check import default, names_file, shown
 from genctl.config.layers import Resolved
 from genctl.decode.processors.closed_schema import closed
 from genctl.documents import reader
@@ -250,7 +250,7 @@ def schema_of(generation: Generation) -> Any:
 
 def _text_of(knob: str, value: str) -> str:
     """A text, or what the file holds that it names."""
-    if any(mark in value for mark in "\n{:") and not _is_file(value):
+    if not names_file(knob, value) or (any(mark in value for mark in "\n{:") and not _is_file(value)):
         return value
     try:
         return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)
