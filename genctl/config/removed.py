@@ -21,6 +21,11 @@ class Removed(NamedTuple):
 
 REMOVED = (
     Removed("command", "batch", "genctl run -i FILE reads the rows of OpenAI's batch files"),
+    Removed("format", "--format md", "use --format jsonl, or text for people"),
+    Removed("format", "--format nul", "use --format jsonl, which keeps texts of several lines apart"),
+    Removed("format", "--format dot", "use --format jsonl"),
+    Removed("format", "--tree-format dot", "use --tree-format json"),
+    Removed("format", "--input-format nul", "use --input-format jsonl"),
     Removed("flag", "--check-batch", "use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
     Removed("flag", "--check-runtime", 'use genctl parity MODEL MODEL@runtime=transformers "A PROMPT"'),
     Removed("flag", "--fsdp", "use --device-map auto, --tensor-parallel or --workers N"),

@@ -1,6 +1,6 @@
 """Read prompts from arguments, files and pipes, one row at a time, in constant memory.
 
-Each line (or NUL-separated piece, or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
+Each line (or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
 index is its number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"),
 because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from genctl.io.remarks import Remarks
     from genctl.io.template import Template
 
-Format: TypeAlias = Literal["lines", "text", "jsonl", "nul", "csv", "tsv", "parquet"]
+Format: TypeAlias = Literal["lines", "text", "jsonl", "csv", "tsv", "parquet"]
 ROWS = ("jsonl", "csv", "tsv", "parquet")  # formats whose rows are named values
 Rows: TypeAlias = Iterator[InputRow | BadRow]
 Say: TypeAlias = Callable[[str], object]
@@ -204,7 +204,6 @@ def read(
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
       is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
     - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
-    - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, a table if it ends in its name, else `lines`.
 
     Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
@@ -232,7 +231,7 @@ def _read(
 
     ids = jsonl.UsedIds()
     index = -1
-    unit = {"jsonl": "line", "lines": "line", "nul": "record"}.get(kind, "row")
+    unit = "line" if kind in ("jsonl", "lines") else "row"
     for index, content in _contents(source, kind, name, limit, shape, template):
         place = f"{unit} {index + 1}"
         where = name if kind == "text" else f"{name}, {place}"
@@ -322,8 +321,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
 
     `kind` is an input format.
     """
-    separator = {"lines": b"\n", "jsonl": b"\n", "nul": b"\0"}.get(kind)
-    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n", "nul": b"\0"}.get(kind, b"")
+    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
     digest = hashlib.blake2b(digest_size=16)
     rows: int | None = 0
     size = seen = 0
@@ -334,17 +332,17 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
             while piece := file.read(SCANNED):
                 digest.update(piece)
                 size += len(piece)
-                if separator is None:
+                if not blank:
                     continue
                 # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
                 if rest := piece.rstrip(blank):
-                    rows = seen + rest.count(separator) + 1
-                seen += piece.count(separator)
-        if kind in ROWS and separator is None:
+                    rows = seen + rest.count(b"\n") + 1
+                seen += piece.count(b"\n")
+        if kind in ROWS and not blank:
             rows = _table_rows(path, kind)
     except (OSError, ValueError):
         return None
-    return InputScan(rows if separator is not None or kind in ROWS else 1, size, digest.hexdigest())
+    return InputScan(rows if blank or kind in ROWS else 1, size, digest.hexdigest())
 
 
 def _table_rows(path: str | Path, kind: str) -> int | None:

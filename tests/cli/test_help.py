@@ -150,6 +150,11 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
         ("run --fsdp x", "--fsdp was removed: use --device-map auto, --tensor-parallel or --workers N"),
         ("run --raw x", "--raw was removed: use `| cat`: a pipe gets texts as they are"),
         ("beam --trace=run.jsonl x", "--trace was removed: use --events FILE"),
+        ("run x --format nul", "--format nul was removed: use --format jsonl"),
+        ("compare x --format=md -p greedy", "--format md was removed: use --format jsonl"),
+        ("explore x --expand depth=1 --format dot", "--format dot was removed: use --format jsonl"),
+        ("beam x --tree-format dot", "--tree-format dot was removed: use --tree-format json"),
+        ("run --input-format nul", "--input-format nul was removed: use --input-format jsonl"),
     ],
 )
 def test_a_removed_name_is_answered_with_what_does_its_job(words: str, sentence: str) -> None:
