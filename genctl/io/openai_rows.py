@@ -6,6 +6,7 @@ mistake of the row.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from genctl.io.rows import RefusedRow
 from genctl.params import knobs
 
 MOST_MISTAKES = 5  # that are listed of a request
-_REQUEST = ("custom_id", "method", "url", "body")
+_REQUEST = frozenset(("custom_id", "method", "url", "body"))
 _URL = re.compile(r"(?:.*/v\d+)?/?(chat/completions|completions|responses)/?")
 
 
@@ -30,8 +31,8 @@ class RequestRow(NamedTuple):
 
 
 def is_request(data: Mapping[str, Any], prompts: tuple[str, ...]) -> bool:
-    """Whether a row of prompts is a request: it has a `custom_id` or a `body`, and none of the keys of a prompt."""
-    has_keys = "custom_id" in data or isinstance(data.get("body"), dict)
+    """Whether a row of prompts is a request: it has a `body`, or two of a request's keys, and none of a prompt's."""
+    has_keys = isinstance(data.get("body"), dict) or len(data.keys() & _REQUEST) > 1
     return has_keys and "messages" in prompts and data.keys().isdisjoint((*prompts, "text"))
 
 
@@ -63,14 +64,19 @@ def row_of(data: Mapping[str, Any]) -> RequestRow:
                 row[name] = _tools(value)
             else:
                 for knob, setting in _settings(name, value).items():
-                    both = isinstance(setting, dict) and isinstance(params.get(knob), dict)
-                    params[knob] = {**params[knob], **setting} if both else setting
+                    before = params.setdefault(knob, setting)
+                    if isinstance(before, dict) and isinstance(setting, dict):
+                        params[knob] = {**before, **setting}
+                    elif before != setting:
+                        raise RefusedRow(f"{json.dumps(setting)} contradicts {json.dumps(before)}")
         except RefusedRow as error:
             mistakes.append(f"body.{name}: {error}")
     if len(mistakes) > MOST_MISTAKES:
         mistakes[MOST_MISTAKES:] = [f"and {len(mistakes) - MOST_MISTAKES} more mistakes"]
     sampling = {knob for knob in params if knob in knobs() and knobs()[knob].metadata["sampling"]}
-    if params.get("temperature") == 0:  # greedy: nothing else of sampling has an effect
+    if (
+        params.get("temperature") == 0 and params["temperature"] is not False
+    ):  # greedy: nothing else of sampling has an effect
         params = {"do_sample": False, **{knob: params[knob] for knob in params.keys() - sampling}}
     elif sampling:  # the interface samples, unless the temperature is 0
         params = {"do_sample": True, **params}
@@ -126,12 +132,11 @@ def _input(value: Any, instructions: Any) -> Any:
 
 def _tools(value: Any) -> Any:
     """Tools as a chat template reads them: that of a request for a response has its fields beside its type."""
-    if not isinstance(value, list):
-        return value
-    flat = [isinstance(tool, dict) and "function" not in tool and "name" in tool for tool in value]
     return [
-        {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}} if is_flat else tool
-        for tool, is_flat in zip(value, flat, strict=True)
+        {"type": "function", "function": {key: tool[key] for key in tool if key != "type"}}
+        if isinstance(tool, dict) and "name" in tool and "function" not in tool
+        else tool
+        for tool in (value if isinstance(value, list) else [value])
     ]
 
 
@@ -149,9 +154,18 @@ def _settings(name: str, value: Any) -> dict[str, Any]:
     raise RefusedRow(f"genctl cannot honour it{UNABLE.get(name, '')}")
 
 
+def _only(value: Any, key: str) -> Any:
+    """The field of an object that may have no other. Raises RefusedRow."""
+    if not isinstance(value, dict):
+        raise RefusedRow(f"expected an object, got {kind_of(value)}")
+    if others := [name for name in value if name != key and value[name] is not None]:
+        raise RefusedRow(f"genctl cannot honour {quote(others[0])}")
+    return value.get(key)
+
+
 def _response_format(value: Any) -> dict[str, Any]:
-    kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "text":
+    kind = value.get("type") if isinstance(value, dict) else ""
+    if value is None or kind == "text":
         return {}
     if kind == "json_object":
         return {"json_schema": {"type": "object"}}
@@ -161,35 +175,22 @@ def _response_format(value: Any) -> dict[str, Any]:
     return {"json_schema": nested["schema"]}
 
 
-def _inner(key: str, read: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Reads the only key of an object that genctl honours."""
-
-    def settings(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise RefusedRow(f"expected an object, got {kind_of(value)}")
-        if others := [name for name in value if name != key and value[name] is not None]:
-            raise RefusedRow(f"genctl cannot honour {quote(others[0])}")
-        return {} if value.get(key) is None else read(value[key])
-
-    return settings
-
-
 def _logit_bias(value: Any) -> dict[str, Any]:
     ids = isinstance(value, dict)
     return {"logit_bias": {f"#{key}" if key.isdecimal() else key: value[key] for key in value} if ids else value}
 
 
 def _effort(value: Any) -> dict[str, Any]:
-    return {"chat_template_kwargs": {"reasoning_effort": value}}
+    return {} if value is None else {"chat_template_kwargs": {"reasoning_effort": value}}
 
 
 # fields that are more than a setting under another name
 FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "logit_bias": _logit_bias,
     "response_format": _response_format,
-    "text": _inner("format", _response_format),
+    "text": lambda value: _response_format(_only(value, "format")),
     "reasoning_effort": _effort,
-    "reasoning": _inner("effort", _effort),
+    "reasoning": lambda value: _effort(_only(value, "effort")),
 }
 # fields that say who asks: columns of the row
 LABELS = ("metadata", "user", "safety_identifier", "prompt_cache_key")

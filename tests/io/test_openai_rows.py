@@ -113,6 +113,7 @@ def test_fields_of_the_body_are_settings(fields: dict[str, Any], params: dict[st
         ("suffix", "x"), ("previous_response_id", "r"), ("response_format", {"type": "grammar"}),
         ("response_format", "json"), ("text", {"format": {"type": "json_schema"}}), ("text", {"verbosity": "low"}),
         ("reasoning", {"effort": "low", "summary": "auto"}), ("reasoning", "low"), ("no_such_field", 1),
+        ("response_format", {}), ("response_format", "text"),
     ],
 )  # fmt: skip
 def test_a_field_that_cannot_be_honoured_is_an_error_that_names_it(field: str, value: Any) -> None:
@@ -123,7 +124,15 @@ def test_a_field_that_cannot_be_honoured_is_an_error_that_names_it(field: str, v
 @pytest.mark.parametrize(
     ("request_", "sentence"),
     [
-        ({"custom_id": "a"}, "body: expected an object, got null"),
+        ({"custom_id": "a", "url": "/v1/completions"}, "body: expected an object, got null"),
+        (
+            {"custom_id": "a", "promt": "Hi"},
+            "no prompt: expected one of prompt, prompt_ids, messages (is 'promt' meant as prompt?)",
+        ),
+        (
+            {"body": {"prompt": "x", "max_tokens": 3, "max_completion_tokens": 4}},
+            "body.max_completion_tokens: 4 contradicts 3",
+        ),
         ({"custom_id": "a", "body": "Hi"}, "body: expected an object, got a string"),
         ({"custom_id": "a", "method": "GET", "body": {"prompt": "x"}}, "method: expected POST, got 'GET'"),
         ({"custom_id": 1.5, "body": {"prompt": "x"}}, "id: expected a string or an integer, got a number"),
