@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from genctl import events
 from genctl.config.chat_settings import KNOBS as CHAT_KNOBS
-from genctl.config.layers import Layer, resolve
+from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError, UsageError
 from genctl.events.results import Collector, Result
 from genctl.params import Runtime, knobs
 
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+if TYPE_CHECKING:
+    from genctl.io.rows import InputRow
+
+# a text, token ids, the messages of a conversation, or a row with one of the three (`{"prompt": "…", "params": {…}}`)
+Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | Mapping[str, Any]
 
 
 class Model:
@@ -59,18 +65,30 @@ class Model:
     ) -> Iterator[events.Event]:
         """Decode and yield events as they happen: Began, Prefilled, Stepped …, Finished, for each prompt.
 
-        A prompt is a text, a list of token ids, or a list of chat messages; several prompts are decoded together
-        (`batch_size`). `watch` names tokens, each by its text or as "id:N", whose log-probability and rank are reported
-        at every step (`Token.watched`). `settings` are the knobs of presets (`do_sample=True`, `max_new_tokens=40`,
-        `seed=7` …).
+        A prompt is a text, a list of token ids, a list of chat messages, or a row as `--input` reads it: a dict with
+        `prompt`, `prompt_ids` or `messages`, and perhaps `id` (the name of its lane) and `params`. Several prompts are
+        decoded together (`batch_size`). `watch` names tokens, each by its text or as "id:N", whose log-probability and
+        rank are reported at every step (`Token.watched`). `settings` are the knobs of presets (`do_sample=True`,
+        `max_new_tokens=40`, `seed=7` …).
 
         Raises
         ------
         PresetError
             If a setting is unknown, out of bounds or contradicts another: all mistakes at once.
         UsageError
-            If `watch` names what is not one token of this checkpoint.
+            If `watch` names what is not one token of this checkpoint, or something is no prompt.
         """
+        return self._stream(_rows(prompts), top_logprobs, watch, settings, scores=scores)
+
+    def _stream(
+        self,
+        rows: Sequence[InputRow],
+        top_logprobs: int,
+        watch: str | Sequence[str],
+        settings: dict[str, Any],
+        *,
+        scores: bool,
+    ) -> Iterator[events.Event]:
         layers = [*self._layers, Layer("argument", settings, {key: f"argument {key}" for key in settings}, "command")]
         resolved = self._session.resolve(layers)
         seed = resolved.runtime.seed
@@ -78,11 +96,12 @@ class Model:
             from genctl.io.rows import random_seed
 
             seed = random_seed()
-        requests = self._requests(_several(prompts), resolved, seed)
+        requests = [_request(row, resolved, seed) for row in rows]
         watched = self._session.watched([watch] if isinstance(watch, str) else watch)
         report = Report(top_logprobs, scores or top_logprobs > 0, watch=watched)
         width = self._session.width(resolved, 16)
-        return self._session.stream(requests, report, Flow(width, ahead=2 * width if width > 1 else 0))
+        stream = self._session.stream(iter(requests), report, Flow(width, ahead=2 * width if width > 1 else 0))
+        return _with_columns(stream, {row.id: row.columns for row in rows if row.columns})
 
     def generate(
         self,
@@ -99,22 +118,15 @@ class Model:
         """
         collector = Collector()
         results: dict[str, Result] = {}
-        for event in self.stream(prompts, top_logprobs=top_logprobs, scores=scores, watch=watch, **settings):
+        rows = _rows(prompts)
+        for event in self._stream(rows, top_logprobs, watch, settings, scores=scores):
             result = collector.feed(event)
             if result is not None:
                 results[result.lane] = result
-        for place, result in results.items():
-            if result.error is not None:
-                which = f"prompt {int(place) + 1} of {len(results)}: " if len(results) > 1 else ""
-                raise GenctlError(f"{which}{result.error.message}")
-        return [results[str(place)] for place in range(len(results))]
-
-    def _requests(self, prompts: Sequence[Prompt], resolved: Any, seed: int) -> Iterator[Request]:
-        from genctl.io.rows import row_seed
-
-        for place, prompt in zip(itertools.count(), prompts, strict=False):
-            text, ids, messages = _kind(prompt)
-            yield Request(str(place), resolved, row_seed(seed, str(place), place), text, ids, messages, place + 1)
+        for row in rows:
+            if (error := results[row.id].error) is not None:
+                raise GenctlError(f"{row.where} of {len(rows)}: {error.message}" if len(rows) > 1 else error.message)
+        return [results[row.id] for row in rows]
 
 
 def load(
@@ -155,23 +167,85 @@ DECODING = frozenset(
 )
 
 
-def _several(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _request(row: InputRow, resolved: Resolved, start: int) -> Request:
+    """The request of a row with its own settings; `start` is the seed of the run. Raises PresetError."""
+    from genctl.io.rows import row_seed
+
+    own = {**row.params, **{key: value for key, value in row.extra.items() if key != "reference"}}
+    settings = overlay(resolved, row_layer(own, row.where)) if own else resolved
+    seed = settings.runtime.seed if "seed" in row.params else None
+    seed = row_seed(start, row.id, row.index) if seed is None else seed
+    return Request(row.id, settings, seed, row.prompt, row.prompt_ids, row.messages, row.place, row.index)
+
+
+def _with_columns(
+    stream: Generator[events.Event, None, None], columns: Mapping[str, dict[str, Any]]
+) -> Iterator[events.Event]:
+    with closing(stream):
+        for event in stream:
+            if isinstance(event, events.Began) and event.lane in columns:
+                event = replace(event, input=columns[event.lane])
+            yield event
+
+
+def _rows(prompts: Any) -> list[InputRow]:
+    """A row for each prompt. Raises UsageError for what is no prompt, naming its place."""
+    from genctl.io import jsonl
+    from genctl.io.remarks import Remarks
+    from genctl.io.rows import InputRow, RefusedRow
+
+    ids = jsonl.UsedIds()
+    remarks = Remarks(lambda line: warn(line.removeprefix("warning: "), stacklevel=5), "prompts", watch=False)
+    rows = []
+    for index, prompt in enumerate(_several(prompts)):
+        where = f"prompt {index + 1}"
+        try:
+            own, columns = jsonl.ROW.split(_own(prompt), None)
+            remarks.columns(columns, jsonl.ROW, where, ())
+            id = jsonl.row_id(own)
+            ids.claim(id, index, "prompt")
+            fields = jsonl.ROW.fields(own, columns) if isinstance(prompt, Mapping) else own
+            name = str(index) if id is None else id
+            rows.append(InputRow(name, index, columns=columns, where=where, own_id=id is not None, **fields))
+        except RefusedRow as error:
+            raise UsageError(f"{where}: {error}") from None
+    return rows
+
+
+def _several(prompts: Any) -> list[Any]:
+    """The prompts: one alone is a list of one. Raises UsageError."""
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise UsageError(f"{PROMPT}, or several of them; got {type(prompts).__name__}")
     items = list(prompts)
     if not items:
         raise UsageError("there is no prompt")
-    if all(isinstance(item, int) for item in items) or all(isinstance(item, dict) for item in items):
-        return [items]
-    return items
+    return [items] if _are_ids(items) or all(map(_is_message, items)) else items
 
 
-def _kind(prompt: Any) -> tuple[str | None, tuple[int, ...] | None, tuple[dict[str, str], ...] | None]:
+def _own(prompt: Any) -> dict[str, Any]:
+    """The keys of a prompt as a row has them. Raises RefusedRow."""
+    from genctl.io.rows import RefusedRow
+
     if isinstance(prompt, str):
-        return prompt, None, None
-    items = tuple(prompt)
-    if all(isinstance(item, int) for item in items):
-        return None, items, None
-    if all(isinstance(item, dict) for item in items):
-        return None, None, items
-    raise UsageError("a prompt is a text, a list of token ids, or a list of chat messages")
+        return {"prompt": prompt}
+    if isinstance(prompt, Mapping) and not _is_message(prompt):
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in prompt.items()}
+    items = tuple(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, (bytes, bytearray)) else (None,)
+    if items and all(map(_is_message, items)):
+        return {"messages": items}
+    if _are_ids(items):
+        return {"prompt_ids": items}
+    raise RefusedRow(f"{PROMPT}; got {type(prompt).__name__}")
+
+
+PROMPT = 'a prompt is a text, a list of token ids, a list of chat messages, or a row such as {"prompt": "Hi"}'
+
+
+def _are_ids(items: Sequence[Any]) -> bool:
+    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
+
+
+def _is_message(item: Any) -> bool:
+    return isinstance(item, Mapping) and "role" in item and item.keys().isdisjoint(("prompt", "prompt_ids", "messages"))

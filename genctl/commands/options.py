@@ -38,7 +38,7 @@ SHOWN_TOP = 3  # alternatives shown with --scores
 CHOOSING = ("do_sample", "temperature", "top_p", "seed")  # of --help: "How tokens are chosen"
 PROMPTS = "prompts; - is standard input, {stdin} its text"
 
-TreeFormat = Literal["text", "dot", "json"]
+TreeFormat = Literal["text", "json"]
 
 FORMAT: Any = IN_OUT.option("default: by the name of --output, else text")
 COLOR: Any = option("colours: auto decides for each stream (default: auto)", default="auto")
@@ -49,7 +49,7 @@ WATCH: Any = SHOWN.repeated(
     "show this token's log-probability and rank at each step: its text, or id:N; repeatable", "TOKEN", "--watch"
 )
 TIMING: Conflict = (
-    given("timing", format=(*FLAT, "md")),
+    given("timing", format=FLAT),
     "--timing adds seconds to records, but --format {format} has no place for them",
 )
 PAGE: tuple[Conflict, ...] = (
@@ -84,7 +84,7 @@ class ModelOptions(CommandOptions):
     arguments: tuple[str, ...] = argument(PROMPTS, "PROMPT")
     input: str | None = IN_OUT.option("read prompts from a file; - is stdin", "FILE", "--input", "-i")
     input_format: readers.Format | None = IN_OUT.option(
-        "lines, text, jsonl, csv, tsv, parquet or nul (default: by the name of --input, else lines)", "FORMAT"
+        "lines, text, jsonl, csv, tsv or parquet (default: by the name of --input, else lines)", "FORMAT"
     )
     template: str | None = IN_OUT.option("a text with {prompt} or a row's {fields}", "TEXT|@FILE")
     output: str | None = IN_OUT.option("write results to a file", "FILE", "--output", "-o")

@@ -55,7 +55,7 @@ class TokensOptions(PresetOptions):
     )
     decode: bool = SHOWN.switch("the text of ids")
     count: bool = SHOWN.switch("the number of tokens alone")
-    format: writers.ReportFormat = FORMAT
+    format: writers.Format = FORMAT
     force: bool = IN_OUT.switch("replace an existing --output file")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
     # what prompts have elsewhere, and a tokenizer has no use for

@@ -1,17 +1,16 @@
-"""A search tree as text with box characters, as DOT for Graphviz, and as JSON."""
+"""A search tree as text with box characters, and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from rich.style import Style
 from rich.text import Text
 
 from genctl.errors import count
-from genctl.events import Event
 from genctl.io.records import finite
-from genctl.pages.search_tree import Node, SearchTree, SearchTrees
+from genctl.pages.search_tree import Node, SearchTree
 from genctl.terminal import theme, widgets
 from genctl.terminal.score_formula import number
 from genctl.terminal.summary import stop_words
@@ -24,10 +23,8 @@ _STYLES = {"returned": theme.CHOSEN, "died": theme.DIM, "left": theme.DIM}
 
 
 def tree_record(tree: SearchTree, format: str) -> dict[str, Any]:
-    """The tree as a record, whose text is in `format` (text, dot) or which is the tree itself (json)."""
-    if format == "json":
-        return tree_json(tree)
-    return {"text": tree_dot(tree) if format == "dot" else "\n".join(line.plain for line in tree_lines(tree))}
+    """The tree as a record: its drawing as text, or the tree itself (`format` json)."""
+    return tree_json(tree) if format == "json" else {"text": "\n".join(line.plain for line in tree_lines(tree))}
 
 
 def tree_lines(tree: SearchTree, width: int | None = None) -> list[Text]:
@@ -157,51 +154,6 @@ def ending(node: Node) -> str:
     if node.state == "left":
         return f"… left at the end{total}"
     return f"live{total}" if node.state == "live" else ""
-
-
-def dots_of(events: Iterable[Event]) -> list[str]:
-    """The trees of all lanes in the DOT language."""
-    trees = SearchTrees()
-    for event in events:
-        trees.feed(event)
-    return [tree_dot(tree) for tree in trees.take_all()]
-
-
-def tree_dot(tree: SearchTree) -> str:
-    """The tree in the DOT language, one node per token."""
-    lines = [
-        "digraph search {",
-        "  rankdir=LR;",
-        '  node [shape=box, style=rounded, fontname="sans-serif"];',
-        f"  n0 [label={quoted(_label(tree))}, style=filled];",
-    ]
-    for node in tree.nodes[1:]:
-        lines.append(f"  n{node.number} [{_dot_look(node)}];")
-    for node in tree.nodes[1:]:
-        assert node.parent is not None
-        lines.append(f"  n{node.parent.number} -> n{node.number}{_dot_edge(node)};")
-    return "\n".join([*lines, "}"])
-
-
-def _dot_look(node: Node) -> str:
-    shown = "" if node.token is None else widgets.token_text(node.token.id, node.token.text)
-    how = ending(node)
-    look = f"label={quoted(f'{shown}{chr(10)}{how}' if how else shown)}"
-    if node.state == "returned":
-        return f"{look}, penwidth=3, color={quoted(theme.hex_colour(1.0))}"
-    if node.state in ("died", "left"):
-        return f'{look}, style="rounded,dashed", color=gray, fontcolor=gray'
-    return look
-
-
-def _dot_edge(node: Node) -> str:
-    return "" if node.token is None else f" [label={quoted(number(node.token.logprob))}]"
-
-
-def quoted(text: str) -> str:
-    """The text as a quoted string of the DOT language, line breaks included."""
-    shown = widgets.visible(text).replace("\\", "\\\\").replace("&", "&amp;").replace('"', '\\"')
-    return '"' + shown.replace("\t", "⇥").replace("\n", "\\n") + '"'
 
 
 def tree_json(tree: SearchTree) -> dict[str, Any]:

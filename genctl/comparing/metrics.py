@@ -261,9 +261,7 @@ def read(path: str, prompts: int) -> list[str]:
         text = reader.text(path)
     except Unreadable as error:
         raise InputError(f"the references could not be read: {error}: {path}") from None
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    if lines and not lines[-1]:
-        lines.pop()
+    lines = reader.text_lines(text)
     if len(lines) != prompts:
         raise InputError(f"{path} has {count(len(lines), 'reference')}, one per line, for {count(prompts, 'prompt')}")
     return lines

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,9 +14,8 @@ from genctl.events.results import Result
 from genctl.events.results import Sequence as Written
 from genctl.io.records import error_record, finite, result_record
 from genctl.io.rows import BadRow, InputRow
-from genctl.io.writers import TSV_UNSEEN
 
-# -- comparisons as TSV and as Markdown, and numbers in the cells of tables --------------------------------------------
+# -- comparisons as TSV, and numbers in the cells of tables ------------------------------------------------------------
 
 
 COLUMNS = (
@@ -25,34 +23,6 @@ COLUMNS = (
     "entropy", "distinct_1", "distinct_2", "longest_repeat", "self_bleu", "exact_match", "chrf", "bleu", "ter",
     "text", "prompt", "error"
 )  # fmt: skip
-
-_MARKS = re.compile(r"([\\`*_{}\[\]<>|#~])")
-
-
-def markdown_text(text: str) -> str:
-    """Text on one line with Markdown's marks escaped."""
-    flat = " ".join(text.split())
-    return _MARKS.sub(r"\\\1", TSV_UNSEEN.sub(lambda match: "" if match[0] != "\\" else "\\", flat))
-
-
-def markdown_block(text: str) -> str:
-    """Text unchanged, in a fence longer than any in it."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
-    fence = "`" * max(longest + 1, 3)
-    shown = re.sub(
-        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]", "\ufffd", text
-    )
-    return f"{fence}text\n{shown}\n{fence}"
-
-
-def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; the first column is text, the others are numbers."""
-    lines = [
-        "| " + " | ".join(map(markdown_text, headings)) + " |",
-        "|" + "|".join([":--", *["--:"] * (len(headings) - 1)]) + "|",
-    ]
-    lines += ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
-    return "\n".join(lines)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -215,12 +217,19 @@ def describe(hint: Any, *, plural: bool = False) -> str:
 # Switches that run code from a file: only a flag on the command line can set them.
 UNSAFE = ("trust_remote_code", "allow_pickle", "allow_plugins")
 
+# Knobs of a run that its rows share, besides those of the model.
+OF_RUN = ("batch_size", "prompt_cache", "draft", "draft_corpus")
+
 # Names of knobs in other tools.
 ALIASES = {
     "max_tokens": "max_new_tokens",
     "n_predict": "max_new_tokens",
     "num_predict": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "max_output_tokens": "max_new_tokens",
+    "max_tokens_to_sample": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "temp": "temperature",
     "n": "num_return_sequences",
     "num_samples": "num_return_sequences",
     "beams": "num_beams",
@@ -229,6 +238,7 @@ ALIASES = {
     "repeat_penalty": "repetition_penalty",
     "repeat_last_n": "penalty_last_n",
     "stop": "stop_strings",
+    "stop_sequences": "stop_strings",
     "sample": "do_sample",
     "sampling": "do_sample",
     "typical": "typical_p",
@@ -240,6 +250,34 @@ ALIASES = {
     "system_prompt": "system",
     "cache": "cache_implementation",
 }
+
+
+# -- values that may be the names of files -----------------------------------------------------------------------------
+
+# knobs that name files -> what a row can have in place of one
+FILES = {
+    "json_schema": "FILE, or give the schema itself",
+    "grammar": "FILE, or give the grammar itself",
+    "ban_file": "FILE, or list the texts in ban",
+    "assistant_model": "NAME; a row can name a built-in or a Hub checkpoint",
+    "amateur_model": "NAME; a row can name a built-in or a Hub checkpoint",
+}
+# the rule in which a grammar begins: of llama.cpp's GBNF, of Lark
+_GRAMMAR = re.compile(r"^[ \t]*(?:root\s*::=|\??start[ \t]*(?:\[[^\]\n]{0,200}\][ \t]*)?:)", re.MULTILINE)
+_HUB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_][A-Za-z0-9_.-]*)?")
+
+
+def names_file(key: str, value: Any) -> bool:
+    """Whether the value of a knob names a file or a folder. A schema and a grammar may be given as texts."""
+    if key not in FILES or not isinstance(value, str):
+        return False
+    if key == "json_schema":
+        return not value.lstrip().startswith("{") and value.strip() not in ("true", "false")
+    if key == "grammar":
+        return _GRAMMAR.search(value) is None
+    if key == "ban_file":
+        return True
+    return not value.startswith("builtin:") and (_HUB_ID.fullmatch(value) is None or Path(value).exists())
 
 
 class Wrong(ValueError):
@@ -285,10 +323,23 @@ def accepted() -> list[str]:
     return [key for key in known() if key not in UNSAFE]
 
 
+def _folded(name: str) -> str:
+    return name.strip(" -").lower().replace("-", "_").replace(" ", "_")
+
+
+def setting_of(name: str) -> str:
+    """The knob of an input row that `name` spells: with dashes, or as another tool does. Else an empty string."""
+    folded = _folded(name)
+    knob = ALIASES.get(folded, folded)
+    if knob not in known() or params.knobs(known()[knob][0])[knob].metadata["group"] == params.MODEL:
+        return ""
+    return "" if knob in OF_RUN else knob
+
+
 def did_you_mean(key: str, choices: Iterable[str]) -> str:
     """The choice that is nearest to `key`, or an empty string."""
     choices = list(choices)
-    folded = key.strip().lower().replace("-", "_").replace(" ", "_")
+    folded = _folded(key)
     return ALIASES[folded] if ALIASES.get(folded) in choices else nearest(folded, choices)
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
+from genctl.config import removed
 from genctl.config.check import (
+    FILES,
+    OF_RUN,
     REFUSED,
     UNSAFE,
     ListMistakes,
@@ -24,6 +27,7 @@ from genctl.config.check import (
     fit,
     known,
     named,
+    names_file,
     shown,
 )
 from genctl.config.conflicts import Found, Setting, find_clashes, imply, notices, settle
@@ -186,7 +190,8 @@ class _Reading:
                 earlier = self.settings.get(key)
                 if earlier and earlier.level == level and earlier.value != checked:
                     raise Wrong(f"{key} = {shown(value)} contradicts {shown(earlier.value)} ({earlier.place})")
-                self._check_code_of_row(layer, key, checked)
+                if layer.kind == "row":
+                    self._check_row(key, checked)
                 setting = Setting(checked, level, place, layer.kind, typed=typed, found=layer.found)
                 if layer.found:
                     from genctl.config.found_files import objection
@@ -208,15 +213,19 @@ class _Reading:
                 self.mistaken |= {key, wrong.near}
                 self.mistakes.append(f"{place}: {wrong}")
 
-    def _check_code_of_row(self, layer: Layer, key: str, value: Any) -> None:
-        """Raises Wrong for a row whose list names code, by a dotted path, that the run does not name."""
-        if layer.kind != "row" or key not in LISTS:
-            return
-        from genctl.config.found_files import code_of_row
-
+    def _check_row(self, key: str, value: Any) -> None:
+        """Raises Wrong for a row that names a file, or code by a dotted path, unless the run has the same setting."""
         run = self.settings.get(key)
-        if (code := code_of_row(key, value)) and (run is None or run.value != value):
-            raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
+        if run is not None and run.value == value:
+            return
+        tables = value if key in LISTS else [{key: value}]
+        if name := next((name for table in tables for name in table if names_file(name, table[name])), ""):
+            raise Wrong(f"{name}: a row cannot name a file; use --{params.spelled(name)} {FILES[name]}")
+        if key in LISTS:
+            from genctl.config.found_files import code_of_row
+
+            if code := code_of_row(key, value):
+                raise Wrong(f"{key}: {code} is code, which only the settings of the run can choose")
 
     def _check_found_files(self) -> None:
         """Add the mistakes of settings in found files, except those that the user has set too."""
@@ -269,6 +278,8 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     """The value of a key, checked. Raises Wrong or ListMistakes."""
     if key in REFUSED and key not in known():
         raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
+    if gone := removed.sentence("setting", key):
+        raise Wrong(gone)
     if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
         raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
     if layer.kind == "model" and key in OUTWARD:
@@ -282,7 +293,7 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     if layer.kind == "model" and known()[key][0] is Runtime:
         raise Wrong(f"{named(key)} is not for a checkpoint to choose")
     if layer.kind == "row" and (fixed := _fixed(key)):
-        raise Wrong(f"{key} = {shown(value)}: {fixed}")
+        raise Wrong(f"{key} = {shown(value)}: {fixed}; use --{params.spelled(key)}")
     return check(key, value)
 
 
@@ -306,11 +317,7 @@ def _fixed(key: str) -> str:
         return ""
     if params.knobs(Runtime)[key].metadata["group"] == params.MODEL:
         return "all rows share one checkpoint, so a row cannot choose it"
-    return (
-        "belongs to the whole run, not to a row"
-        if key in ("batch_size", "prompt_cache", "draft", "draft_corpus")
-        else ""
-    )
+    return "belongs to the whole run, not to a row" if key in OF_RUN else ""
 
 
 def _about(value: Any) -> str:
@@ -351,7 +358,7 @@ def _build(settings: Mapping[str, Setting], notes: Sequence[str], levels: int, r
 def _lines(name: str, place: str) -> list[str]:
     """The lines of `ban_file` that are not blank. Raises PresetError."""
     try:
-        lines = reader.text(Path(name).expanduser(), 1 << 20, regular=True).splitlines()
+        lines = reader.text_lines(reader.text(Path(name).expanduser(), 1 << 20, regular=True))
     except (reader.Unreadable, RuntimeError) as error:  # ~ of an unknown user
         raise PresetError(f"ban_file = {shown(name)} ({place}) cannot be read: {error}") from error
     if not any(map(str.strip, lines)):

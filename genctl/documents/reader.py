@@ -153,6 +153,12 @@ def text(source: Source, most: int = MOST, *, regular: bool = False) -> str:
         raise Unreadable(reason_of(error)) from None
 
 
+def text_lines(text: str) -> list[str]:
+    """The lines of a text. Only LF and CRLF end one: a lone CR and the separators of Unicode are content."""
+    found = [line.removesuffix("\r") for line in text.split("\n")]
+    return found if found[-1] else found[:-1]
+
+
 def lines(source: Source, longest: int = MOST, most: int = MOST_LINES) -> Iterator[bytes]:
     """The lines with their ends; the last one may lack it. Raises Unreadable, before a line that is too long."""
     number = total = 0

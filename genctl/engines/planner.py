@@ -181,6 +181,13 @@ class Planner:
             # the template contains the special tokens
             ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
             note = self._doubled(ids, "the chat template writes it before a message that begins with it")
+            variables = chat_settings.variables_of(runtime)
+            if variables and variables != chat_settings.variables_of(self.runtime):  # of a row
+                source = chat.check_template(
+                    tokenizer, self.loaded.name, runtime.chat_template, tools="tools" in variables
+                )
+                unused = chat_settings.unused(source, runtime)
+                note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
             return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
@@ -327,7 +334,8 @@ class Planner:
             raise ModelError(f"draft_corpus: {self.loaded.name} has no tokenizer to read {path} with")
         try:
             given = reader.text(Path(path).expanduser())
-            rows = [reader.loads(line) for line in given.splitlines()] if path.endswith(".jsonl") else [{"text": given}]
+            listed = path.endswith(".jsonl")
+            rows = [reader.loads(line) for line in reader.text_lines(given)] if listed else [{"text": given}]
         except (reader.Unreadable, reader.BadJson) as error:
             raise InputError(f"--draft-corpus {path}: {error}") from None
         for row in rows:

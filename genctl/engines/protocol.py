@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved
@@ -29,7 +29,7 @@ class Request:
     seed: int
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
-    messages: tuple[dict[str, str], ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
     place: int = 0  # in the input, from 1; 0 if the id is a name
     index: int = 0  # of the row in the input, from 0
     written: int = 0  # tokens at the end of the prompt that are the beginning of a text of the grammar

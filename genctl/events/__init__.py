@@ -266,10 +266,15 @@ def conversation(messages: Iterable[Mapping[str, Any]], system: str | None = Non
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    """The content of a message; of one in parts its texts."""
+    """The content of a message; of one in parts its texts. Calls of tools follow: `weather({"city": "Paris"})`."""
     content = message.get("content") or ""
     parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-    return " ".join(str(part) for part in parts)
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        arguments = function.get("arguments") or {}
+        shown = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        parts.append(f"{function.get('name', '')}({shown})")
+    return " ".join(str(part) for part in parts if part)
 
 
 def advance(

@@ -153,7 +153,7 @@ def _all_of(stdin: IO[bytes] | IO[str] | None, limit: int) -> str:
         raise InputError(f"{MARK}: standard input is not UTF-8 at byte {error.start + 1}") from None
 
 
-# -- the bytes of an input in pieces, one for each row: lines, records that end with NUL, or all of it -----------------
+# -- the bytes of an input in pieces, one for each row: lines, or all of it --------------------------------------------
 
 
 ENDLESS = 2**30  # bytes after which a line is taken to have no end
@@ -186,7 +186,7 @@ def text_of(piece: RowBytes, limit: int) -> str:
 
 def pieces(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Iterator[RowBytes]:
     """The pieces that are rows, without byte order mark, line ends and empty pieces at the end."""
-    found = split(chunks(source, name), None if kind == "text" else b"\0" if kind == "nul" else b"\n", limit, name)
+    found = split(chunks(source, name), None if kind == "text" else b"\n", limit, name)
     blank = 0
     for piece in found:
         data, offset = piece.data, piece.offset

@@ -1,9 +1,10 @@
 """A row of named values, from a line of JSONL or a table: to its fields. Hostile lines are refused with a sentence.
 
 A row is an object with exactly one of `prompt` (a string; `text` serves where there is none), `prompt_ids` (a list of
-token ids) and `messages` (a list of `{"role", "content"}`); besides, `id` (a string or an integer), `params` (an object
-of preset keys), `reference` (a string or a list of strings), `prefix`, `system` and `negative_prompt` (strings), and
-`tools` (a list of objects), none of them null. Its other keys are columns, which go into its records.
+token ids) and `messages` (a list of `{"role", "content"}`, those of an assistant also with `tool_calls`); besides, `id`
+(a string or an integer), `params` (an object of preset keys), `reference` (a string or a list of strings), `prefix`,
+`system` and `negative_prompt` (strings), and `tools` (a list of objects), none of them null. Its other keys are
+columns, which go into its records.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from typing import Any, NoReturn
 
 from genctl.documents.reader import DEEPEST, DuplicateKey, kind_of, once
@@ -29,6 +31,7 @@ PROMPTS = ("prompt", "prompt_ids", "messages")
 EXTRA = ("reference", "prefix", "system", "negative_prompt")
 KNOWN = ("id", *PROMPTS, "params", "tools", *EXTRA)
 _EMPTY = ("", None)
+_COMPARED = 200  # names of columns that are compared with a missing key
 _LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -224,7 +227,7 @@ ROW = RowShape(KNOWN, PROMPTS, _fields)
 
 def no_prompt(lack: str, expected: tuple[str, ...], columns: Iterable[str]) -> str:
     """The sentence for a row, or a table, that has nothing to read."""
-    names = list(columns)
+    names = list(islice(columns, _COMPARED))
     near = next((f" (is {quote(name)} meant as {key}?)" for key in expected if (name := nearest(key, names))), "")
     return f"{lack}: expected one of {', '.join(expected)}{near}"
 
@@ -250,24 +253,82 @@ def _prompt_ids(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _messages(value: Any) -> tuple[dict[str, str], ...]:
+def _messages(value: Any) -> tuple[dict[str, Any], ...]:
     if not isinstance(value, list):
         raise RefusedRow(f"expected a list of messages, got {kind_of(value)}")
     if not value:
         raise RefusedRow("empty prompt")
+    messages = []
     for place, item in enumerate(value, 1):
-        if not isinstance(item, dict):
-            raise RefusedRow(f"item {place}: expected an object with role and content, got {kind_of(item)}")
-        if unknown := unknown_keys(item, ("role", "content")):
-            raise RefusedRow(f"item {place}: {unknown[0]}")
-        for key in ("role", "content"):
-            if key not in item:
-                raise RefusedRow(f"item {place}: no {key}")
-            if not isinstance(item[key], str):
-                raise RefusedRow(f"item {place}: {key}: expected a string, got {kind_of(item[key])}")
-        if not item["role"]:
-            raise RefusedRow(f"item {place}: role: is empty")
-    return tuple(value)
+        try:
+            messages.append(_message(item))
+        except RefusedRow as error:
+            raise RefusedRow(f"item {place}: {error}") from None
+    return tuple(messages)
+
+
+def _message(value: Any) -> dict[str, Any]:
+    """A message as a chat template reads it. Raises RefusedRow.
+
+    Null is no value, but for content beside calls of tools, which templates tell from none.
+    """
+    if not isinstance(value, dict):
+        raise RefusedRow(f"expected an object with role and content, got {kind_of(value)}")
+    message = {key: item for key, item in value.items() if item is not None or key == "content"}
+    if unknown := unknown_keys(message, ("role", "content", *_TEXTS, "tool_calls")):
+        raise RefusedRow(unknown[0])
+    for key in ("role", *_TEXTS):
+        if key in message and not isinstance(message[key], str):
+            raise RefusedRow(f"{key}: expected a string, got {kind_of(message[key])}")
+    if not message.get("role"):
+        raise RefusedRow("role: is empty" if "role" in message else "no role")
+    if message.get("tool_calls") == []:
+        del message["tool_calls"]
+    if "tool_calls" in message:
+        if message["role"] != "assistant":
+            raise RefusedRow(f"tool_calls: only the assistant calls tools, not {quote(message['role'])}")
+        _check_calls(message["tool_calls"])
+        if message.get("content") is None:
+            return message
+    if "content" not in message:
+        raise RefusedRow("no content")
+    message["content"] = _content(message["content"])
+    return message
+
+
+_TEXTS = ("name", "tool_call_id")  # keys of a message that are strings, besides its role
+
+
+def _content(value: Any) -> str:
+    """The text of a message; of parts, their texts, a line each, as servers join them."""
+    if not isinstance(value, list):
+        value = [{"type": "text", "text": value}]
+    for part in value:
+        if not isinstance(part, dict) or part.get("type") not in ("text", "input_text", "output_text"):
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise RefusedRow(f"content: expected a string or parts of type text, got {quote(str(kind))}")
+        if not isinstance(part.get("text"), str):
+            raise RefusedRow(f"content: expected a string, got {kind_of(part.get('text'))}")
+    return "\n".join(part["text"] for part in value)
+
+
+def _check_calls(value: Any) -> None:
+    """Raises RefusedRow for calls of tools without a name, or whose arguments are neither an object nor its JSON."""
+    if not isinstance(value, list):
+        raise RefusedRow(f"tool_calls: expected a list, got {kind_of(value)}")
+    for place, call in enumerate(value, 1):
+        where = f"tool_calls: item {place}"
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RefusedRow(f'{where}: expected {{"function": {{"name": "…", "arguments": {{…}}}}}}')
+        arguments = function.get("arguments")
+        if isinstance(arguments, str) and arguments:
+            try:
+                _check_plain("arguments", arguments := _loads(arguments))
+            except RefusedRow as error:
+                raise RefusedRow(f"{where}: arguments: {error}") from None
+        if not isinstance(arguments, dict) and arguments not in (None, ""):
+            raise RefusedRow(f"{where}: arguments: expected an object, got {kind_of(arguments)}")
 
 
 def _params(value: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Read prompts from arguments, files and pipes, one row at a time, in constant memory.
 
-Each line (or NUL-separated piece, or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
+Each line (or row of a table) of the input yields exactly one `InputRow` or `BadRow`, so a row's
 index is its number less one. Empty lines at the end are not rows; empty lines before that are BadRows ("empty prompt"),
 because a prompt seems to be missing there. A byte order mark at the start is dropped. Input is UTF-8.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -25,9 +25,10 @@ from genctl.io.rows import BadRow, InputRow, RefusedRow
 if TYPE_CHECKING:
     from genctl.io.input_bytes import Pipe
     from genctl.io.jsonl import RowShape
+    from genctl.io.remarks import Remarks
     from genctl.io.template import Template
 
-Format: TypeAlias = Literal["lines", "text", "jsonl", "nul", "csv", "tsv", "parquet"]
+Format: TypeAlias = Literal["lines", "text", "jsonl", "csv", "tsv", "parquet"]
 ROWS = ("jsonl", "csv", "tsv", "parquet")  # formats whose rows are named values
 Rows: TypeAlias = Iterator[InputRow | BadRow]
 Say: TypeAlias = Callable[[str], object]
@@ -35,7 +36,6 @@ Say: TypeAlias = Callable[[str], object]
 LIMIT = 16 * 2**20  # bytes in one line (or in a whole input that is one prompt); a longer one is a row that fails
 MOST_HELD = 1_000_000  # rows of a command that needs all of them at once
 SCANNED = 2**20  # bytes of a file that are counted at once
-_LOOKED_AT = 3  # lines that look like JSON before a remark
 
 
 class Prompts(Iterator[InputRow | BadRow]):
@@ -204,7 +204,6 @@ def read(
     - `jsonl`: one object per line (see `genctl.io.jsonl`). A row without id goes by its index. To find an id that
       is used twice, a hash is kept of each id that is said (`jsonl.UsedIds`): the only thing that grows.
     - `csv`, `tsv`, `parquet`: rows of a table (see `genctl.io.tables`), otherwise as those of JSONL.
-    - `nul`: pieces ended by NUL, newlines and all, as from `find -print0`.
     - None: `jsonl` if the name ends in .jsonl or .ndjson, a table if it ends in its name, else `lines`.
 
     Raises nothing but InputError when the system cannot read on, or for what is no table; all other bytes become rows.
@@ -212,51 +211,11 @@ def read(
     kind = format_of(format, name)
     if kind not in get_args(Format):
         raise UsageError(f"unknown input format {quote(kind)}: expected one of {', '.join(get_args(Format))}")
-    remarks = _Remarks(say, printable(name), watch=format is None and kind == "lines")
     from genctl.io import jsonl
+    from genctl.io.remarks import Remarks
 
+    remarks = Remarks(say, printable(name), watch=format is None and kind == "lines")
     return _read(source, kind, printable(name), limit, shape or jsonl.ROW, template, remarks)
-
-
-class _Remarks:
-    """Remarks on an input as a whole."""
-
-    def __init__(self, say: Say, name: str, *, watch: bool) -> None:
-        self._say, self._name, self._watch = say, name, watch
-        self._lines = 0
-        self._known: set[str] = set()  # columns that were reported
-
-    def columns(self, columns: Mapping[str, Any], shape: RowShape, where: str) -> None:
-        """Report each column whose name looks like a misspelt key, once."""
-        for column in columns:
-            if (key := shape.meant(column)) and column not in self._known:
-                self._known.add(column)
-                self._say(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
-
-    def line(self, text: str) -> None:
-        """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
-        if not self._watch:
-            return
-        from genctl.io import jsonl
-
-        try:
-            self._watch = text.lstrip().startswith("{") and not set(jsonl.PROMPTS).isdisjoint(jsonl.parse(text))
-        except RefusedRow:
-            self._watch = False
-        self._lines += self._watch
-        if self._lines == _LOOKED_AT:
-            self._hint()
-
-    def end(self, pieces: int) -> None:
-        """Note the end of the input, after so many rows."""
-        if not pieces:
-            self._say(f"note: no prompts: {self._name} is empty")
-        elif self._watch and self._lines:
-            self._hint()
-
-    def _hint(self) -> None:
-        self._watch = False
-        self._say("hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows")
 
 
 def _read(
@@ -266,30 +225,36 @@ def _read(
     limit: int,
     shape: RowShape,
     template: Template | None,
-    remarks: _Remarks,
+    remarks: Remarks,
 ) -> Rows:
-    from genctl.io import jsonl
+    from genctl.io import jsonl, openai_rows
 
     ids = jsonl.UsedIds()
     index = -1
-    unit = {"jsonl": "line", "lines": "line", "nul": "record"}.get(kind, "row")
+    unit = "line" if kind in ("jsonl", "lines") else "row"
     for index, content in _contents(source, kind, name, limit, shape, template):
         place = f"{unit} {index + 1}"
         where = name if kind == "text" else f"{name}, {place}"
         own_id: str | None = None
         columns: dict[str, Any] = {}
+        mistakes: list[str] = []
         try:
             if isinstance(content, RefusedRow):
                 raise content
+            if isinstance(content, dict) and template is None and openai_rows.is_request(content, shape.prompts):
+                content, model, mistakes = openai_rows.row_of(content)
+                remarks.model(model, where)
             if isinstance(content, str):
                 remarks.line(content)
                 row = InputRow(str(index), index, prompt=_prompt(content, template), where=where)
             else:
                 own, columns = shape.split(content, template, cells=kind != "jsonl")
                 if columns:
-                    remarks.columns(columns, shape, where)
+                    remarks.columns(columns, shape, where, () if template is None else template.fields)
                 own_id = jsonl.row_id(own)
                 ids.claim(own_id, index, unit)
+                if mistakes:
+                    raise RefusedRow("; ".join(mistakes))
                 id = str(index) if own_id is None else own_id
                 if kind != "jsonl":
                     shape.unfold(own)
@@ -314,7 +279,9 @@ def _contents(
     if kind in ("csv", "tsv", "parquet"):
         from genctl.io import tables
 
-        table = tables.parquet(source, name) if kind == "parquet" else tables.separated(source, kind, name, limit)
+        table = (
+            tables.parquet(source, name, limit) if kind == "parquet" else tables.separated(source, kind, name, limit)
+        )
         yield from enumerate(tables.checked(table, name, shape, template))
         return
     from genctl.io.jsonl import parse
@@ -354,8 +321,7 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
 
     `kind` is an input format.
     """
-    separator = {"lines": b"\n", "jsonl": b"\n", "nul": b"\0"}.get(kind)
-    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n", "nul": b"\0"}.get(kind, b"")
+    blank = {"lines": b"\r\n", "jsonl": b" \t\r\n"}.get(kind, b"")  # what a line without a prompt has
     digest = hashlib.blake2b(digest_size=16)
     rows: int | None = 0
     size = seen = 0
@@ -366,17 +332,17 @@ def scan(path: str | Path, kind: str) -> InputScan | None:
             while piece := file.read(SCANNED):
                 digest.update(piece)
                 size += len(piece)
-                if separator is None:
+                if not blank:
                     continue
                 # empty rows at the end do not count: only rows up to the last byte that belongs to none of them
                 if rest := piece.rstrip(blank):
-                    rows = seen + rest.count(separator) + 1
-                seen += piece.count(separator)
-        if kind in ROWS and separator is None:
+                    rows = seen + rest.count(b"\n") + 1
+                seen += piece.count(b"\n")
+        if kind in ROWS and not blank:
             rows = _table_rows(path, kind)
     except (OSError, ValueError):
         return None
-    return InputScan(rows if separator is not None or kind in ROWS else 1, size, digest.hexdigest())
+    return InputScan(rows if blank or kind in ROWS else 1, size, digest.hexdigest())
 
 
 def _table_rows(path: str | Path, kind: str) -> int | None:

@@ -115,9 +115,9 @@ class RecordOutput:
         self._ordered.put(index, records)
 
     def stop(self, index: int, records: Sequence[Record]) -> None:
-        """End the output with this row, whatever came after it."""
-        self._ordered.put(index, records)
+        """End the output with this row: those after it that finished earlier are dropped."""
         self._ordered.drop()
+        self._ordered.put(index, records)
 
     def close(self, *, cut_short: bool) -> None:
         """Close. `cut_short`: the run was interrupted, and rows may be missing."""

@@ -24,7 +24,7 @@ class InputRow:
     index: int  # position in the input from 0, bad rows counted
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None  # each in [0, 2**63); whether the model knows them is checked elsewhere
-    messages: tuple[dict[str, str], ...] | None = None  # each {"role", "content"}
+    messages: tuple[dict[str, Any], ...] | None = None  # {"role", "content"}, or with `tool_calls`: see `jsonl`
     params: dict[str, Any] = field(default_factory=dict)  # as written; checked where the knobs are known
     extra: dict[str, Any] = field(default_factory=dict)  # reference, prefix, system, negative_prompt, tools
     columns: dict[str, Any] = field(default_factory=dict)  # what else it has: `input` of its records

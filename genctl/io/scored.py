@@ -123,7 +123,7 @@ FORMATS = {
 
 
 def open_writer(
-    format: writers.ReportFormat, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
+    format: writers.Format, sink: writers.Binary, *, on_error: Callable[[writers.Record], None]
 ) -> writers.Writer:
     """As `writers.open_writer`, for these records."""
     return writers.open_writer(format, sink, on_error=on_error, formats=FORMATS)

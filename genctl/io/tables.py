@@ -11,8 +11,9 @@ import base64
 import csv
 import datetime
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from genctl import errors
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 Cells: TypeAlias = "dict[str, Any] | RefusedRow"
 _DIALECTS = {"csv": "excel", "tsv": "excel-tab"}  # by format
-_REASONS = {"unexpected end of data": "a quote is not closed"}
-AT_ONCE = 256  # rows of Parquet in memory
+_REASONS = {"unexpected end of data": "a quote is not closed", "new-line": "a carriage return outside quotes"}
+AT_ONCE = 256  # rows of Parquet in memory, at most
 
 
 def checked(table: Iterator[Cells], name: str, shape: RowShape, template: Template | None) -> Iterator[Cells]:
@@ -97,7 +98,8 @@ def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Ite
             if endless := reason.startswith("field larger"):
                 reason = f"a cell has more than {limit} characters: is a quote not closed?"
             elif isinstance(error, csv.Error):
-                reason = f"not {kind.upper()}: {_REASONS.get(reason, reason)}"
+                plain_reason = next((words for start, words in _REASONS.items() if reason.startswith(start)), reason)
+                reason = f"not {kind.upper()}: {plain_reason}"
             if endless or not header:
                 place = f"line {begin}" if header else "the header"
                 raise InputError(f"the prompts could not be read: {name}, {place}: {reason}") from None
@@ -107,8 +109,15 @@ def separated(source: IO[bytes] | Pipe, kind: str, name: str, limit: int) -> Ite
             yield dict(zip(header, cells, strict=True))
             continue
         header = cells
-        if twice := next((column for column in header if header.count(column) > 1), None):
-            raise InputError(f"the prompts could not be read: {name}: two columns are called {quote(twice)}")
+        _check_names(header, name)
+
+
+def _check_names(columns: Sequence[str], name: str) -> None:
+    """Raises InputError where two columns have one name, or two have none."""
+    if len(set(columns)) < len(columns):
+        twice = next(column for column, number in Counter(columns).items() if number > 1)
+        which = f"are called {quote(twice)}" if twice else "have no name"
+        raise InputError(f"the prompts could not be read: {name}: two columns {which}")
 
 
 def _check_text(cells: list[str]) -> None:
@@ -123,12 +132,15 @@ def _check_text(cells: list[str]) -> None:
 # -- Parquet -----------------------------------------------------------------------------------------------------------
 
 
-def parquet(source: IO[bytes] | Pipe, name: str) -> Iterator[Cells]:
-    """The rows of a Parquet file, in batches. Raises InputError where there is no pyarrow, or for another file."""
+def parquet(source: IO[bytes] | Pipe, name: str, limit: int) -> Iterator[Cells]:
+    """The rows of a Parquet file, in batches. `limit` is on the bytes of a row.
+
+    Raises InputError where there is no pyarrow, or for another file.
+    """
     with _opened(source, name) as file:
-        for batch in file.iter_batches(batch_size=AT_ONCE, use_threads=False):
-            for row in batch.to_pylist():
-                yield {key: plain(value) for key, value in row.items()}
+        _check_names(file.schema_arrow.names, name)
+        for batch in _batches(file, source, limit):
+            yield from _cells(batch, limit)
 
 
 def parquet_rows(source: IO[bytes] | Pipe, name: str) -> int:
@@ -154,6 +166,105 @@ def _opened(source: IO[bytes] | Pipe, name: str) -> Iterator[Any]:
         yield ParquetFile(source)
     except (ArrowException, OSError, ValueError) as error:
         raise InputError(f"the prompts could not be read: {name}: not Parquet: {errors.one_line(error)}") from None
+    except RefusedRow as error:
+        raise InputError(f"the prompts could not be read: {name}: {error}") from None
+
+
+def _batches(file: Any, source: IO[bytes] | Pipe, limit: int) -> Iterator[Any]:
+    """The rows in record batches that take a few times `limit` bytes at most, however little the file takes.
+
+    A file has a text once that many rows share (a dictionary). Texts are written out for each row only where that is
+    small: the longest of them, read beforehand, decides. Raises RefusedRow for rows that are too large by the file's
+    own account.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    leaves = [file.schema.column(place) for place in range(len(file.schema))]
+    texts = [leaf.path for leaf in leaves if (leaf.physical_type, leaf.logical_type.type) in _TEXTS]
+    shared = ParquetFile(source, read_dictionary=texts)
+    for number in range(file.num_row_groups):
+        group = file.metadata.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        rows, most = max(group.num_rows, 1), 4 * limit
+        stated = sum(
+            max(chunk.total_uncompressed_size, chunk.num_values * max(leaf.length, 8))
+            for chunk, leaf in zip(chunks, leaves, strict=True)
+        )
+        if stated > limit * max(rows, AT_ONCE):
+            raise RefusedRow(f"{errors.count(rows, 'row')} of {stated} bytes, more than the limit of {limit} for each")
+        listed = [chunk for chunk in chunks if chunk.has_dictionary_page and chunk.path_in_schema in texts]
+        longest = 0
+        if sum(chunk.total_uncompressed_size for chunk in listed) * AT_ONCE > most:
+            paths = [chunk.path_in_schema for chunk in listed]
+            first = next(shared.iter_batches(1, [number], paths, use_threads=False), None)
+            longest = max(map(_longest, first.columns)) if first is not None else 0
+        widest = longest * sum(-(-chunk.num_values // rows) for chunk in listed)  # bytes of texts in a row
+        reader = shared if widest > most else file
+        at_once = most // max(1, stated // rows, 0 if reader is shared else widest)
+        yield from reader.iter_batches(max(1, min(AT_ONCE, at_once)), [number], use_threads=False)
+
+
+_TEXTS = {("BYTE_ARRAY", kind) for kind in ("STRING", "NONE", "JSON", "ENUM", "BSON")}
+
+
+def _longest(array: Any) -> int:
+    """The bytes of the longest text in the dictionaries of an Arrow array."""
+    from pyarrow import compute, types
+
+    if types.is_dictionary(array.type):
+        return compute.max(compute.binary_length(array.dictionary)).as_py() or 0
+    if types.is_struct(array.type):
+        return max(map(_longest, array.flatten()), default=0)
+    return _longest(array.flatten()) if types.is_nested(array.type) else 0
+
+
+def _cells(batch: Any, limit: int) -> Iterator[Cells]:
+    """The rows of a batch: all at once where they are small and sound, else each alone."""
+    from pyarrow import ArrowException
+
+    if sum(map(_size, batch.columns)) <= limit:
+        with suppress(ArithmeticError, ValueError, ArrowException):
+            rows = batch.to_pylist()
+            yield from [{key: plain(value) for key, value in row.items()} for row in rows]
+            return
+    for place in range(batch.num_rows):
+        row: dict[str, Any] = {}
+        columns = batch.slice(place, 1).columns
+        try:
+            if (size := sum(map(_size, columns))) > limit:
+                raise RefusedRow(f"{size} bytes are more than the limit of {limit}")
+            for column, cell in zip(batch.schema.names, columns, strict=True):
+                row[column] = _value(column, cell)
+            yield row
+        except RefusedRow as error:
+            yield error
+
+
+def _size(array: Any) -> int:
+    """The bytes of an Arrow array with each of its values written out."""
+    from pyarrow import ExtensionArray, compute, types
+
+    if isinstance(array, ExtensionArray):
+        return _size(array.storage)
+    if types.is_dictionary(array.type):  # texts
+        return len(array) + (compute.sum(compute.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
+    if types.is_struct(array.type):
+        return sum(map(_size, array.flatten()))
+    if types.is_nested(array.type):  # lists and maps
+        return len(array) + _size(array.flatten())
+    return len(array) + int(array.nbytes)
+
+
+def _value(column: str, cell: Any) -> Any:
+    """The value of a column of one row. Raises RefusedRow for one that Python does not have, such as a date."""
+    from pyarrow import ArrowException
+
+    try:
+        return plain(cell[0].as_py())
+    except UnicodeDecodeError:
+        raise RefusedRow(f"column {quote(column)}: not UTF-8") from None
+    except (ArithmeticError, ValueError, ArrowException) as error:
+        raise RefusedRow(f"column {quote(column)}: {errors.one_line(error)}") from None
 
 
 def plain(value: Any) -> Any:

@@ -20,6 +20,7 @@ from genctl.io.rows import RefusedRow
 _MARK = re.compile(r"\{\{|\}\}|\{[^{}\n]+\}|[{}]")
 MOST = 16 << 20  # bytes of a file: as of a prompt
 _MOST = 12  # keys that a message lists
+_COMPARED = 200  # keys that are compared with a missing field
 STDIN = "stdin"  # the field that stands for all of standard input
 
 
@@ -106,7 +107,7 @@ def read(argument: str) -> Template:
 def _text(name: str, values: Mapping[str, Any]) -> str:
     if name not in values:
         keys = list(values)
-        near = nearest(name, keys)
+        near = nearest(name, keys[:_COMPARED])
         listed = ", ".join(printable(key[:60]) for key in keys[:_MOST]) + (", …" if len(keys) > _MOST else "")
         meant = f" (did you mean {near}?)" if near else ""
         raise RefusedRow(f"template: no field {quote(name)}{meant}; the row has {listed or 'none'}")

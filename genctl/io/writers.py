@@ -1,4 +1,4 @@
-"""Writers of results: text, JSON, JSONL, TSV, NUL. UTF-8 in every locale; each result is one write of whole lines.
+"""Writers of results: text, JSON, JSONL, TSV. UTF-8 in every locale; each result is one write of whole lines.
 
 Misleading characters are escaped in JSON, JSONL and TSV: controls, bidi controls, line separators and lone surrogates.
 `text` is written unchanged; only a lone surrogate, which UTF-8 cannot encode, becomes `\\udXXX`.
@@ -20,8 +20,7 @@ from genctl.io.output import check_absent as check_absent
 from genctl.io.output import open_output as open_output
 
 # The keys of `FORMATS`, as a type: what --format takes.
-Format: TypeAlias = Literal["text", "json", "jsonl", "tsv", "nul"]
-ReportFormat: TypeAlias = Literal["text", "json", "jsonl", "tsv"]  # of commands whose results are not texts
+Format: TypeAlias = Literal["text", "json", "jsonl", "tsv"]
 Record: TypeAlias = Mapping[str, Any]
 
 COLUMNS = ("id", "sequence", "finish_reason", "logprob", "score", "new_tokens", "text", "prompt", "error")
@@ -96,17 +95,6 @@ class TextWriter:
         self._sink.close()
 
 
-class NulWriter(TextWriter):
-    """As `TextWriter`, with a NUL after each text in place of a newline. A NUL within a text becomes `\\x00`."""
-
-    def write(self, record: Record) -> None:
-        if "error" in record:
-            super().write(record)
-        else:
-            text = self._shown(record["text"]).replace("\0", "\\x00")
-            self._sink.write(f"{text}\0".encode("utf-8", "backslashreplace"))
-
-
 class JsonlWriter:
     """One object per line."""
 
@@ -169,17 +157,15 @@ FORMATS: dict[str, OutputFormat] = {
     "json": OutputFormat(lambda sink, setup: JsonWriter(sink), (".json",), nested=True),
     "jsonl": OutputFormat(lambda sink, setup: JsonlWriter(sink), (".jsonl", ".ndjson"), nested=True),
     "tsv": OutputFormat(lambda sink, setup: TsvWriter(sink, COLUMNS, header=not setup.begun), (".tsv",)),
-    "nul": OutputFormat(lambda sink, setup: NulWriter(sink, setup.on_error, setup.shown), records=False),
 }
 TEXTS = frozenset(name for name, format in FORMATS.items() if not format.records)
 FLAT = tuple(name for name, format in FORMATS.items() if not format.nested)
-_BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in format.suffixes} | {".md": "md"}
+_BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in format.suffixes}
 # Formats that no command writes: plain text under such a name would mislead the program that opens it.
 _FOREIGN = (
-    ".csv", ".gz", ".htm", ".html", ".npy", ".npz", ".ods", ".parquet", ".pdf", ".pickle", ".pkl", ".pt",
+    ".csv", ".dot", ".gz", ".htm", ".html", ".npy", ".npz", ".ods", ".parquet", ".pdf", ".pickle", ".pkl", ".pt",
     ".sqlite", ".svg", ".toml", ".xls", ".xlsx", ".xml", ".yaml", ".yml", ".zip",
 )  # fmt: skip
-_TEXT = frozenset({"md"})  # plain text under this name is in order
 
 
 def open_writer(
@@ -206,7 +192,7 @@ def format_of(output: str | None, formats: Sequence[str], default: str = "text")
     format = _BY_SUFFIX.get(suffix)
     if format in formats:
         return str(format)
-    if suffix in _FOREIGN or (format is not None and format not in _TEXT):
+    if suffix in _FOREIGN or format is not None:
         records = " or ".join(f"--format {name}" for name in formats if name != "text")
         raise UsageError(
             f"--output {output}: {suffix[1:]} is not a format of this command", hint=f"{records}; --format text anyway"

@@ -122,7 +122,7 @@ def check_template(
 
 
 def check_messages(messages: Any, system: str | None = None) -> list[dict[str, Any]]:
-    """The conversation with its system message. Raises InputError with the place of the error."""
+    """The conversation with its system message, arguments of tools as objects. Raises InputError with the place."""
     if not isinstance(messages, list) or not messages:
         raise InputError('messages must be a list of objects such as {"role": "user", "content": "Hello"}')
     for place, message in enumerate(messages):
@@ -137,11 +137,27 @@ def check_messages(messages: Any, system: str | None = None) -> list[dict[str, A
             raise InputError(f"{where} has no content (text)")
         if _lone_surrogate(message):
             raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate")
+    conversation = [_with_arguments(message) if message.get("tool_calls") else message for message in messages]
     if system is None:
-        return messages
-    if messages[0]["role"] == "system":
+        return conversation
+    if conversation[0]["role"] == "system":
         raise InputError("the messages begin with a system message, and --system gives another one")
-    return [{"role": "system", "content": system}, *messages]
+    return [{"role": "system", "content": system}, *conversation]
+
+
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls of tools have their arguments as objects, which is what templates read."""
+    calls = []
+    for call in message["tool_calls"]:
+        try:
+            function = call.get("function", call)
+            arguments = function.get("arguments") or {}
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        except (AttributeError, ValueError, RecursionError):
+            raise InputError(f"{quote(str(call))} is no call of a tool: its arguments are no JSON object") from None
+        read = {**function, "arguments": arguments}
+        calls.append({**call, "function": read} if "function" in call else read)
+    return {**message, "tool_calls": calls}
 
 
 def _plain(value: Any) -> Any:

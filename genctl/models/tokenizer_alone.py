@@ -165,7 +165,7 @@ class TokenReader:
         return TokenReading(self.name, words, self._pieces(ids, range(len(ids))), (note,) if note else ())
 
     def read_chat(
-        self, messages: Sequence[Mapping[str, str]], *, system: str | None = None, **how: Any
+        self, messages: Sequence[Mapping[str, Any]], *, system: str | None = None, **how: Any
     ) -> TokenReading:
         """The tokens of a conversation: the chat template filled in. `how` goes to `render_chat_text`.
 
@@ -181,7 +181,7 @@ class TokenReader:
         notes = [
             text.doubled_bos(self.tokenizer, ids, self.found.bos, why),
             self._missing_bos(ids, "the tokenizer puts it before a text, and the chat template leaves it out"),
-            *(self._specials(f"message {at}", one["content"]) for at, one in enumerate(messages, 1)),
+            *(self._specials(f"message {at}", one.get("content") or "") for at, one in enumerate(messages, 1)),
             self._specials("the system message", system or ""),
         ]
         return TokenReading(self.name, rendered, self._pieces(ids, range(len(ids))), tuple(filter(None, notes)))

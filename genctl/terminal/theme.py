@@ -45,11 +45,6 @@ def colour(probability: float) -> Style:
     return _step(round(min(max(0.0, probability), 1.0) * 40))
 
 
-def hex_colour(probability: float) -> str:
-    """The ramp for HTML, as "#rrggbb"."""
-    return "#{:02x}{:02x}{:02x}".format(*ramp(probability))
-
-
 @lru_cache(maxsize=64)
 def _step(step: int) -> Style:
     return Style(color=Color.from_rgb(*ramp(step / 40)))

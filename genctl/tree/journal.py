@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -154,7 +155,7 @@ class TreeFile:
     def recovered(self) -> Tree:
         """After a write that failed: the tree of the file, whose next write tries again. Raises OutputError."""
         self._sink.retry()
-        return _read(self.content().splitlines(keepends=True), printable(str(self.path)))[0]
+        return _read(io.BytesIO(self.content()), printable(str(self.path)))[0]
 
     def close(self) -> None:
         """Flush the file to the disk and close it. Raises OutputError if another program has taken it away."""

@@ -13,12 +13,12 @@ from tests.engines.server.stand_in import running
 from tests.pages.pages import Parts
 
 ROWS: list[dict[str, Any]] = [
-    {"label": "a", "prompt": "One day", "n": {"x": [1, None]}},
+    {"label": "a", "prompt": "One day", "by": {"x": [1, None]}},
     {"id": "q", "text": "The fox", "label": "b"},
-    {"label": "c", "prompt": 7},
+    {"label": "c", "prompt": 7, "by": 3},
     {"prompt": "Hi"},
 ]
-COLUMNS: list[Any] = [{"label": "a", "n": {"x": [1, None]}}, {"label": "b"}, {"label": "c"}, None]
+COLUMNS: list[Any] = [{"label": "a", "by": {"x": [1, None]}}, {"label": "b"}, {"label": "c", "by": 3}, None]
 SHORT = ("-n", "2", "--seed", "1", "--format", "jsonl")
 CSV = 'id,question,label\nx,One day,"a\nb"\ny,The fox,\n'
 
@@ -38,7 +38,8 @@ def inputs(records: list[dict[str, Any]]) -> list[Any]:
 def test_records_and_error_records_have_the_columns(command: tuple[str, ...], rows: Path) -> None:
     done = genctl(*command, "-i", str(rows), *SHORT)
     assert (done.status, inputs(done.records)) == (1, COLUMNS)
-    assert list(done.records[0]["input"]) == ["label", "n"]
+    for record in (done.records[0], done.records[2]):
+        assert list(record["input"]) == ["label", "by"], "in the order of the row, whether it fails or not"
     assert [record["id"] for record in done.records] == ["0", "q", "2", "3"]
     assert ["error" in record for record in done.records] == [False, False, True, False]
 
@@ -138,13 +139,6 @@ def test_events_and_pages_have_them(rows: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.html"
     assert genctl("report", str(events), "-o", str(again)).status == 0
     assert inputs(Parts(again.read_text()).data["lanes"])[:2] == COLUMNS[:2]
-
-
-def test_an_exported_batch_says_that_requests_have_no_columns(rows: Path) -> None:
-    rows.write_text(json.dumps(ROWS[0]) + "\n")
-    done = genctl("batch", "export", "-m", "x", "-i", str(rows))
-    assert "no place for columns ('label', 'n')" in done.err
-    assert "label" not in done.out
 
 
 def test_tsv_has_no_column_more(rows: Path) -> None:

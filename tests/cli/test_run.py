@@ -108,7 +108,6 @@ def test_text_errors_go_to_stderr_and_the_rest_goes_on() -> None:
         ("text", "seven\neight\n"),
         ("json", None),
         ("tsv", None),
-        ("nul", "seven\0eight\0"),
     ],
 )
 def test_formats(format: str, expected: str | None) -> None:
@@ -136,8 +135,7 @@ def test_output_file_is_not_overwritten_without_force(tmp_path: Path) -> None:
     assert json.loads(path.read_bytes())["text"] == "eight"
 
 
-def test_nul_and_text_input(tmp_path: Path) -> None:
-    assert genctl("run", *NUMBERS, "--input-format", "nul", stdin=b"1\0002\000").out == "one\ntwo\n"
+def test_a_whole_file_is_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "number.txt"
     path.write_text("31")
     assert genctl("run", *NUMBERS, "-i", str(path), "--input-format", "text").out == "thirty one\n"

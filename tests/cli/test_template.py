@@ -150,7 +150,7 @@ def test_rows_of_json_that_are_read_as_lines_are_noticed() -> None:
     assert err_of(row, "--quiet") == ""
     for usual in ('{"name": "1"}\n', "{prompt}\n", row + "3\n", "3\n" + row, '["prompt"]\n'):
         assert err_of(usual) == "", usual
-    for format in ("lines", "jsonl", "nul"):  # somebody has said what it is
+    for format in ("lines", "jsonl"):  # somebody has said what it is
         assert err_of(row, "--input-format", format) == ""
 
 

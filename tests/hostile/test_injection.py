@@ -84,7 +84,6 @@ TABLES = {
     "tokens": ("tokens", "-m", "builtin:stories", SAID),
     "counts": ("tokens", "--count", "--format", "tsv"),
     "compare": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9"),
-    "markdown": ("compare", "-p", "greedy", "--strategy", "b:do_sample=true,seed=1", "-n", "9", "--format", "md"),
 }
 
 
@@ -137,16 +136,6 @@ def test_records_are_one_line_each_and_hold_the_text_unchanged(hostile: str) -> 
     assert record["prompt"] == SAID
     assert record["text"] == "".join(token["text"] for token in record["tokens"])
     assert any(word in record["text"] for word in HOSTILE)
-
-
-def test_a_graph_cannot_be_broken_out_of(hostile: str) -> None:
-    done = genctl("beam", SAID, "-m", hostile, "-n", "20", "--num-beams", "4", "--tree-format", "dot")
-    assert done.status == 0, done.err
-    tame(done.out)
-    for line in done.out.splitlines():
-        bare = re.sub(r'"(?:\\.|[^"\\])*"', "", line)
-        assert '"' not in bare
-        assert "evil" not in bare
 
 
 def test_errors_show_names_without_obeying_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from genctl.io.record_output import RecordOutput
 from genctl.io.writers import Ordered
 
 
@@ -28,7 +29,10 @@ class Listed:
 @given(st.permutations(range(8)), st.booleans(), st.integers(0, 3))
 def test_rows_come_out_in_input_order_as_early_as_they_can(order: list[int], unordered: bool, start: int) -> None:
     listed = Listed()
-    ordered = Ordered(listed, unordered=unordered, start=start)
+    written: list[int] = []
+    ordered = Ordered(
+        listed, unordered=unordered, start=start, written=lambda index, records: written.append(index - start)
+    )
     for count, index in enumerate(order, 1):
         ordered.put(start + index, [{"id": f"{index}a"}, {"id": f"{index}b"}])
         seen = set(order[:count])
@@ -36,6 +40,7 @@ def test_rows_come_out_in_input_order_as_early_as_they_can(order: list[int], uno
         wanted = order[:count] if unordered else list(range(ready))
         assert listed.ids == [f"{number}{part}" for number in wanted for part in "ab"]
         assert ordered.held == count - len(wanted)
+        assert written == wanted, "each row is counted once, when it is written"
     ordered.close()
     assert listed.closed == 1
 
@@ -52,6 +57,18 @@ def test_a_row_put_twice_or_never_is_a_mistake(unordered: bool) -> None:
         ordered.put(3, [])
     with pytest.raises(RuntimeError, match="row 1 is missing"):
         ordered.close()
+
+
+@pytest.mark.parametrize("early", [(), (2,), (3,), (2, 3), (3, 2)])
+def test_an_output_that_stops_at_a_row_ends_with_it(early: tuple[int, ...]) -> None:
+    """Rows after it have finished before it fails."""
+    listed = Listed()
+    output = RecordOutput(listed)
+    for index in (0, *early):
+        output.put(index, [{"id": str(index)}])
+    output.stop(1, [{"id": "1"}])
+    output.close(cut_short=False)
+    assert listed.ids == ["0", "1"]
 
 
 def test_a_run_cut_short_writes_what_it_held_in_order() -> None:

@@ -13,7 +13,7 @@ from genctl.errors import InputError, UsageError
 from genctl.io.readers import Format, read
 from genctl.io.rows import BadRow, InputRow
 
-FORMATS: tuple[Format, ...] = ("lines", "text", "jsonl", "nul")
+FORMATS: tuple[Format, ...] = ("lines", "text", "jsonl")
 
 
 def rows(data: bytes, format: Format | None = None, name: str = "in", limit: int = 2**20) -> list[InputRow | BadRow]:
@@ -79,18 +79,6 @@ def test_lines_are_one_prompt_each(data: bytes, wanted: list[str]) -> None:
 def test_text_is_one_prompt_with_its_newlines(data: bytes, wanted: list[str]) -> None:
     assert prompts(data, "text") == wanted
     assert [row.where for row in rows(data, "text")] == ["in"]
-
-
-@pytest.mark.parametrize(
-    ("data", "wanted"),
-    [
-        (b"a\nb\0c\r\n\0", ["a\nb", "c\r\n"]),
-        (b"a\0\0b", ["a", "!record 2: empty prompt", "b"]),
-        (b"a\0\0\0", ["a"]),
-    ],
-)
-def test_nul_separates_and_newlines_are_kept(data: bytes, wanted: list[str]) -> None:
-    assert prompts(data, "nul") == wanted
 
 
 def test_utf16_is_named() -> None:
@@ -252,7 +240,7 @@ def test_a_row_that_is_wrong_otherwise_still_owns_its_id() -> None:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("length", [10, 11, 200_000])
 def test_a_piece_over_the_limit_is_one_bad_row(format: Format, length: int) -> None:
-    end = {"nul": b"\0", "text": b""}.get(format, b"\n")
+    end = b"" if format == "text" else b"\n"
     made = rows(b"x" * length + end, format, limit=10)
     if length > 10:
         assert [(type(row), row.id) for row in made] == [(BadRow, "0")]
@@ -279,9 +267,7 @@ class Endless(io.BytesIO):
         return self.chunk if self.asked <= self.count else b""
 
 
-@pytest.mark.parametrize(
-    ("format", "chunk"), [("lines", b"once\n" * 100), ("nul", b"once\0" * 100), ("jsonl", b'{"prompt":"once"}\n' * 100)]
-)
+@pytest.mark.parametrize(("format", "chunk"), [("lines", b"once\n" * 100), ("jsonl", b'{"prompt":"once"}\n' * 100)])
 def test_rows_come_before_the_input_ends(format: Format, chunk: bytes) -> None:
     source = Endless(chunk, 10**9)
     taken = list(itertools.islice(read(source, format=format, name="in"), 150))
@@ -315,5 +301,5 @@ def test_a_read_that_fails_is_an_input_error_after_the_rows_before_it() -> None:
 
 
 def test_an_unknown_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected one of lines, text, jsonl, nul"):
+    with pytest.raises(UsageError, match="expected one of lines, text, jsonl, csv"):
         rows(b"", "xml")  # type: ignore[arg-type]

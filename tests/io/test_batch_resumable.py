@@ -268,6 +268,25 @@ def test_where_marks_are_far_apart_the_row_is_told_all_the_same(
         run(path, rows=changed(2))
 
 
+HI = {"role": "user", "content": "Hi"}
+FIELDS: dict[str, tuple[Any, Any]] = {
+    "prompt_ids": ((5, 6), (5, 7)),
+    "messages": ((HI,), ({**HI, "content": "Ho"},)),
+    "params": ({"top_k": 1}, {"top_k": 2}),
+    "extra": ({"prefix": "a"}, {"prefix": "b"}),
+    "columns": ({"label": "a"}, {"label": "b"}),
+}
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_of_a_row_is_part_of_the_input(path: Path, field: str) -> None:
+    before, after = ([InputRow("0", 0, **{field: value}), *ROWS[1:]] for value in FIELDS[field])
+    run(path, rows=before, upto=3)
+    run(path, rows=before, upto=5)
+    with pytest.raises(InputError, match="the input has changed: row 1 is not what was read"):
+        run(path, rows=after)
+
+
 def test_a_finished_job_has_no_more_rows(path: Path) -> None:
     run(path)
     file = Resumable(path)

@@ -24,7 +24,7 @@ from genctl.io.output import Sink
 from genctl.io.records import error_record
 from genctl.io.writers import COLUMNS, Format, open_output, open_writer, to_json
 
-FORMATS: tuple[Format, ...] = ("text", "json", "jsonl", "tsv", "nul")
+FORMATS: tuple[Format, ...] = ("text", "json", "jsonl", "tsv")
 
 
 def sample(id: str = "0", text: str = "a b", **more: object) -> dict[str, Any]:
@@ -64,15 +64,6 @@ def test_text_is_verbatim_and_errors_go_elsewhere() -> None:
         encode("text", [sample(text="a\tb\n\x1b[1m"), bad, sample(text="é\udc80")], errors)
         == b"a\tb\n\x1b[1m\n\xc3\xa9\\udc80\n"
     )
-    assert errors == [bad]
-
-
-def test_texts_that_end_in_nul_come_back_whole() -> None:
-    errors: list[Mapping[str, Any]] = []
-    bad = error_record("1", "input", "line 2: no")
-    texts = ["a\n\nb\n", "", "é\udc80", "a\0b"]
-    written = encode("nul", [sample(text=texts[0]), bad, *(sample(text=text) for text in texts[1:])], errors)
-    assert written == b"a\n\nb\n\0\0\xc3\xa9\\udc80\0a\\x00b\0"
     assert errors == [bad]
 
 
@@ -171,7 +162,7 @@ def test_each_record_is_one_write_of_whole_lines(format: Format) -> None:
     writer.close()
     assert b"".join(calls) == encode(format, [sample(text=f"text {number}") for number in range(3)])
     if format != "json":  # an array's lines end with the comma that is only known with the next record
-        assert all(call.endswith(b"\0" if format == "nul" else b"\n") for call in calls)
+        assert all(call.endswith(b"\n") for call in calls)
 
 
 class Faulty(io.BytesIO):

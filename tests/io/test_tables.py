@@ -8,6 +8,7 @@ import decimal
 import io
 import itertools
 import json
+import re
 import sys
 import tracemalloc
 from pathlib import Path
@@ -112,6 +113,8 @@ def test_text_serves_where_there_is_no_prompt(format: Format) -> None:
         (b'prompt,n\n"a"b,1\nc,2\n', ["row 1: not CSV: ',' expected after '\"'", "=c"]),
         (b'prompt,n\na,"1\n', ["row 1: not CSV: a quote is not closed"]),
         (b"prompt,n\r\na,1\r\nb,\xe9\r\nc,\xc3\xa9\r\n", ["=a", "row 2: not UTF-8: byte 0xe9 in cell 2", "=c"]),
+        (b"prompt,n\na\rb,1\nc,2\n", ["row 1: not CSV: a carriage return outside quotes", "=c"]),
+        (b'prompt\n"a\rb\xe2\x80\xa8c"\n', ["=a\rb\u2028c"]),
         (b"prompt,n\n", []),
         (b"", []),
         (b'prompt\n"a\n\nb"\n', ["=a\n\nb"]),
@@ -125,6 +128,7 @@ def test_a_bad_row_is_named_and_costs_no_other(data: bytes, wanted: list[str]) -
     ("data", "sentence"),
     [
         (b"a,b,a\n1,2,3\n", "in: two columns are called 'a'"),
+        (b"prompt,,\na,2,3\n", "in: two columns have no name"),
         (b"caf\xe9,prompt\n", "in, the header: not UTF-8: byte 0xe9 in cell 1"),
         (b"\xff\xfep\x00\n", "in, the header: not UTF-8: byte 0xff in cell 1"),
         (b"question,promt\n1,2\n", "in: no column with a prompt: expected one of prompt, prompt_ids, messages, text "
@@ -137,6 +141,19 @@ def test_a_table_that_cannot_be_one_ends_the_run_with_one_sentence(data: bytes, 
     with pytest.raises(InputError) as caught:
         rows(data, limit=99)
     assert caught.value.message == f"the prompts could not be read: {sentence}"
+
+
+def test_a_header_of_a_hundred_thousand_columns_is_read() -> None:
+    names = [f"column{number}" for number in range(100_000)]
+    (row,) = rows(f"prompt,{','.join(names)}\na,{','.join(names)}\n".encode())
+    assert list(row.columns) == names, "in the order of the header"
+    with pytest.raises(InputError, match="two columns are called 'column7'"):
+        rows(f"prompt,{','.join(names)},column7\n".encode())
+
+
+def test_one_column_may_have_no_name() -> None:
+    (row,) = rows(b",prompt\n0,a\n")
+    assert row.columns == {"": "0"}
 
 
 def test_a_template_that_names_no_column_is_one_error() -> None:
@@ -176,6 +193,87 @@ def test_values_of_parquet_become_those_of_json() -> None:
     assert (two.id, two.messages, two.prompt, two.params) == ("2", None, "b", {"top_k": 3})
     assert one.columns == {"text": None, "f": 1.5, "when": "2026-01-02", "price": "1.50", "b": "ab", "list": [1, None]}
     assert two.columns == {"f": None, "when": None, "price": "1.50", "b": "/w==", "list": []}
+
+
+def test_two_columns_of_parquet_with_one_name_are_refused() -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], ["prompt", "prompt"]), file)
+    with pytest.raises(InputError, match="in: two columns are called 'prompt'"):
+        rows(file.getvalue(), "parquet")
+
+
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "text", "list"])
+def test_a_value_that_python_does_not_have_is_the_error_of_its_row(kind: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    far = {
+        "date32": lambda: pa.array([0, 2**30, 1], pa.int32()).cast(pa.date32()),
+        "timestamp": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.timestamp("ms")),
+        "duration": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.duration("s")),
+        "text": lambda: pa.array([b"a", b"\xff", b"b"]).view(pa.string()),
+        "list": lambda: pa.ListArray.from_arrays([0, 1, 2, 3], far["date32"]()),
+    }
+    first, bad, last = rows(parquet({"prompt": ["a", "b", "c"], "when": far[kind]()}), "parquet")
+    assert isinstance(first, InputRow)
+    assert isinstance(last, InputRow)
+    assert isinstance(bad, BadRow)
+    assert bad.message.startswith("row 2: column 'when': ")
+
+
+def shared(number: int, text: str) -> Any:
+    """A column in which all rows have one text, which the file has once."""
+    pa = pytest.importorskip("pyarrow")
+    return pa.DictionaryArray.from_arrays(pa.array([0] * number, pa.int32()), pa.array([text]))
+
+
+POOLS: list[Any] = []  # never freed: what was allocated in one may be freed later
+
+
+def measured(data: bytes, limit: int) -> tuple[list[Any], int]:
+    """The rows of a Parquet file, and the most bytes that Arrow held while they were read."""
+    pa = pytest.importorskip("pyarrow")
+    before = pa.default_memory_pool()
+    POOLS.append(pa.proxy_memory_pool(before))
+    pa.set_memory_pool(POOLS[-1])
+    try:
+        return rows(data, "parquet", limit=limit), POOLS[-1].max_memory()
+    finally:
+        pa.set_memory_pool(before)
+
+
+@pytest.mark.parametrize("form", ["text", "list", "columns"])
+def test_a_small_file_of_large_rows_takes_little_memory_and_they_are_refused(form: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    limit, number = 100_000, 512
+    columns = {
+        "text": lambda: {"prompt": shared(number, "a" * (limit + 1))},
+        "list": lambda: {
+            "prompt": shared(number, "a"),
+            "more": pa.ListArray.from_arrays(range(0, 10 * number + 1, 10), shared(10 * number, "b" * 20_000)),
+        },
+        "columns": lambda: {"prompt": shared(number, "a"), **{f"c{n}": shared(number, "b" * 20_000) for n in range(9)}},
+    }[form]()
+    data = parquet(columns, compression="gzip", store_schema=False)
+    assert len(data) < 20_000
+    found, peak = measured(data, limit)
+    assert len(found) == number
+    assert all(re.fullmatch(rf"row \d+: \d+ bytes are more than the limit of {limit}", row.message) for row in found)
+    assert peak < 40 * limit, "of 512 rows"
+
+
+def test_large_rows_within_the_limit_are_read_a_few_at_a_time() -> None:
+    limit, number = 100_000, 256
+    data = parquet({"prompt": shared(number, "a" * 90_000)}, compression="gzip", store_schema=False)
+    found, peak = measured(data, limit)
+    assert [len(row.prompt) for row in found] == [90_000] * number
+    assert peak < 40 * limit
+
+
+def test_cells_that_are_too_large_by_the_files_own_account_end_the_run() -> None:
+    pa = pytest.importorskip("pyarrow")
+    long = pa.ListArray.from_arrays([0, 2_000_000], pa.array([1.5] * 2_000_000))
+    with pytest.raises(InputError, match="1 row of 16000057 bytes, more than the limit of 1000 for each"):
+        rows(parquet({"prompt": ["a"], "x": long}), "parquet", limit=1000)
 
 
 def test_what_is_no_parquet_file_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ import genctl
 from genctl import events
 from genctl.api import Model
 from genctl.commands import job
-from genctl.config.layers import Layer
+from genctl.config.layers import Layer, resolve
 from genctl.config.modes import bans as conflicts
 from genctl.decode.processors.bans import Bans
+from genctl.documents.reader import text_lines
 from genctl.engines.protocol import Flow, Report, Request
 from genctl.engines.session import Session
 from genctl.errors import GenctlError
@@ -389,6 +390,25 @@ def test_a_file_has_a_phrase_on_each_line(tmp_path: Path) -> None:
         assert done.status == 2
         assert said in done.err
     assert "ban: an empty text is in every text" in tool(*run, "--ban", "").err
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", []),
+        ("a", ["a"]),
+        ("a\n", ["a"]),
+        ("a\r\nb\n", ["a", "b"]),
+        ("\n a\n\n", ["", " a", ""]),
+        ("a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h\n", ["a\rb\x0bc\x0cd\x1ce\x85f\u2028g\u2029h"]),
+    ],
+)
+def test_only_a_newline_ends_a_line(text: str, lines: list[str], tmp_path: Path) -> None:
+    assert text_lines(text) == lines
+    path = tmp_path / "bans.txt"
+    path.write_bytes(text.encode())
+    if any(lines):
+        assert resolve([Layer("flags", {"ban_file": str(path)})]).generation.ban == [line for line in lines if line]
 
 
 def pairs(*phrases: str) -> list[str]:

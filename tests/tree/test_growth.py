@@ -15,7 +15,7 @@ from rich.console import Console
 from genctl.commands.event_log import read_recording
 from genctl.commands.run.run_view import RunView
 from genctl.commands.run.search_output import StreamView
-from genctl.commands.tree_formats import DEEPEST, tree_dot, tree_json, tree_lines
+from genctl.commands.tree_formats import DEEPEST, tree_json, tree_lines
 from genctl.events import Event, Finished
 from genctl.pages.page import PageData, page
 from genctl.pages.search_tree import SearchTree, TreeBuilder
@@ -64,7 +64,6 @@ USES: dict[str, Callable[[list[Event]], object]] = {
     "a page": paged,
     "drawn": lambda events: tree_lines(built(events)),
     "drawn in 80 columns": lambda events: tree_lines(built(events), 80),
-    "as DOT": lambda events: tree_dot(built(events)),
     "as JSON": lambda events: tree_json(built(events)),
 }
 

@@ -9,7 +9,7 @@ from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, SHOWN, ModelOp
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, given, needless_force, same_file
 from genctl.config.sides import SERVER, read_settings, split
 from genctl.errors import UsageError, nearest
-from genctl.io.writers import ReportFormat
+from genctl.io.writers import Format
 from genctl.parity.causes import CAUSES
 
 AUDITED = OptionGroup("What is audited")
@@ -29,7 +29,7 @@ class AuditOptions(ModelOptions):
     field: tuple[str, ...] = AUDITED.repeated("the path of a field in each row: completion_ids=out.ids", "NAME=PATH")
     rows: int = AUDITED.option("rows that are read, spread over the file (default: 64)", "N", default=64, least=1)
     also: tuple[str, ...] = AUDITED.repeated("a checkpoint that may run in place of --model", "MODEL")
-    format: ReportFormat = FORMAT
+    format: Format = FORMAT
     allow: tuple[str, ...] = CHECKS.repeated("exit 0 where this is the cause; unexplained is one, too", "CAUSE")
     positions: bool = SHOWN.switch("add a record for each position")
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from genctl.commands.compare import expectations
 from genctl.commands.options import (
@@ -28,6 +28,7 @@ from genctl.config.found_files import divided
 from genctl.config.layers import Layer, Resolved, flags_layer, values_of
 from genctl.config.sides import FORM, Kind, Side, check, each, is_results, loaded_with, read, read_list
 from genctl.errors import GenctlError, UsageError
+from genctl.io.writers import Format
 from genctl.params import Runtime
 
 RUNS = OptionGroup("Runs")
@@ -49,7 +50,7 @@ class CompareOptions(ModelOptions):
     set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as a TOML value; or --KEY VALUE", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
     force: bool = IN_OUT.switch("replace existing files of --output, --save, --events and --report")
-    format: Literal["text", "json", "jsonl", "tsv", "md"] = FORMAT
+    format: Format = FORMAT
     save: str | None = CHECKS.option("record outputs, for --expect", "FILE")
     expect: str | None = CHECKS.option("repeat what --save recorded; exit with 4 if it is different", "FILE")
     tolerance: float | None = CHECKS.option(

@@ -1,4 +1,4 @@
-"""The output of a comparison: texts and tables, records, or Markdown."""
+"""The output of a comparison: texts and tables, or records."""
 
 from __future__ import annotations
 
@@ -114,7 +114,6 @@ class ComparisonOutput:
             self.writer = writers.open_writer(options.format, sink, on_error=lambda record: None)
         elif options.format == "tsv":
             self.writer = writers.TsvWriter(sink, outputs.COLUMNS)
-        self.markdown = options.format == "md"
         self.silent = options.expect is not None and options.format == "text"
         self._latest: tuple[ComparedPrompt, ByRun] | None = None
         self._begun = False  # something is written; the next part begins with an empty line
@@ -134,8 +133,8 @@ class ComparisonOutput:
             more: dict[str, Any] = {"baseline": self.options.baseline, "tokens": bool(self.options.watch)}
             for record in records(prompt, self.names, by_run, load_s=load_s, **more):
                 self.writer.write(record)
-        elif self.markdown or (self.comparison.texts and not self.silent and isinstance(prompt.row, InputRow)):
-            self._put(self._parts(prompt, by_run, alone))
+        elif self.comparison.texts and not self.silent and isinstance(row := prompt.row, InputRow):
+            self._put(self._parts(prompt, row, by_run, alone))
         return failed
 
     def full(self, prompt: ComparedPrompt) -> list[dict[str, Any]]:
@@ -158,29 +157,16 @@ class ComparisonOutput:
             self.job.messages.error(message, subject, hint)
         return len(failures)
 
-    def _parts(self, prompt: ComparedPrompt, by_run: ByRun, tally: RunStatistics) -> Iterator[list[Text]]:
+    def _parts(
+        self, prompt: ComparedPrompt, row: InputRow, by_run: ByRun, tally: RunStatistics
+    ) -> Iterator[list[Text]]:
         """What is written of a prompt, part by part: its texts, where they diverge, watched tokens, numbers."""
-        row = prompt.row
-        if self.markdown:
-            if not self.job.lone:
-                yield [Text(f"## Prompt {outputs.markdown_text(row.name)}")]
-            if isinstance(row, BadRow):
-                yield [Text(outputs.markdown_text(f"failed: {row.message}"))]
-                return
-            texts = (one.result.prompt for name in self.names for one in by_run[name])
-            yield [Text(outputs.markdown_block(row.shown or next(texts, "")))]
         blocks, partings = self._shown(prompt, by_run)
-        if self.markdown:
-            yield from _markdown(blocks)
-            sentences = [line.plain.removeprefix(f"{shown.MARK} ") for line in shown.partings_lines(partings, None)]
-            lines = [Text(f"- {outputs.markdown_text(sentence)}") for sentence in sentences]
-        else:
-            title = [heading(row, self.width or 80)] if len(self.comparison.prompts) > 1 else []
-            if not title and self.sink is None and isinstance(row, InputRow) and row.shown:
-                yield shown.prompt_lines(row.shown, self.out, self.width or 80)
-            yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
-            lines = shown.partings_lines(partings, self.width)
-        if lines:
+        title = [heading(row, self.width or 80)] if len(self.comparison.prompts) > 1 else []
+        if not title and self.sink is None and row.shown:
+            yield shown.prompt_lines(row.shown, self.out, self.width or 80)
+        yield [*title, *shown.blocks_lines(blocks, self.out, self.width)]
+        if lines := shown.partings_lines(partings, self.width):
             yield lines
         for table in (*self._watched(by_run), *tables(tally, self.options.baseline, intervals=False)):
             yield from self._table(table)
@@ -228,23 +214,17 @@ class ComparisonOutput:
     def end(self, saved: SharedWork) -> None:
         """Write tables over all prompts, and say what sharing saved."""
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
-        wanted = self.markdown or (self.options.format == "text" and not self.silent)
-        if wanted and (done > 1 or (done and not self.markdown and not self.comparison.texts)):
-            title = f"over {count(done, 'prompt')}"
-            intervals = self.markdown or done > 1
+        wanted = self.options.format == "text" and not self.silent
+        if wanted and (done > 1 or (done and not self.comparison.texts)):
             parts = [
                 part
-                for table in tables(self.tally, self.options.baseline, intervals=intervals)
+                for table in tables(self.tally, self.options.baseline, intervals=done > 1)
                 for part in self._table(table)
             ]
-            if self.markdown:
-                parts.insert(0, [Text(f"## O{title[1:]}")])
-            else:
-                parts[0].insert(0, widgets.header(self.width or 80, title))
+            parts[0].insert(0, widgets.header(self.width or 80, f"over {count(done, 'prompt')}"))
             self._put(parts)
         if wanted and done and (note := self._penalties()):
-            text = Text(outputs.markdown_text(note) if self.markdown else note, style="dim")
-            self._put([shown.wrapped(text, self.out, self.width or shown.UNBROKEN)])
+            self._put([shown.wrapped(Text(note, style="dim"), self.out, self.width or shown.UNBROKEN)])
         quiet = self.options.quiet or not (self.err.is_terminal or self.out.is_terminal or self.options.verbose)
         if not quiet and saved.decode_s:
             put(self.err, Text(DOT.join(self._summary(saved, done)), style="dim"))
@@ -307,26 +287,10 @@ class ComparisonOutput:
             self.sink.write("".join(f"{line.plain}\n" for line in lines).encode("utf-8", "backslashreplace"))
 
     def _table(self, table: Table) -> Iterator[list[Text]]:
-        """A table and its title, in one part or two."""
-        if self.markdown:
-            if table.title:
-                yield [Text(outputs.markdown_text(table.title[:1].upper() + table.title[1:]))]
-            yield [Text(outputs.markdown_table(table.headings, table.rows))]
-        else:
-            room = self.width or shown.UNBROKEN
-            title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
-            yield [*title, *widgets.table_lines(table.headings, table.rows, self.width)]
-
-
-def _markdown(blocks: Sequence[shown.Block]) -> Iterator[list[Text]]:
-    """The texts of one prompt as Markdown."""
-    for block in blocks:
-        name = f"**{outputs.markdown_text(block.run)}**"
-        for passage in block.passages:
-            yield [Text(DOT.join(word for word in (name, passage.label, passage.state) if word))]
-            yield [Text(outputs.markdown_block(passage.text))]
-        if block.failure:
-            yield [Text(f"{name} failed: {outputs.markdown_text(block.failure)}")]
+        """A table and its title, as one part."""
+        room = self.width or shown.UNBROKEN
+        title = shown.wrapped(Text(table.title, style="dim"), self.out, room) if table.title else []
+        yield [*title, *widgets.table_lines(table.headings, table.rows, self.width)]
 
 
 def heading(row: InputRow | BadRow, width: int) -> Text:

@@ -28,7 +28,6 @@ from genctl.config.sides import LOADING, Side
 from genctl.documents import reader
 from genctl.documents.reader import Unreadable
 from genctl.errors import GenctlError, InputError, UsageError
-from genctl.events import Event
 from genctl.io import writers
 from genctl.io.output import open_beside
 from genctl.io.readers import all_rows
@@ -74,7 +73,7 @@ class TreeOutput:
         """Write or show one result. Raises OutputError."""
         if isinstance(result, Covered):
             self.covered = result
-        if self.format == "dot" or (self.expanding and not isinstance(result, Continuation)):
+        if self.expanding and not isinstance(result, Continuation):
             return
         if self._writer is not None:
             self._writer.write(self._record(result))
@@ -83,12 +82,8 @@ class TreeOutput:
         else:
             self._lines(list(formats.lines_of(result)))
 
-    def close(self, events: Sequence[Event]) -> None:
-        """Complete the output; `events` are those of the tree."""
-        if self.format == "dot":
-            from genctl.commands.tree_formats import dots_of
-
-            self._lines(dots_of(events))
+    def close(self) -> None:
+        """Complete the output."""
         if self._writer is not None:
             self._writer.close()
         elif self._sink is not None:
@@ -165,7 +160,7 @@ class ExploreJob(Job[ExploreOptions]):
             return []
         if name != "-":
             try:
-                return parse_script(reader.text(name, LONGEST_SCRIPT).splitlines(), name)
+                return parse_script(reader.text_lines(reader.text(name, LONGEST_SCRIPT)), name)
             except Unreadable as error:
                 raise InputError(f"cannot read --script {name}: {error}") from None
         if options.input == "-" or (options.input is None and not options.arguments and options.open is None):
@@ -173,7 +168,7 @@ class ExploreJob(Job[ExploreOptions]):
         if sys.stdin is None:
             raise InputError("cannot read standard input: it is closed")
         try:
-            return parse_script(reader.text(sys.stdin.buffer, LONGEST_SCRIPT).splitlines(), "standard input")
+            return parse_script(reader.text_lines(reader.text(sys.stdin.buffer, LONGEST_SCRIPT)), "standard input")
         except Unreadable as error:
             raise InputError(f"cannot read standard input: {error}") from None
 
@@ -350,13 +345,12 @@ class ExploreJob(Job[ExploreOptions]):
 
     def _finish(self) -> None:
         """Complete the output and the page; say what an expansion came to, and where the tree is."""
-        from genctl.tree.as_events import events_of
-
-        events = list(events_of(self.explorer.tree)) if self.page or self.results.format == "dot" else []
         if self.page is not None:
-            for event in events:
+            from genctl.tree.as_events import events_of
+
+            for event in events_of(self.explorer.tree):
                 self.page.feed(event)
-        self.results.close(events)
+        self.results.close()
         if self.results.expanding and self.results.covered is not None:
             self.messages.note(formats.covered_line(self.results.covered))
         if self.options.save is not None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, PresetOptions, memory_bytes
 from genctl.commands.table import Command, Conflict, OptionGroup, because, given, needless_force, same_file
 from genctl.config.sides import FORM, LOADING, Kind, Side, read, read_list
 from genctl.errors import UsageError
+from genctl.io.writers import Format
 from genctl.params import Generation, Runtime, knobs
 from genctl.terminal.standard_streams import is_terminal
 from genctl.tree import language
@@ -39,7 +40,7 @@ class ExploreOptions(PresetOptions):
     memory: str | None = TREE.option("memory for the caches of branches (default: 1GiB)", "SIZE")
     models: str | None = SCREEN.option("go through A, and show beside it what B would write", "A,B")
     beside: str | None = SCREEN.option("show beside it what another way to run makes of it", FORM)
-    format: Literal["text", "json", "jsonl", "tsv", "dot"] = FORMAT
+    format: Format = FORMAT
 
     @property
     def has_screen(self) -> bool:

@@ -23,7 +23,7 @@ from genctl.config import settings
 from genctl.config.layers import Layer
 from genctl.config.sides import FORM, Side, is_results
 from genctl.errors import UsageError
-from genctl.io.writers import ReportFormat
+from genctl.io.writers import Format
 
 COMPARED = OptionGroup("What is compared")
 FLAGS = frozenset({"max_new_tokens", *DECODING})  # knobs of generation that count here
@@ -39,7 +39,7 @@ class ParityCommandOptions(ModelOptions):
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
     set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
-    format: ReportFormat = FORMAT
+    format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
     by_text: bool = COMPARED.switch("compare bits per byte of texts alone: sides may have different tokenizers")

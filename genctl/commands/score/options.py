@@ -10,7 +10,7 @@ from genctl.commands.engine_choice import ADDRESS, WORKERS, refused
 from genctl.commands.options import FORMAT, IN_OUT, PAGE, SHOWN, ModelOptions
 from genctl.commands.table import Command, Conflict, OptionGroup, argument, flag_of, given, needless_force
 from genctl.errors import UsageError
-from genctl.io.writers import ReportFormat
+from genctl.io.writers import Format
 
 SCORED = OptionGroup("What is scored")
 
@@ -20,7 +20,7 @@ class ScoreOptions(ModelOptions):
     """The command line of `genctl score`."""
 
     arguments: tuple[str, ...] = argument("texts; without them --input, else standard input", "TEXT")
-    format: ReportFormat = FORMAT
+    format: Format = FORMAT
     context: str | None = SCORED.option("what the text continues: read, but not scored", "TEXT")
     target: str | None = SCORED.option("for an encoder-decoder: what is scored, with the text as its source", "TEXT")
     rank: bool = SCORED.switch("the texts are candidates for the one --context: sort them, best first")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from genctl.config.check import names_file
 from genctl.decode.processors.closed_schema import closed
 from genctl.decode.processors.schema_forms import Unenforceable, written
 from genctl.documents import reader
@@ -32,7 +33,7 @@ _ANY = "/./"
 
 def is_gbnf(text: str) -> bool:
     """Whether a grammar is in GBNF: its rules are written with `::=`, and it begins at `root`."""
-    return re.search(r"^\s*root\s*::=", text, re.MULTILINE) is not None
+    return re.search(r"^[ \t]*root\s*::=", text, re.MULTILINE) is not None
 
 
 def lark_of(text: str, where: str) -> str:
@@ -112,7 +113,7 @@ def _read_once(knob: str, value: Any, generation: Generation) -> GrammarSource:
     reader = _READERS[knob]
     drop = generation.json_schema_unenforced == "drop"
     try:
-        key = knob, repr(value), drop, _version(value)
+        key = knob, repr(value), drop, _version(value) if names_file(knob, value) else ()
     except RecursionError:  # the reader says where it is nested too deeply
         return reader(value, drop)
     source = _LATEST.pop(key, None) or reader(value, drop)
@@ -122,10 +123,8 @@ def _read_once(knob: str, value: Any, generation: Generation) -> GrammarSource:
     return source
 
 
-def _version(value: object) -> tuple[int, ...]:
-    """What changes with the file that a knob may name; empty if it names none."""
-    if not isinstance(value, str):
-        return ()
+def _version(value: str) -> tuple[int, ...]:
+    """What changes with the file that a knob names; empty if there is none."""
     try:
         state = Path(value).expanduser().stat()
     except (OSError, ValueError, RuntimeError):
@@ -138,8 +137,7 @@ def _json_schema(value: dict[str, Any] | bool | str, drop: bool) -> GrammarSourc
     schema: Any = value
     if isinstance(value, str):
         text = value
-        # a schema is an object, true or false; `./true` is a file of that name
-        if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
+        if names_file("json_schema", value):
             where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
         try:
             schema = reader.loads(text)
@@ -231,8 +229,8 @@ def _regex(value: str, drop: bool) -> GrammarSource:
 
 
 def _grammar(value: str, drop: bool) -> GrammarSource:
-    inline = is_gbnf(value) or re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
-    where, text = ("grammar", value) if inline else (f"grammar ({_shown(value)})", _file("grammar", value))
+    is_file = names_file("grammar", value)
+    where, text = (f"grammar ({_shown(value)})", _file("grammar", value)) if is_file else ("grammar", value)
     _text(where, text)
     gbnf = is_gbnf(text)
     if gbnf:

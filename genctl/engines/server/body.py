@@ -14,7 +14,7 @@ from typing import Any
 
 from genctl import params
 from genctl.config.chat_settings import variables_of
-from genctl.config.check import default, shown
+from genctl.config.check import default, names_file, shown
 from genctl.config.layers import Resolved
 from genctl.decode.processors.closed_schema import closed
 from genctl.documents import reader
@@ -178,12 +178,25 @@ def seed_field(seed: int, fields: Mapping[str, Any] | frozenset[str], generation
 
 
 def messages_of(
-    prompt: str | None, messages: Sequence[Mapping[str, str]] | None, system: str | None
-) -> list[dict[str, str]]:
-    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first."""
+    prompt: str | None, messages: Sequence[Mapping[str, Any]] | None, system: str | None
+) -> list[dict[str, Any]]:
+    """The messages of a chat: those of a row, or a prompt as the user's; a system message goes first.
+
+    Arguments of tools are JSON texts, as the interface has them.
+    """
     said = [dict(message) for message in messages] if messages is not None else []
+    for message in said:
+        if "tool_calls" in message:
+            message["tool_calls"] = [_sent_call(call) for call in message["tool_calls"]]
     said = said or [{"role": "user", "content": prompt or ""}]
     return [{"role": "system", "content": system}, *said] if system is not None else said
+
+
+def _sent_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call.get("function", call))
+    if not isinstance(arguments := function.get("arguments") or {}, str):
+        function["arguments"] = json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", **(call if "function" in call else {}), "function": function}
 
 
 # -- structured output, as the different servers ask for it ------------------------------------------------------------
@@ -237,7 +250,7 @@ def schema_of(generation: Generation) -> Any:
 
 def _text_of(knob: str, value: str) -> str:
     """A text, or what the file holds that it names."""
-    if any(mark in value for mark in "\n{:") and not _is_file(value):
+    if not names_file(knob, value) or (any(mark in value for mark in "\n{:") and not _is_file(value)):
         return value
     try:
         return reader.text(Path(value).expanduser(), MOST_BYTES, regular=True)

@@ -214,7 +214,7 @@ class RemoteSession:
         resolved = request.resolved
         kind = "sample" if resolved.generation.draws else "greedy"
         settings = _settings(resolved.generation, server.name)
-        prompt = request.prompt or "\n".join(message["content"] for message in request.messages or ())
+        prompt = request.prompt or "\n".join(message.get("content") or "" for message in request.messages or ())
         shown = ""
         if request.messages is not None or resolved.runtime.is_chat:
             shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))

@@ -81,8 +81,9 @@ def test_scores_tell_of_every_scored_token(gpt2: Path) -> None:
 
 
 def test_a_pipe_gets_one_line_for_each_text_in_order(gpt2: Path) -> None:
-    stdin = "the cat sat on the mat\0the\tdog\nran\0a b\0"
-    done = genctl("score", "-m", str(gpt2), "--input-format", "nul", "--batch-size", "2", stdin=stdin)
+    texts = ("the cat sat on the mat", "the\tdog\nran", "a b")
+    stdin = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    done = genctl("score", "-m", str(gpt2), "--input-format", "jsonl", "--batch-size", "2", stdin=stdin)
     assert (done.status, done.err) == (0, "")
     lines = [line.split("\t") for line in done.out.splitlines()]
     assert [line[3] for line in lines] == ["the cat sat on the mat", "the\\tdog\\nran", "a b"]

@@ -143,7 +143,8 @@ def test_rows_that_ended_are_drafted_from_and_so_is_a_corpus(tmp_path: Path) -> 
     plain = written(session(draft=False), TEXTS[2:4])
     earlier = tmp_path / "earlier.jsonl"
     rows = [{"prompt": text, "text": result.sequences[0].text} for text, result in zip(TEXTS[2:4], plain, strict=True)]
-    earlier.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    odd = {"prompt": "lines\u2028of\x85one\u2029row", "text": ""}
+    earlier.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [odd, *rows]), encoding="utf-8")
     story = tmp_path / "story.txt"
     story.write_text("".join(row["prompt"] + row["text"] for row in rows))
     for knobs, texts in (

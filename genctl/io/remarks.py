@@ -1,0 +1,89 @@
+"""Remarks on an input while it is read: columns that look like something else, lines that look like rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from genctl.config.check import setting_of
+from genctl.errors import printable, quote
+from genctl.io.jsonl import PROMPTS, RowShape, parse
+from genctl.io.rows import SCHEMA, RefusedRow
+
+_LOOKED_AT = 3  # lines that look like JSON before a remark
+_MOST_COLUMNS = 10_000  # names of columns that are looked at
+_MOST_MODELS = 3  # that are reported
+_BRIEF = 40  # characters of a value in a remark
+
+
+class Remarks:
+    """Remarks on an input as a whole."""
+
+    def __init__(self, say: Callable[[str], object], name: str, *, watch: bool) -> None:
+        self._say, self._name, self._watch = say, name, watch
+        self._lines = 0
+        self._columns: set[str] = set()  # names that were looked at
+        self._models: set[str] = set()  # that requests name
+
+    def columns(self, columns: Mapping[str, Any], shape: RowShape, where: str, used: Sequence[str]) -> None:
+        """Report columns whose names look like misspelt keys or like settings, once; `used` are fields of a template.
+
+        Records of genctl have the seed of their run: a column.
+        """
+        if len(self._columns) > _MOST_COLUMNS or not (new := columns.keys() - self._columns):
+            return
+        looked_at = list(islice((column for column in columns if column in new), _MOST_COLUMNS))
+        self._columns |= new
+        settings: dict[str, str] = {}
+        for column in looked_at:
+            if key := shape.meant(column):
+                self._say(f"warning: {where}: {quote(column)} is read as a column of your own; is {key} meant?")
+            elif "params" in shape.known and columns.get("schema") != SCHEMA and column not in used:
+                settings |= {column: knob} if (knob := setting_of(column)) else {}
+        if settings:
+            names = ", ".join(settings)
+            params = ", ".join(f'"{knob}": {_brief(columns[column])}' for column, knob in settings.items())
+            self._say(
+                f"warning: {where}: read as columns of your own, not as settings: {names}; "
+                f'settings of a row are written "params": {{{params}}}'
+            )
+
+    def model(self, name: str, where: str) -> None:
+        """Report a model that a request names, once."""
+        if name and name not in self._models and len(self._models) < _MOST_MODELS:
+            self._models.add(name)
+            self._say(f"note: {where}: the model {quote(name)} is not used: --model names that of all rows")
+
+    def line(self, text: str) -> None:
+        """Check a line. Three lines that look like JSON are reported; at the end of the input, one."""
+        if not self._watch:
+            return
+        try:
+            self._watch = text.lstrip().startswith("{") and not set(PROMPTS).isdisjoint(parse(text))
+        except RefusedRow:
+            self._watch = False
+        self._lines += self._watch
+        if self._lines == _LOOKED_AT:
+            self._hint()
+
+    def end(self, pieces: int) -> None:
+        """Note the end of the input, after so many rows."""
+        if not pieces:
+            self._say(f"note: no prompts: {self._name} is empty")
+        elif self._watch and self._lines:
+            self._hint()
+
+    def _hint(self) -> None:
+        self._watch = False
+        self._say("hint: each line looks like a JSON row but is read as a prompt; --input-format jsonl reads rows")
+
+
+def _brief(value: Any) -> str:
+    """A value of a column as JSON; a number in a cell of a table is a number."""
+    with suppress(ValueError, TypeError, RecursionError):
+        value = json.loads(value)
+    shown = printable(json.dumps(value, ensure_ascii=False))
+    return shown if len(shown) <= _BRIEF else "…"
