@@ -24,7 +24,7 @@ REMOVED = (
     Removed("command", "replay", "genctl report EVENTS makes a page of a recording"),
     Removed("flag", "--svg", "use --report FILE, a page that a browser opens"),
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
-    Removed("setting", "num_assistant_tokens_schedule", "genctl drafts what pays; num_assistant_tokens fixes the number"),
+    Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
     Removed("format", "--format md", "use --format jsonl, or text for people"),
     Removed("format", "--format nul", "use --format jsonl, which keeps texts of several lines apart"),
     Removed("format", "--format dot", "use --format jsonl"),
