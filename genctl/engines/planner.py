@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
+from genctl.engines.protocol import longer
 from genctl.engines.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.sizes import context_of
+from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -132,6 +133,12 @@ class Planner:
         """The maximum number of positions; None if the model has no limit."""
         return context_of(self.loaded.config)
 
+    @property
+    def trained(self) -> int | None:
+        """The length of the texts of the training, if scaled positions let the model read longer ones; else None."""
+        length = trained_length(self.loaded.config)
+        return None if length == self.context else length
+
     def text(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
         from genctl.models.text import decode
@@ -165,7 +172,7 @@ class Planner:
             chat_settings.check_is_chat(runtime)
         if request.prompt_ids is not None:
             text.check_ids(request.prompt_ids, self.loaded.vocab_size)
-            return Prompt(request.prompt_ids, self.text(request.prompt_ids))
+            return Prompt(request.prompt_ids, self.text(request.prompt_ids), note=self._note(request.prompt_ids))
         if tokenizer is None:
             raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
         if request.messages is not None or runtime.is_chat:
@@ -180,18 +187,20 @@ class Planner:
                 rendered = chat.render_chat_text(tokenizer, list(messages), **how)
             # the template contains the special tokens
             ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
-            note = self._doubled(ids, "the chat template writes it before a message that begins with it")
+            note = self._note(ids, "the chat template writes it before a message that begins with it")
             return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-        return Prompt(ids, request.prompt, note=self._doubled(ids, "the tokenizer writes it before each prompt"))
+        return Prompt(ids, request.prompt, note=self._note(ids, "the tokenizer writes it before each prompt"))
 
-    def _doubled(self, ids: Sequence[int], why: str) -> str:
-        """A note if a prompt begins with BOS twice."""
+    def _note(self, ids: Sequence[int], why: str = "") -> str:
+        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
         from genctl.models.text import doubled_bos
 
         tokenizer: Any = self.loaded.tokenizer
-        return doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why)
+        doubled = doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why) if why else ""
+        is_longer = self.trained is not None and len(ids) > self.trained and not self.forward.is_encoder_decoder
+        return doubled or (longer(self.trained) if is_longer else "")
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
@@ -250,6 +259,8 @@ class Planner:
             settings["truncated"] = truncated
         if prompt.note:
             settings["note"] = prompt.note
+        if self.trained is not None and len(tokens) + most > self.trained:
+            settings["trained"] = self.trained
         if generation.structure:
             settings["structure"] = generation.structure
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
