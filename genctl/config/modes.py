@@ -188,9 +188,9 @@ def structures(generation: Generation) -> list[str]:
             for name, there in begins.items()
             if there
         ]
-        tags = generation.thinking_tags
-        if tags is not None and (not all(tags) or tags[0] == tags[1]):
-            messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
+    tags = generation.thinking_tags
+    if tags is not None and (not all(tags) or tags[0] == tags[1]):
+        messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
     return messages
 
 

@@ -47,7 +47,7 @@ class ProcessorContext:
     written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
     begun: bool = False  # whether other text comes before it: a blank at its beginning is shown then
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
-    message: str = ""  # the last message of a chat, which its template puts into the prompt
+    opening: str = ""  # the end of the prompt in which a thought may have been opened: of a chat behind all messages
     half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
