@@ -563,8 +563,9 @@ class Planner:
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
         tags = None if generation.stop_in_thought else self._tags(request)
-        # a prompt that is no chat may speak of known tags, and opens a thought at its end alone
-        begins = _is_chat(request) or generation.thinking_tags is not None or generation.thinking_budget is not None
+        # a text that is no chat may speak of known tags, and opens a thought at its end alone
+        is_text = request.prompt is not None and not _is_chat(request)
+        begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
         context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
