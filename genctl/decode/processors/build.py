@@ -168,7 +168,7 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
 
     With `context.explicit`, the processors of the list in its order and no others: each entry is
     `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
-    a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. Processors whose
+    a user's own. `config` has checked names, keys and values. A listed processor acts in every search. Processors whose
     settings have no effect are left out.
 
     Raises UsageError if a processor cannot be built.
