@@ -28,6 +28,7 @@ from genctl.io.records import error_record, finite
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from genctl.commands.page_file import PageFile, ScreenFile
@@ -291,6 +292,8 @@ class Job(ABC, Generic[SomeOptions]):
         """Notes on the settings, and on what the engine makes of them."""
         self.messages.detail(*(f"{prefix}{line}" for line in resolved.notes))
         self.messages.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
+        if not is_terminal(sys.stdout):
+            self.messages.note_once(resolved.sampling_note, prefix)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
