@@ -14,7 +14,7 @@ import genctl
 from genctl.config.modes import structures
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.thinking import Thinking, thinking
-from genctl.decode.stopping.thoughts import FAMILIES
+from genctl.decode.stopping.thoughts import FAMILIES, Tags
 from genctl.errors import GenctlError, UsageError
 from genctl.models.chat import after_messages, render_chat_text, render_prefilled
 from genctl.params import Generation
@@ -85,6 +85,18 @@ def test_a_closing_tag_that_has_begun_is_completed_and_counts_as_no_thought() ->
     assert made.of(tokenizer().encode("abc</think>"))[:3] == (False, 3, False)
     assert made.of(tokenizer().encode("a</think>"))[:3] == (False, 1, False)
     assert written(made, "a</b>") == "a</b></think>"  # it was another tag
+
+
+def test_a_tag_that_is_spelled_out_counts_as_no_thought() -> None:
+    for budget in (6, 50):  # where the tag is completed for the budget, and far from it
+        made = processor(budget)
+        assert made.of(tokenizer().encode("abc</think>x"))[:3] == (False, 3, False)
+        assert made.of(tokenizer().encode("ab</think>c<think>d</think>"))[:3] == (False, 3, False)
+        assert made.of(tokenizer().encode("ab</thin"))[1] in (2, 2 + len(tokenizer().encode("</thin")))
+    texts = [b"a", b"b</", b"think>c", b"<think", b">d", b"</think>"]  # tokens that cross the ends of tags
+    crossing = Thinking(50, Tags(*TAGS), [5], texts, made.words).begin(0, [], is_open=True)
+    assert crossing.of([0, 1, 2])[:3] == (False, 2, False)  # the one in which the tag begins is thought
+    assert crossing.of([0, 1, 2, 0, 3, 4, 0, 5, 0])[:3] == (False, 3, False)
 
 
 def test_no_processor_before_it_bars_the_forced_token_and_its_score_stays() -> None:
