@@ -346,6 +346,7 @@ class Generation:
         "or the vocabulary has)",
         STRUCTURE,
         rare=True,
+        refines=("thinking_budget", "stop_strings", "stop_regex"),
     )
     thinking_end: str | None = knob(
         None, "the text with which thinking_budget ends a thought (default: the closing tag)", STRUCTURE, rare=True
@@ -476,6 +477,13 @@ class Generation:
     )
     stop_regex: str | None = knob(
         None, "a regular expression that ends a sequence when it matches in the new text", STOPPING
+    )
+    stop_in_thought: bool = knob(
+        False,
+        "let stop_strings and stop_regex end a sequence within a thought, too (see thinking_tags)",
+        STOPPING,
+        neutral=False,
+        refines=("stop_strings", "stop_regex"),
     )
     keep_stop: bool = knob(False, "keep the stop string, token or match in the text", STOPPING, neutral=False)
     stop_token_ids: Ids | None = knob(None, "more ids that end a sequence", STOPPING, rare=True)

@@ -19,15 +19,16 @@ from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request
+from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, longer
 from genctl.errors import Exit, GenctlError, ModelError, count
-from genctl.events import Began, Event, Prefilled
+from genctl.events import Began, Event, Finished, Prefilled
 from genctl.io import writers
 from genctl.io.record_output import RecordOutput
 from genctl.io.records import error_record, finite
 from genctl.io.rows import BadRow, InputRow, random_seed, row_seed
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
+from genctl.terminal.standard_streams import is_terminal
 
 if TYPE_CHECKING:
     from genctl.commands.page_file import PageFile
@@ -56,6 +57,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
+        self.extended: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
         self.lone = False  # there is one prompt, so messages do not say which
         self.failures: dict[str, tuple[str, str]] = {}  # what messages call a row that failed, and what may help; by id
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
@@ -282,6 +284,8 @@ class Job(ABC, Generic[SomeOptions]):
         """Notes on the settings, and on what the engine makes of them."""
         self.messages.detail(*(f"{prefix}{line}" for line in resolved.notes))
         self.messages.note(*(f"{prefix}{line}" for line in (*resolved.notices, *plan.remarks)))
+        if not is_terminal(sys.stdout):
+            self.messages.note_once(resolved.sampling_note, prefix)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -334,6 +338,12 @@ class Job(ABC, Generic[SomeOptions]):
 
     def note_prompt(self, event: Event) -> None:
         """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
+        if isinstance(event, Finished) and (began := self.extended.pop(event.lane, None)) is not None:
+            before = 0 if began.encoder_decoder else event.prompt_tokens
+            if any(before + one.length > began.settings["trained"] for one in event.hypotheses):
+                self.messages.note_once(longer(began.settings["trained"]), self.of(self.source_of(event.lane)[0]))
+        if isinstance(event, Began) and "trained" in event.settings:
+            self.extended[event.lane] = event
         if not isinstance(event, Began) or not event.settings.keys() & {"note", "truncated"}:
             return
         row, resolved = self.source_of(event.lane)

@@ -96,7 +96,21 @@ def _typed(settings: Settings) -> dict[str, Setting]:
     sampling = {
         key: settings[key] for key, item in knobs(Generation).items() if item.metadata["sampling"] and key in settings
     }
+    if _drawing(settings):
+        sampling["processors"] = settings["processors"]
     return {key: setting for key, setting in sampling.items() if setting.typed and setting.value is not None}
+
+
+def _drawing(settings: Settings) -> list[str]:
+    """The processors of a list that act only when tokens are drawn, or in a search."""
+    names = []
+    for table in _get(settings, "processors").value or ():
+        row = PROCESSORS.get(table["use"])
+        if row is not None and row.sampling:
+            knob = row.knobs[0]
+            value = table.get(knob, _get(settings, knob).value)
+            names += [] if value in (None, knobs()[knob].metadata["neutral"]) else [row.name]
+    return names
 
 
 def _explicit(settings: Settings) -> dict[str, Setting]:
@@ -214,18 +228,23 @@ def _listing(settings: Settings) -> Iterator[Clash]:
     """Knobs that a list of processors leaves out, and those that all tables of a list set to something else."""
     for name, key, setting in _unlisted(settings):
         listed = settings["processors"]
-        if setting.kind != "model" and setting.level >= listed.level and (key, setting.value) != ("temperature", 0):
+        if setting.kind != "model" and setting.level >= listed.level and not _is_zero(key, setting):
             sentence = f"{_say(key, setting)} has no effect: the list of processors ({listed.place}) leaves it out"
             yield Clash(frozenset({key, "processors"}), sentence, f'add use = "{name}" to the list')
     for kind, rows in LISTS.items():
         listed = _get(settings, kind)
         for key, setting in settings.items():
             tables = [table for table in listed.value or () if key in rows.get(table["use"], ())]
-            if not tables or setting.kind == "model" or setting.level < listed.level:
+            if not tables or setting.kind == "model" or setting.level < listed.level or _is_zero(key, setting):
                 continue
             if all(table.get(key, setting.value) != setting.value for table in tables):
                 sentence = f"{_say(key, setting)} has no effect: the list of {kind} ({listed.place}) sets it"
                 yield Clash(frozenset({key, kind}), sentence, "leave out one of them")
+
+
+def _is_zero(key: str, setting: Setting) -> bool:
+    """Whether this is the temperature of greedy search, which no list can set."""
+    return key == "temperature" and setting.value == 0
 
 
 def _chat(settings: Settings) -> Iterator[Clash]:
@@ -266,6 +285,12 @@ def _sampling(settings: Settings) -> Iterator[Clash]:
         where = f"in the search of {searches} " if searches and off.value is False and off.level < 0 else ""
         sentence = f"{_say(key, setting)} has no effect {where}while {words}"
         yield Clash(frozenset({key, "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
+    listed = _get(settings, "processors")
+    if not searches and listed.level >= off.level and (names := _drawing(settings)):
+        hint = _add("do_sample", "true", listed) if off.value is False else "set a temperature above 0"
+        what = f"{' and '.join(names)} in the list of processors ({listed.place})"
+        sentence = f"{what} {'has' if len(names) == 1 else 'have'} no effect while {words}"
+        yield Clash(frozenset({"processors", "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
 
 
 def _sequences(settings: Settings) -> Iterator[Clash]:
@@ -366,6 +391,10 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             if sample.level > temperature.level and sample.kind != "model":
                 notes.append(_is_greedy(temperature, sample))
         moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
+        if (drawing := _drawing(settings)) and not _searches(settings):
+            listed = settings["processors"]
+            tables = tuple(table for table in listed.value if table["use"] not in drawing)
+            moot["processors"] = (tables, listed.place)
         returned = _get(settings, "num_return_sequences")
         if returned.kind == "model" and returned.value > (_get(settings, "num_beams").value or 1):
             moot["num_return_sequences"] = (1, "default")

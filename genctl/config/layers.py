@@ -154,6 +154,15 @@ class Resolved:
     levels: int = field(default=0, repr=False, compare=False)
 
     @property
+    def sampling_note(self) -> str:
+        """That tokens are drawn because the checkpoint says so; "" if they are not, or another setting samples too."""
+        sampling = {key for key, item in params.knobs().items() if item.metadata["sampling"] or key == "do_sample"}
+        own = any(setting.kind != "model" for key, setting in self.settings.items() if key in sampling)
+        if own or not self.generation.draws:
+            return ""
+        return f"do_sample = true ({self.origins['do_sample']}): tokens are drawn; --no-do-sample decodes greedily"
+
+    @property
     def names_model(self) -> bool:
         """Whether a setting names the model; servers may have one alone."""
         return self.origins.get("model", "default") != "default"

@@ -111,6 +111,10 @@ def mode_of(generation: Generation) -> str | None:
     return way
 
 
+LONGEST_BAN = 1000  # characters of a text: each new token is compared with every part of it
+MOST_BANNED = 1 << 20  # of all together
+
+
 def bans(generation: Generation) -> list[str]:
     """The conflicts of `ban`, one sentence each."""
     g = generation
@@ -126,11 +130,16 @@ def bans(generation: Generation) -> list[str]:
         for name, there in others.items()
         if there
     ]
-    for phrase in g.ban:
-        if not phrase:
-            messages.append("ban: an empty text is in every text")
-        elif "\N{REPLACEMENT CHARACTER}" in phrase:
-            messages.append(f"ban: {quote(phrase)} holds U+FFFD, which stands for a character that is incomplete")
+    longest, total = max(g.ban, key=len), sum(map(len, g.ban))
+    if len(longest) > LONGEST_BAN:
+        sizes = f"has {len(longest):,} characters, and at most {LONGEST_BAN:,} are allowed"
+        messages.append(f"ban: the text that begins with {quote(longest[:40])} {sizes}")
+    elif total > MOST_BANNED:
+        messages.append(f"ban: {len(g.ban):,} texts have {total:,} characters, and at most {MOST_BANNED:,} are allowed")
+    if "" in g.ban:
+        messages.append("ban: an empty text is in every text")
+    if (broken := next((one for one in g.ban if "\N{REPLACEMENT CHARACTER}" in one), None)) is not None:
+        messages.append(f"ban: {quote(broken)} holds U+FFFD, which stands for a character that is incomplete")
     return messages
 
 
@@ -184,9 +193,9 @@ def structures(generation: Generation) -> list[str]:
             for name, there in begins.items()
             if there
         ]
-        tags = generation.thinking_tags
-        if tags is not None and (not all(tags) or tags[0] == tags[1]):
-            messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
+    tags = generation.thinking_tags
+    if tags is not None and (not all(tags) or tags[0] == tags[1]):
+        messages.append(f"thinking_tags = {list(tags)}: two different texts are needed, neither of them empty")
     return messages
 
 

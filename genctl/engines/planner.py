@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
+from genctl.engines.protocol import longer
 from genctl.engines.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
-from genctl.models.sizes import context_of
+from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from genctl.decode.runtime import ModelRuntime
     from genctl.decode.stopping.build import NamedCriterion
     from genctl.decode.stopping.row_text import RowText
+    from genctl.decode.stopping.thoughts import Tags
     from genctl.decode.token_healing import HealedPrompt
     from genctl.decode.types import Lane, Strategy
     from genctl.engines.lane_results import ForcedPhrases, LaneResults, RerankPlan
@@ -115,6 +117,7 @@ class Planner:
         self.drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
         self.suffixes: SuffixDrafter | None = None  # the texts of the run, to draft from
+        self.known_tags: Tags | Literal[False] | None = None  # around thoughts; False: none are known
         defaults = loaded.model.generation_config
         self.eos = _ids(defaults.eos_token_id)
         self.pad = defaults.pad_token_id
@@ -131,6 +134,12 @@ class Planner:
     def context(self) -> int | None:
         """The maximum number of positions; None if the model has no limit."""
         return context_of(self.loaded.config)
+
+    @property
+    def trained(self) -> int | None:
+        """The length of the texts of the training, if scaled positions let the model read longer ones; else None."""
+        length = trained_length(self.loaded.config)
+        return None if length == self.context else length
 
     def text(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens."""
@@ -165,22 +174,20 @@ class Planner:
             chat_settings.check_is_chat(runtime)
         if request.prompt_ids is not None:
             text.check_ids(request.prompt_ids, self.loaded.vocab_size)
-            return Prompt(request.prompt_ids, self.text(request.prompt_ids))
+            return Prompt(request.prompt_ids, self.text(request.prompt_ids), note=self._note(request.prompt_ids))
         if tokenizer is None:
             raise ModelError(f"{self.loaded.name} has no tokenizer: give prompt_ids instead of text")
         if request.messages is not None or runtime.is_chat:
             from genctl.models import chat
 
-            messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
-            how: dict[str, Any] = {"system": runtime.system, "name": self.loaded.name}
-            how |= {"variables": chat_settings.variables_of(runtime), "template": runtime.chat_template}
+            messages, how = _conversation(request)
             if request.prefill:
-                rendered = chat.render_prefilled(tokenizer, list(messages), request.prefill, **how)
+                rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
             else:
-                rendered = chat.render_chat_text(tokenizer, list(messages), **how)
+                rendered = chat.render_chat_text(tokenizer, messages, name=self.loaded.name, **how)
             # the template contains the special tokens
             ids = tuple(text.encode(tokenizer, rendered, add_special_tokens=False))
-            note = self._doubled(ids, "the chat template writes it before a message that begins with it")
+            note = self._note(ids, "the chat template writes it before a message that begins with it")
             variables = chat_settings.variables_of(runtime)
             if variables and variables != chat_settings.variables_of(self.runtime):  # of a row
                 source = chat.check_template(
@@ -191,14 +198,16 @@ class Planner:
             return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-        return Prompt(ids, request.prompt, note=self._doubled(ids, "the tokenizer writes it before each prompt"))
+        return Prompt(ids, request.prompt, note=self._note(ids, "the tokenizer writes it before each prompt"))
 
-    def _doubled(self, ids: Sequence[int], why: str) -> str:
-        """A note if a prompt begins with BOS twice."""
+    def _note(self, ids: Sequence[int], why: str = "") -> str:
+        """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""
         from genctl.models.text import doubled_bos
 
         tokenizer: Any = self.loaded.tokenizer
-        return doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why)
+        doubled = doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why) if why else ""
+        is_longer = self.trained is not None and len(ids) > self.trained and not self.forward.is_encoder_decoder
+        return doubled or (longer(self.trained) if is_longer else "")
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
@@ -228,8 +237,9 @@ class Planner:
         if self.drafts and ranking is None and not undrafted(self.forward, request.resolved):
             strategy = self._drafting(strategy, request.resolved.runtime.draft_corpus)
         beneath = "" if healed is None else healed.text
-        processors = self._processors(request, generation, tokens, source, most, eos, beneath, words)
-        criteria = self._criteria(request, generation, began, words)
+        opening = self._opening(request, replace(prompt, ids=tokens), beneath, cut=bool(truncated))
+        processors = self._processors(request, generation, tokens, source, most, eos, beneath, opening, words)
+        criteria = self._criteria(request, generation, began, opening, words)
         lane = Lane(
             request.id,
             tokens,
@@ -257,6 +267,8 @@ class Planner:
             settings["truncated"] = truncated
         if prompt.note:
             settings["note"] = prompt.note
+        if self.trained is not None and len(tokens) + most > self.trained:
+            settings["trained"] = self.trained
         if generation.structure:
             settings["structure"] = generation.structure
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
@@ -451,6 +463,7 @@ class Planner:
         most: int,
         eos: tuple[int, ...],
         healed: str,
+        opening: str,
         words: Words,
     ) -> tuple[Processor, ...]:
         check_finite(generation)
@@ -480,7 +493,7 @@ class Planner:
             written=written,
             begun=source is None and any(map(words.writes, tokens[: len(tokens) - len(written)])),
             healed=healed,
-            message=_last_message(request),
+            opening=opening,
             half=getattr(self.loaded.model, "dtype", None) in (torch.float16, torch.bfloat16),
         )
         processors = build(context)
@@ -507,6 +520,38 @@ class Planner:
         use_cache = generation.use_cache and self.forward.abilities.together
         return unconditional(ReadAlong(self.forward, use_cache=use_cache), ids, len(tokens))
 
+    def _opening(self, request: Request, prompt: Prompt, healed: str, *, cut: bool) -> str:
+        """The end of a prompt in which a thought may have been opened: of a chat, what its template adds after all
+        messages. "" where no setting needs it.
+        """
+        resolved, tokenizer = request.resolved, self.loaded.tokenizer
+        listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
+        if not any(name in listed or getattr(resolved.generation, name) is not None for name in _READ_THOUGHTS):
+            return ""
+        if tokenizer is None or self.forward.is_encoder_decoder:
+            return ""
+        if not _is_chat(request):
+            backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+            return str(backend.decode(list(prompt.ids), skip_special_tokens=False)) + healed
+        from genctl.models import chat
+
+        if cut and resolved.runtime.truncate == "right":
+            return ""
+        messages, how = _conversation(request)
+        return chat.after_messages(tokenizer, messages, prompt.text, name=self.loaded.name, **how)
+
+    def _tags(self, request: Request) -> Tags | None:
+        """The tags around the thoughts of a checkpoint: those that are set, or known ones."""
+        from genctl.decode.stopping.thoughts import Tags, tags_of
+
+        tables = ({"thinking_tags": request.resolved.generation.thinking_tags}, *(request.resolved.processors or ()))
+        given = next((tags for table in tables if (tags := table.get("thinking_tags")) is not None), None)
+        if given is not None:
+            return Tags(*given)
+        if self.known_tags is None:
+            self.known_tags = tags_of(self.loaded.tokenizer) or False
+        return self.known_tags or None
+
     def _row_text(self, criteria: tuple[NamedCriterion, ...], words: Words, *, keep: bool) -> RowText:
         """The text of a row without new tokens, which the stops among the criteria cut."""
         from genctl.decode.stopping.row_text import RowText
@@ -518,19 +563,26 @@ class Planner:
         return RowText(words, stops_of(criteria, keep=keep))
 
     def _criteria(
-        self, request: Request, generation: Generation, began: float, words: Words
+        self, request: Request, generation: Generation, began: float, opening: str, words: Words
     ) -> tuple[NamedCriterion, ...]:
         seconds, listed = request.resolved.runtime.row_timeout, request.resolved.stopping
         if listed is None and seconds is None and not criteria_of(generation):
             return ()
         from genctl.decode.stopping.build import NamedCriterion, StoppingContext, build
 
+        tags = None if generation.stop_in_thought else self._tags(request)
+        # a text that is no chat may speak of known tags, and opens a thought at its end alone
+        is_text = request.prompt is not None and not _is_chat(request)
+        begins = not is_text or generation.thinking_tags is not None or generation.thinking_budget is not None
         context = StoppingContext(
             generation=generation,
             tokenizer=self.loaded.tokenizer,
             decode=None if self.loaded.tokenizer is None else words.decode,
             explicit=listed,
             allow_plugins=self.allow_plugins,
+            tags=tags,
+            in_thought=tags is not None
+            and (tags.is_open_in(opening) if begins else opening.rstrip().endswith(tags.opening)),
         )
         criteria = build(context)
         if seconds is None:
@@ -551,11 +603,21 @@ class Deadline:
         return ("time", self.words) if self.clock() > self.at else None
 
 
-def _last_message(request: Request) -> str:
-    """The text of the last message of a chat; "" if there is no chat, or the message has no text."""
-    message = request.prompt if request.resolved.runtime.is_chat else None
-    content = request.messages[-1].get("content") if request.messages else message
-    return content.strip() if isinstance(content, str) else ""
+# settings that read whether a prompt ends within a thought
+_READ_THOUGHTS = ("thinking_budget", "stop_strings", "stop_regex")
+
+
+def _is_chat(request: Request) -> bool:
+    return request.messages is not None or (request.prompt is not None and request.resolved.runtime.is_chat)
+
+
+def _conversation(request: Request) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The messages of a chat, and how they are rendered."""
+    runtime = request.resolved.runtime
+    messages = request.messages or ({"role": "user", "content": request.prompt or ""},)
+    variables = chat_settings.variables_of(runtime)
+    how = {"system": runtime.system, "variables": variables, "template": runtime.chat_template}
+    return list(messages), how
 
 
 def _ids(value: int | Sequence[int] | None) -> tuple[int, ...]:

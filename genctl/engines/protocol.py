@@ -129,6 +129,7 @@ class Scored:
     tokens: tuple[Token, ...]  # the scored ones
     lead: str = ""  # the text of the tokens that are not scored
     windows: int = 1
+    length: int = 0  # tokens that were read at once, those before the text included
     candidate: int | None = None  # its index among the candidates
     rank: int | None = None  # its rank, from 1
     backend: str = ""  # the server that scored it
@@ -245,9 +246,15 @@ class About:
     has_texts: bool = True  # there is a tokenizer, so that results have texts
     is_encoder_decoder: bool = False  # texts answer their prompts; else they continue them
     remote: bool = False  # servers compute, and tell nothing of prefills and forward passes
+    trained: int | None = None  # tokens in the texts of the training, if longer ones are read with scaled positions
     prompt_cache: str | None = None  # the file of a saved prompt that it uses
     reuse_limit: str = ""  # why a saved prompt may be useless for another prompt
     facts: tuple[tuple[str, str], ...] = ()  # label and value of lines in the summary of a page, beside the digests
+
+
+def longer(trained: int | None) -> str:
+    """The note on a text that is longer than those of the training."""
+    return f"the text is longer than the {trained} tokens that the model was trained on; its positions are scaled"
 
 
 @dataclass(frozen=True)

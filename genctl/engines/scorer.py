@@ -64,7 +64,7 @@ class Scorer:
         self.loaded = loaded
         self.options = options
         self.is_encoder_decoder = planner.forward.is_encoder_decoder
-        self.context = planner.context
+        self.context, self.trained = planner.context, planner.trained
         self.source_context = source_context_of(loaded.config) if self.is_encoder_decoder else None
         start = planner.decoder_start if planner.decoder_start is not None else planner.bos
         self.reader = TextReader(
@@ -81,7 +81,7 @@ class Scorer:
             raise ModelError(
                 f"--stride slides over a text, but {name} is an encoder-decoder, whose decoder starts anew"
             )
-        window = options.window or context
+        window = options.window or context or self.trained
         if window is None:
             raise UsageError(f"{name} has no bound on its context: say with --window N how much a window of it reads")
         if context is not None and window > context:
@@ -251,7 +251,8 @@ class Scorer:
         lead, with_text = self._with_text(encoded, tokens) if self.options.captions else ("", tuple(tokens))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
         own = encoded.ids[encoded.begin :]
-        return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, with_text, lead, count)
+        length = len(encoded.ids) if self.window is None else min(len(encoded.ids), self.window)
+        return Scored(encoded.text, own, nll, len(tokens), encoded.bytes, with_text, lead, count, length)
 
     def _with_text(self, encoded: EncodedText, tokens: Sequence[Token]) -> tuple[str, tuple[Token, ...]]:
         """The characters before the first scored token, and the tokens with their text."""

@@ -75,6 +75,7 @@ class Session:
             loaded.name,
             has_texts=loaded.tokenizer is not None,
             is_encoder_decoder=bool(self.forward.is_encoder_decoder),
+            trained=self.planner.trained,
             prompt_cache=runtime.prompt_cache,
             reuse_limit=reuse_limit(self.forward, saved),
             facts=(("runtime", loaded.runtime), ("device", str(self.forward.device))),

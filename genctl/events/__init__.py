@@ -117,6 +117,7 @@ class LaneSettings(TypedDict, total=False):
     num_beams: Natural
     num_return_sequences: Natural
     truncated: Natural
+    trained: Natural  # the length of the texts of the training, where a text may be longer
     runtime: str
     structure: str
 

@@ -326,8 +326,13 @@ class GenctlLM(TemplateLM):  # type: ignore[misc]
                 raise UsageError(f"gen_kwargs: genctl has no setting {name!r}", hint=hint)
         if wanted["do_sample"]:
             wanted.setdefault("seed", self._seed())
-        # the stop strings are cut away below, as lm_eval does it
-        fixed = {"stop_strings": stops, "keep_stop": True, "stop_token_ids": [self.eot_token_id]}
+        # the stop strings are cut away below, as lm_eval does it; they end a thought, as in its `hf` model
+        fixed = {
+            "stop_strings": stops,
+            "stop_in_thought": True,
+            "keep_stop": True,
+            "stop_token_ids": [self.eot_token_id],
+        }
         return {"max_new_tokens": length, **fixed, **wanted}, stops
 
     def _seed(self) -> int:

@@ -62,6 +62,8 @@ class Architecture:
 
     # -- config.json ---------------------------------------------------------------------------------------------------
     unbounded: bool = False  # the length in its config is not a limit: positions are relative or recurrent
+    # a `max_position_embeddings` that published files have with linear scaling, whose factor it counts already
+    scaled_context: int | None = None
     computes_positions: bool = False  # computes a table of positions when it is built: no weight bounds its size
     audio_parts: bool = False  # nested configs describe audio models, not the language model
     unfit: str = ""  # why it cannot continue a text, although transformers lists it among language models
@@ -83,7 +85,7 @@ _ROWS = (
     _family("llama", "qwen3", "Qwen3ForCausalLM", "Qwen2Tokenizer", 32768, dense=True),
     _family("gemma", "gemma", "GemmaForCausalLM", "GemmaTokenizer", 8192, dense=True),
     _family("gemma", "gemma2", "Gemma2ForCausalLM", "GemmaTokenizer", 8192),
-    _family("gemma", "gemma3_text", "Gemma3ForCausalLM", "GemmaTokenizer", 131072, dense=True),
+    _family("gemma", "gemma3_text", "Gemma3ForCausalLM", "GemmaTokenizer", 131072, dense=True, scaled_context=131072),
     _family("llama", "granite", "GraniteForCausalLM", BACKEND, 2048, dense=True),
     _family("llama", "olmo", "OlmoForCausalLM", "GPTNeoXTokenizer", 2048, dense=True),
     _family("llama", "olmo2", "Olmo2ForCausalLM", BACKEND, 2048, dense=True),

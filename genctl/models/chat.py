@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import InputError, ModelError, quote
@@ -89,6 +90,36 @@ def render_prefilled(
         return render_chat_text(tokenizer, [*messages, answer], **how, continues=True)
     except ModelError:
         return render_chat_text(tokenizer, messages, **how) + prefill
+
+
+def after_messages(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], rendered: str, **how: Any
+) -> str:
+    """The end of a rendered prompt, which the template adds after all messages: the answer begins with it.
+
+    It is what the template adds for `add_generation_prompt`; where that changes nothing, what follows a mark at the end
+    of the last message. "" if neither can be found. `how` is given to `render_chat_text`.
+    """
+    plain = {**how, "variables": {**(how.get("variables") or {}), "add_generation_prompt": False}}
+    with suppress(ModelError):
+        before = render_chat_text(tokenizer, messages, **plain)
+        if before not in (rendered, "") and rendered.startswith(before):
+            return rendered[len(before) :]
+    with suppress(ModelError):
+        whole = render_chat_text(tokenizer, messages, **how)
+        after = render_chat_text(tokenizer, [*messages[:-1], _marked(messages[-1])], **how).rpartition(_HERE.strip())[2]
+        before = whole.removesuffix(after)
+        if before != whole and rendered.startswith(before):
+            return rendered[len(before) :]
+    return ""
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text ends with a mark."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": _HERE.strip()}]}
+    return {**message, "content": f"{content or ''}{_HERE.strip()}"}
 
 
 def check_template(

@@ -131,7 +131,7 @@ class Trial:
         text = self._text
         folded = self.bans.fold(text)
         for start in range(max(0, len(folded) - self._length), len(folded)):
-            if folded[start:] in self.bans.beginnings:
+            if self.bans.may_begin(folded[start:]):
                 return self._holder(self._unfolded(text, start))
         return self._holder(len(text)) if self._words[-1].rest() else len(self.tokens)
 

@@ -10,6 +10,7 @@ import pytest
 import genctl as package
 from genctl.errors import PresetError
 from tests.cli.tool import genctl
+from tests.tiny import tiny
 
 NOTE = "note: --temperature turns sampling on\n"
 
@@ -76,3 +77,28 @@ def test_in_python(gpt2: Path) -> None:
     assert began.strategy == "sample"  # type: ignore[union-attr]
     with pytest.raises(PresetError, match="do_sample is false"):
         list(package.load(str(gpt2), do_sample=False).stream("x", temperature=0.7))
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_noted"),
+    [
+        ((), True),
+        (("--seed", "3"), True),
+        (("-q",), False),
+        (("--no-do-sample",), False),
+        (("--do-sample",), False),
+        (("--temperature", "0"), False),
+        (("--top-p", "0.5"), False),
+    ],
+    ids=str,
+)
+def test_a_pipe_is_told_once_that_the_checkpoint_samples(
+    flags: tuple[str, ...], is_noted: bool, tmp_path: Path
+) -> None:
+    tiny("llama", tmp_path)
+    file = tmp_path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "do_sample": True}))
+    done = genctl("run", "-m", str(tmp_path), "the cat", "a dog", "-n", "3", *flags)
+    note = f"do_sample = true (generation_config of {tmp_path}): tokens are drawn; --no-do-sample decodes greedily"
+    assert done.err.count("tokens are drawn") == done.err.count(note) == is_noted
+    assert note not in genctl("run", "-m", str(tmp_path), "the cat", "-n", "3", *flags, terminal=True).err

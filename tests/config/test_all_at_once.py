@@ -156,7 +156,7 @@ def test_an_installed_processor_needs_no_entry_in_the_table(monkeypatch: pytest.
 
 
 def test_values_in_a_list_have_the_types_of_their_knobs() -> None:
-    job = resolve([Layer("a.toml", {"processors": [{"use": "temperature", "temperature": 2}]})])
+    job = resolve([Layer("a.toml", {"do_sample": True, "processors": [{"use": "temperature", "temperature": 2}]})])
     assert job.processors is not None
     assert type(job.processors[0]["temperature"]) is float
 

@@ -405,11 +405,35 @@ def processors(job: Resolved) -> list[str] | None:
 
 
 def test_a_later_list_of_processors_replaces_the_earlier() -> None:
-    one, two = {"processors": [{"use": "top_k"}, {"use": "top_p"}]}, {"processors": [{"use": "min_p", "min_p": 1}]}
+    one = {"do_sample": True, "processors": [{"use": "top_k"}, {"use": "top_p", "top_p": 0.9}]}
+    two = {"processors": [{"use": "min_p", "min_p": 1}]}
     assert processors(resolve([])) is None
     assert processors(resolve(layers(one))) == ["top_k", "top_p"]
     assert processors(resolve(layers(one, two))) == ["min_p"]
     assert processors(resolve(layers(one, {"processors": []}))) == []
+
+
+DRAWS = {"processors": [{"use": "repetition_penalty"}, {"use": "temperature", "temperature": 0.7}, {"use": "xtc"}]}
+
+
+def test_a_list_that_draws_is_refused_where_the_best_token_is_taken_as_a_setting_is() -> None:
+    for below, why in (({}, "do_sample is false (default)"), ({"temperature": 0}, "temperature is 0 (layer0.toml)")):
+        sentence = f"temperature in the list of processors (layer0.toml) has no effect while {why}"
+        assert sentence in wrong(layers({**below, **DRAWS}))
+    with pytest.raises(PresetError) as error:
+        overlay(resolve(layers({})), row_layer({"processors": [{"use": "top_p", "top_p": 0.9}]}))
+    assert "top_p in the list of processors (params) has no effect" in str(error.value)
+    searching = resolve(layers({"num_beams": 3, **DRAWS}))  # a search ranks by changed scores
+    assert processors(searching) == ["repetition_penalty", "temperature", "xtc"]
+
+
+def test_a_list_that_draws_is_switched_off_by_a_later_layer_and_turns_sampling_on_where_it_is_typed() -> None:
+    sampled = {"do_sample": True, **DRAWS}
+    for later in ({"do_sample": False}, {"temperature": 0}):
+        job = resolve(layers(sampled, later))
+        assert (processors(job), job.generation.draws) == (["repetition_penalty", "xtc"], False)
+    typed = resolve([Layer("argument", DRAWS, {}, "command", typed=True)])
+    assert (processors(typed), typed.generation.draws) == (["repetition_penalty", "temperature", "xtc"], True)
 
 
 def test_the_last_about_holds() -> None:

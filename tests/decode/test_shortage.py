@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from genctl import events
+from genctl.decode import choose
 from genctl.decode.loop import decode
 from genctl.decode.memory import is_shortage
 from genctl.decode.runtime import ModelRuntime, Pass
@@ -75,6 +76,54 @@ def test_lanes_step_back_and_go_on_with_the_same_tokens(arch: str) -> None:
     assert found == wanted
     assert told
     assert all(width < 6 for width in told)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("arch", ["llama", "gpt2"])
+def test_lanes_that_wait_while_the_choice_of_others_runs_out_of_memory_write_the_same(
+    arch: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rows are read again without the newest token, so that they must not choose from scores that they had."""
+    kinds = [Sample(), Sample(True), Sample(True, sampler="counter")]  # neighbours of a kind choose together
+    given = [
+        Lane(str(number), tuple(range(5, 9 + number)), strategy, 12 + number % 5, seed=number, returned=strategy.n)
+        for number, strategy in enumerate(kind for kind in kinds for _ in range(6))
+    ]
+    wanted, _ = results(runtimes.forward(tiny(arch)), 6, given)
+    generator, shortages, right = torch.Generator().manual_seed(seed), [], choose.score
+
+    def scarce(processors: Any, text: Any, draft: Any, model: ModelScores, *rest: Any, **named: Any) -> Any:
+        if len(model.logits) > 2 and float(torch.rand((), generator=generator)) < 0.15:
+            shortages.append(len(model.logits))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(processors, text, draft, model, *rest, **named)
+
+    monkeypatch.setattr(choose, "score", scarce)
+    found, told = results(runtimes.forward(tiny(arch)), 16, given)
+    assert shortages
+    assert told
+    assert found == wanted
+
+
+def test_a_search_that_runs_out_of_memory_within_its_choice_is_the_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = [
+        Lane(str(place), (5, 6, 7 + place), kind, 9, returned=1)
+        for place, kind in enumerate([Sample(), Sample(True), Beam(3), Sample(True)])
+    ]
+    wanted, _ = results(runtimes.forward(tiny("llama")), 4, given)
+    right = choose.score
+
+    def scarce(processors: Any, text: Any, draft: Any, model: ModelScores, *rest: Any, **named: Any) -> Any:
+        if len(model.logits) == 3:  # of the beam
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return right(processors, text, draft, model, *rest, **named)
+
+    monkeypatch.setattr(choose, "score", scarce)
+    found, _ = results(runtimes.forward(tiny("llama")), 4, given)
+    assert found.pop("2")[0] == "memory"
+    assert found == {lane: tokens for lane, tokens in wanted.items() if lane != "2"}
 
 
 def test_only_what_does_not_fit_alone_fails() -> None:

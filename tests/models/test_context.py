@@ -43,3 +43,47 @@ def test_only_a_whole_number_above_zero_is_a_length() -> None:
     assert context_of(PretrainedConfig()) is None
     for size in (0, -1, True, "many", 1.5):
         assert context_of({"model_type": "unheard-of", "n_positions": size}) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "context"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
+        ({"rope_scaling": {"type": "dynamic", "factor": 4.0}}, None),
+        ({"rope_scaling": {"type": "linear", "factor": 1.5}}, 96),
+        # the number in the file counts the factor already
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}, 64),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}}, 64),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}}, 192),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}}, 64),
+        ({"rope_parameters": {"rope_type": "default", "factor": 4.0}}, 64),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 1e400}}, 64),
+        ({"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0] * 8}}, None),
+        (
+            {"rope_parameters": {"rope_type": "longrope", "long_factor": [2.0]}, "original_max_position_embeddings": 8},
+            64,
+        ),
+        ({"model_type": "gemma3_text", "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 512),
+        # as Gemma 3 is published
+        (
+            {
+                "model_type": "gemma3_text",
+                "max_position_embeddings": 131072,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            131072,
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default"},
+                    "sliding_attention": {"rope_type": "dynamic", "factor": 2.0},
+                }
+            },
+            64,
+        ),
+    ],
+    ids=str,
+)
+def test_scaled_positions_reach_as_far_as_generate_runs(fields: dict[str, Any], context: int | None) -> None:
+    assert context_of({"model_type": "llama", "max_position_embeddings": 64, **fields}) == context

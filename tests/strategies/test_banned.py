@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -423,3 +424,38 @@ def test_a_text_that_is_taken_back_is_in_no_journal_or_event(model: Model) -> No
     written = [token.id for step in steps for row in (*step.rows, *step.ended) for token in row.written]
     assert written == naive(prompt, phrases)[0]
     assert all(later.step == step.step + 1 for step, later in pairwise(steps))
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=8), st.text("abc", min_size=1, max_size=6))
+def test_what_may_begin_a_phrase_is_the_beginning_of_one(phrases: list[str], text: str) -> None:
+    bans = Bans(phrases, ignore_case=False, whole=torch.zeros(1), prompt_len=0)
+    assert bans.may_begin(text) == any(phrase.startswith(text) and phrase != text for phrase in phrases)
+
+
+def test_the_memory_of_bans_grows_with_their_length() -> None:
+    phrases = [f"{number:04}" + "x" * 996 for number in range(1000)]
+    tracemalloc.start()
+    bans = Bans(phrases, ignore_case=True, whole=torch.zeros(1), prompt_len=0)
+    assert bans.may_begin("0999x")
+    assert tracemalloc.get_traced_memory()[1] < 8e6  # they have a million characters
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("phrases", "sentence"),
+    [
+        (
+            ["x" * 1001],
+            "ban: the text that begins with 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' has 1,001 characters",
+        ),
+        (["x" * 990 + str(number) for number in range(1100)], "and at most 1,048,576 are allowed"),
+    ],
+    ids=["long", "many"],
+)
+def test_bans_are_bounded(phrases: list[str], sentence: str, tmp_path: Path) -> None:
+    (said,) = conflicts(Generation(ban=phrases))
+    assert sentence in said
+    file = tmp_path / "bans.txt"
+    file.write_text("\n".join(phrases))
+    done = tool("run", "the cat", "--ban-file", str(file))
+    assert (done.status, done.out) == (2, "")

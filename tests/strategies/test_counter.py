@@ -44,7 +44,7 @@ def test_the_bits_are_those_of_philox(block: Any, key: Any, words: tuple[int, ..
         assert tuple(int(word[0]) for word in found) == words
 
 
-@pytest.mark.parametrize(("size", "keep"), [(7, 0), (1000, 0), (1001, 40), (4099, 3)])
+@pytest.mark.parametrize(("size", "keep"), [(7, 0), (1000, 0), (1001, 40), (4099, 3), (20_003, 0), (20_003, 9)])
 def test_a_device_draws_what_the_host_draws(monkeypatch: pytest.MonkeyPatch, size: int, keep: int) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", 3 * size)  # three rows at once
     for seed in (0, 5, 2**40 + 3, 2**63, 2**64 - 1):
@@ -52,6 +52,18 @@ def test_a_device_draws_what_the_host_draws(monkeypatch: pytest.MonkeyPatch, siz
         lanes = [lane(seed, [0, 2], 7), lane(seed ^ 1, [0, 1, 4], 0)]
         places = [(each.seed, index, each.position) for each in lanes for index in each.indices]
         assert torch.equal(counter(logits, lanes), module._on_device(logits, places))
+
+
+@pytest.mark.parametrize("size", [3, 8192, 8193, 40_001])
+def test_the_word_of_a_token_is_that_of_its_block_in_any_vocabulary(size: int) -> None:
+    """On the host, blocks are computed 2,048 at a time, or those of a few tokens alone."""
+    every = np.arange(size)
+    words = module._words_of(every, size, 2**40 + 3, 5, 7)
+    for token in {0, size // 2, max(size - 8193, 0), size - 1}:
+        block = philox((token >> 2, 5, 7, 0), (3, 2**8))
+        assert words[token] == block[token & 3]
+    few = every[:: size // 3 * 2 + 1]
+    assert np.array_equal(module._words_of(few, size, 2**40 + 3, 5, 7), words[few])
 
 
 def test_a_draw_depends_on_its_place_alone() -> None:

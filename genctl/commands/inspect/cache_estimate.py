@@ -22,7 +22,7 @@ from genctl.commands.inspect.measurement import CROSS, STATE, divided
 from genctl.config.modes import check_distinct, check_returned
 from genctl.errors import UsageError
 from genctl.io.records import SCHEMA
-from genctl.models.sizes import context_of, source_context_of
+from genctl.models.sizes import context_of, source_context_of, trained_length
 from genctl.params import Generation, Runtime
 
 if TYPE_CHECKING:
@@ -250,9 +250,9 @@ def _size(
 ) -> Size:
     name = skeleton.name
     if length is None:
-        if context is None:
+        length = context or trained_length(skeleton.config)
+        if length is None:
             raise UsageError(f"--plan for {name} needs --length: nothing bounds how long its texts may be")
-        length = context
     if context is not None and length > context:
         raise UsageError(f"--length {length}: the context of {name} is {context} tokens")
     if not skeleton.is_encoder_decoder:

@@ -55,9 +55,13 @@ class Bans:
         return {self.fold(phrase): phrase for phrase in sorted(self.phrases, key=len, reverse=True)}
 
     @cached_property
-    def beginnings(self) -> frozenset[str]:
-        """What is searched, without its end."""
-        return frozenset(phrase[:size] for phrase in self.searched for size in range(1, len(phrase)))
+    def _sorted(self) -> list[str]:
+        return sorted(self.searched)
+
+    def may_begin(self, text: str) -> bool:
+        """Whether something that is searched begins with a text and is longer."""
+        place = bisect_right(self._sorted, text)  # what begins with it comes right behind it
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
 def bans_of(processors: Sequence[Any]) -> Bans | None:

@@ -47,7 +47,7 @@ class ProcessorContext:
     written: tuple[int, ...] = ()  # the last tokens of the prompt, if the text of the grammar begins with them
     begun: bool = False  # whether other text comes before it: a blank at its beginning is shown then
     healed: str = ""  # text that was removed from the prompt; the new tokens must begin with it
-    message: str = ""  # the last message of a chat, which its template puts into the prompt
+    opening: str = ""  # the end of the prompt in which a thought may have been opened: of a chat behind all messages
     half: bool = False  # whether the model computes in half precision, where equal scores are common
     unconditional: Unconditional | None = None  # history [R, T] -> logits [R, V] under the negative prompt
 
@@ -168,7 +168,7 @@ def build(context: ProcessorContext) -> tuple[NamedProcessor, ...]:
 
     With `context.explicit`, the processors of the list in its order and no others: each entry is
     `{"use": NAME, KNOB: VALUE, …}` with knobs of that processor (others keep the value of `context.generation`), or
-    a user's own. `config` has checked names, keys and values. A listed processor acts in every mode. Processors whose
+    a user's own. `config` has checked names, keys and values. A listed processor acts in every search. Processors whose
     settings have no effect are left out.
 
     Raises UsageError if a processor cannot be built.

@@ -5,6 +5,7 @@ Mirostat: arXiv:2007.14966, version 2 as in llama.cpp. Adaptive-p: `llama_sample
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,25 +80,26 @@ class AdaptiveP:
     """Make the tokens likely whose probability is near a goal: 2 * target - the mean probability of the written ones.
 
     A token with probability p gets the score 5 - 10 * d ** 2 / (1 + d), d = |p - goal| / 0.3. The mean weights each
-    token by `decay` times the weight of the one after it, and begins at the target. A token that could not be drawn
-    does not count. As in `Mirostat`, a row's mean is looked up by its tokens.
+    token by `decay` times the weight of the one after it, and begins at the target. A removed token does not count, and
+    one whose probability rounds to 0 counts as 0. As in `Mirostat`, a row's mean is looked up by its tokens.
     """
 
     def __init__(self, target: float, decay: float, prompt_len: int) -> None:
         self.target, self.decay, self.prompt_len = target, decay, prompt_len
         self._means: ByHistory[tuple[float, float]] = ByHistory()  # the weighted sum, and the weights
-        self._probabilities: ByHistory[Tensor] = ByHistory(depth=2)  # f32 [V], before the change
+        self._probabilities: ByHistory[Tensor] = ByHistory(depth=2)  # f32 [V], before the change; NaN: removed
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         """history int64 [R, T], scores f32 [R, V] -> scores f32 [R, V]; removed tokens stay removed."""
-        probabilities, goals = scores.softmax(-1), []
+        probabilities, goals, kept = scores.softmax(-1), [], there(scores)
+        known = torch.where(kept, probabilities, torch.nan)
         for row, line in enumerate(history.cpu().numpy()):
             total, weight = self._mean(line[:-1].tobytes(), int(line[-1]), len(line))
             self._means.put(line.tobytes(), (total, weight), len(history))
-            self._probabilities.put(line.tobytes(), probabilities[row], len(history))
+            self._probabilities.put(line.tobytes(), known[row], len(history))
             goals.append(min(max(2.0 * self.target - total / weight, 0.0), 1.0))
         away = (probabilities - probabilities.new_tensor(goals)[:, None]).abs() / _WIDTH
-        return torch.where(there(scores), _PEAK - _SHARPNESS * away.square() / (1.0 + away), scores)
+        return torch.where(kept, _PEAK - _SHARPNESS * away.square() / (1.0 + away), scores)
 
     def _mean(self, before: bytes, token: int, length: int) -> tuple[float, float]:
         """The weighted sum of the probabilities of the written tokens, and the sum of the weights."""
@@ -107,6 +109,6 @@ class AdaptiveP:
         if past is None or probabilities is None:
             return first
         probability = float(probabilities[token])
-        if not probability > 0.0:
+        if math.isnan(probability):
             return past
         return probability + self.decay * past[0], 1.0 + self.decay * past[1]

@@ -16,16 +16,8 @@ from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import begins
 from genctl.decode.processors.grammar_after import written_in
 from genctl.decode.processors.token_bytes import Spelling, special_of, spelling
+from genctl.decode.stopping.thoughts import Tags, tags_of
 from genctl.errors import UsageError, quote
-from genctl.params import THOUGHT_TAGS
-
-# opening tag, closing tag, and what ends a thought if the closing tag alone does not; then of gpt-oss, Command A, Kimi
-FAMILIES = (
-    *((opening, closing, "") for opening, closing in THOUGHT_TAGS),
-    ("<|channel|>analysis<|message|>", "<|end|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>", ""),
-    ("◁think▷", "◁/think▷", ""),
-)
 
 
 class Thought(NamedTuple):
@@ -44,11 +36,9 @@ class Thinking:
     The forced token keeps its score, so that beams compare what the model says; other processors cannot bar it.
     """
 
-    def __init__(
-        self, budget: int, tags: tuple[str, str], end: Sequence[int], texts: Sequence[bytes], words: Spelling
-    ) -> None:
+    def __init__(self, budget: int, tags: Tags, end: Sequence[int], texts: Sequence[bytes], words: Spelling) -> None:
         self.budget, self.end, self.texts, self.words = budget, tuple(end), texts, words
-        self.opening, self.closing = (tag.encode() for tag in tags)
+        self.opening, self.closing = tags.opening.encode(), tags.closing.encode()
         self.prompt_len, self.first, self.eos = 0, Thought(), frozenset[int]()
         self._known: ByHistory[Thought] = ByHistory()
 
@@ -129,10 +119,10 @@ def thinking(m: ProcessorContext, budget: int) -> Thinking:
     """The processor of `thinking_budget`. Raises UsageError if no tags are known, or they cannot be written."""
     words = spelling(m.tokenizer, m.vocab_size, "thinking_budget")
     backend = m.tokenizer.backend_tokenizer
-    tags, ending = _tags(m, backend)
-    end = m.generation.thinking_end or ending or tags[1]
-    if tags[1] not in end:
-        raise UsageError(f"thinking_end: {quote(end)} does not hold the closing tag {quote(tags[1])}")
+    tags = _tags(m)
+    end = m.generation.thinking_end or tags.end or tags.closing
+    if tags.closing not in end:
+        raise UsageError(f"thinking_end: {quote(end)} does not hold the closing tag {quote(tags.closing)}")
     after = m.generation.grammar_after
     if after is not None and not end.endswith(after):
         raise UsageError(
@@ -144,29 +134,21 @@ def thinking(m: ProcessorContext, budget: int) -> Thinking:
     ids = _spelled(m, words, texts, end)
     if not ids:
         raise UsageError(f"thinking_end: this tokenizer cannot write {quote(end)}")
-    prompt = [] if m.encoder_ids is None or m.is_encoder_decoder else m.encoder_ids[0].tolist()
-    text = backend.decode(prompt, skip_special_tokens=False)
-    if m.message:  # what it says of tags is no thought of the model
-        text = text.rpartition(m.message)[2]
-    is_open = text.rfind(tags[0]) > text.rfind(tags[1])
+    is_open = not m.is_encoder_decoder and tags.is_open_in(m.opening)
     return Thinking(budget, tags, ids, texts, words).begin(begins(m), m.eos, is_open=is_open)
 
 
-def _tags(m: ProcessorContext, backend: Any) -> tuple[tuple[str, str], str]:
-    """The opening and the closing tag, and the text that closes a thought, if it is another."""
+def _tags(m: ProcessorContext) -> Tags:
     if m.generation.thinking_tags is not None:
-        return m.generation.thinking_tags, ""
-    template = str(getattr(m.tokenizer, "chat_template", None) or "")
-    added = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for is_known in (template.__contains__, added.__contains__):
-        for opening, closing, end in FAMILIES:
-            if is_known(opening) and is_known(closing):
-                return (opening, closing), end
-    raise UsageError(
-        "thinking_budget: neither the chat template nor the vocabulary of this checkpoint has tags of a thought that "
-        "are known",
-        hint='--set \'thinking_tags=["<think>", "</think>"]\' names them',
-    )
+        return Tags(*m.generation.thinking_tags)
+    tags = tags_of(m.tokenizer)
+    if tags is None:
+        raise UsageError(
+            "thinking_budget: neither the chat template nor the vocabulary of this checkpoint has tags of a thought "
+            "that are known",
+            hint='--set \'thinking_tags=["<think>", "</think>"]\' names them',
+        )
+    return tags
 
 
 def _spelled(m: ProcessorContext, words: Spelling, texts: Sequence[bytes], text: str) -> Sequence[int]:

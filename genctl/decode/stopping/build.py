@@ -28,6 +28,7 @@ from genctl.decode.stopping.criterion import (
     StopTokens,
 )
 from genctl.decode.stopping.stops import BROKEN, Marks, Pattern, Stops, marks, quoted
+from genctl.decode.stopping.thoughts import Tags, Thoughts, added_tokens
 from genctl.errors import PresetError, UsageError
 from genctl.params import Generation
 
@@ -41,7 +42,17 @@ class StoppingContext:
     decode: Callable[[list[int]], str] | None = None  # new tokens -> their text, special tokens skipped
     explicit: tuple[dict[str, Any], ...] | None = None  # a preset's [[stopping]] tables
     allow_plugins: bool = False
+    tags: Tags | None = None  # around thoughts, in which stop strings and patterns do not count
+    in_thought: bool = False  # whether the new text begins within one
     marks: Marks = field(default_factory=Marks)  # made by `build`
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """Where stops do not count, in the searched text."""
+        if self.tags is None:
+            return None
+        opening, closing = (tuple(self.marks.stops([tag])) for tag in self.tags[:2])
+        return Thoughts(opening, closing, self.in_thought)
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class NamedCriterion:
     ids: frozenset[int] = frozenset()
     pattern: Pattern | None = None
     marks: Marks = field(default_factory=Marks)  # the special tokens that `stops` and `pattern` name
+    thoughts: Thoughts | None = None  # in which `stops` and `pattern` do not count
 
     def __call__(self, written: Written) -> Stop | tuple[str, str] | None:
         return self.criterion(written)
@@ -95,6 +107,7 @@ def stops_of(criteria: Sequence[NamedCriterion], *, keep: bool) -> Stops | None:
         frozenset() if keep else frozenset().union(*(criterion.ids for criterion in criteria)),
         next((criterion.marks for criterion in criteria if criterion.marks.ids), Marks()),
         keep,
+        next((criterion.thoughts for criterion in criteria if criterion.thoughts is not None), None),
     )
     return stops if stops.strings or stops.patterns or stops.ids else None
 
@@ -124,12 +137,12 @@ def _check_text(context: StoppingContext) -> None:
 def _special(context: StoppingContext) -> set[int]:
     """The ids that decoding skips."""
     special = set(getattr(context.tokenizer, "all_special_ids", ()))
-    added = getattr(context.tokenizer, "added_tokens_decoder", {})
-    return special | {token for token, added_token in added.items() if getattr(added_token, "special", False)}
+    added = added_tokens(context.tokenizer).items()
+    return special | {token for token, added_token in added if getattr(added_token, "special", False)}
 
 
 def _marks(context: StoppingContext) -> Marks:
-    """The marks of the special tokens that stop strings or patterns name."""
+    """The marks of the special tokens that stop strings, patterns or the tags of thoughts name."""
     if context.decode is None:
         return Marks()
     generation, tables = context.generation, context.explicit or ()
@@ -138,7 +151,8 @@ def _marks(context: StoppingContext) -> Marks:
     if not stops and not patterns:
         return Marks()
     skipped = [token for token in sorted(_special(context)) if not context.decode([token])]
-    return marks(context.tokenizer, skipped, stops, patterns)
+    tags = () if context.tags is None else context.tags[:2]
+    return marks(context.tokenizer, skipped, [*stops, *tags], patterns)
 
 
 def _strings(values: Sequence[Any]) -> list[str]:
@@ -164,7 +178,9 @@ def _stop_strings(keys: Mapping[str, Any], context: StoppingContext) -> NamedCri
     unique = tuple(dict.fromkeys(stops))
     searched = context.marks.stops(unique)
     _check_text(context)
-    return NamedCriterion("stop_strings", StopStrings(searched), stops=tuple(searched), marks=context.marks)
+    thoughts = context.thoughts
+    criterion = StopStrings(searched, thoughts)
+    return NamedCriterion("stop_strings", criterion, tuple(searched), marks=context.marks, thoughts=thoughts)
 
 
 def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
@@ -179,7 +195,9 @@ def _stop_token_ids(keys: Mapping[str, Any], context: StoppingContext) -> NamedC
 def _stop_regex(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:
     pattern = Pattern(_value(keys, context, "stop_regex"), context.marks)
     _check_text(context)
-    return NamedCriterion("stop_regex", StopRegex(pattern), pattern=pattern, marks=context.marks)
+    thoughts = context.thoughts
+    criterion = StopRegex(pattern, thoughts)
+    return NamedCriterion("stop_regex", criterion, pattern=pattern, marks=context.marks, thoughts=thoughts)
 
 
 def _stop_mean_logprob(keys: Mapping[str, Any], context: StoppingContext) -> NamedCriterion:

@@ -10,6 +10,7 @@ from typing import Any
 from genctl.config import listed_knobs
 from genctl.decode.stopping import Criterion, Stop, Written
 from genctl.decode.stopping.stops import Pattern, first
+from genctl.decode.stopping.thoughts import Thoughts
 from genctl.errors import UsageError, raised
 
 # -- stopping criteria of users: constructed and called ----------------------------------------------------------------
@@ -80,14 +81,15 @@ class StopTokens:
 class StopStrings:
     """Ends a row with the first token after which its text holds one of `stops`, wherever the tokens begin and end.
 
-    `stops`: searched string -> its stop string (see `Marks`).
+    `stops`: searched string -> its stop string (see `Marks`). They do not count in `thoughts`.
     """
 
     stops: Mapping[str, str]
+    thoughts: Thoughts | None = None
 
     def __call__(self, written: Written) -> Stop | None:
         assert written.text is not None
-        found = first(written.text.whole(), tuple(self.stops), written.text.since)
+        found = first(written.text.whole(), tuple(self.stops), written.text.since, self.thoughts)
         return None if found is None else Stop("stop", self.stops[found[1]], "string")
 
 
@@ -95,14 +97,15 @@ class StopStrings:
 class StopRegex:
     """Ends a row with the first token after which `pattern` matches in the last 4096 characters of its text.
 
-    The pattern sees only the text so far: `$` matches after every token.
+    The pattern sees only the text so far: `$` matches after every token. It does not count in `thoughts`.
     """
 
     pattern: Pattern
+    thoughts: Thoughts | None = None
 
     def __call__(self, written: Written) -> Stop | None:
         assert written.text is not None
-        found = self.pattern.find(written.text.whole())
+        found = self.pattern.find(written.text.whole(), self.thoughts)
         return None if found is None else Stop("stop", self.pattern.source, "regex")
 
 

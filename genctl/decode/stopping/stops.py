@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from genctl.decode.stopping.thoughts import Thoughts
 from genctl.errors import UsageError
 
 _FIRST, _MOST = 0xD800, 0x800  # the halves of surrogate pairs
@@ -122,7 +123,7 @@ class Pattern:
     def __init__(self, source: str, marks: Marks | None = None) -> None:
         import regex  # type: ignore[import-untyped, unused-ignore]  # it has no types
 
-        self.source = source
+        self.source, self.plain = source, source.replace("\\", "")
         if len(source) > REGEX_LENGTH:
             raise UsageError(
                 f"the regular expression {self} has {len(source):,} characters, more than {REGEX_LENGTH:,}"
@@ -148,14 +149,20 @@ class Pattern:
         shown = self.source if len(self.source) <= 120 else f"{self.source[:119]}…"
         return f'"{shown}"' if shown.isprintable() else quoted(shown)
 
-    def find(self, text: str) -> tuple[int, int] | None:
-        """Where the first match in the last 4096 characters begins and ends; incomplete characters do not count.
+    def find(self, text: str, thoughts: Thoughts | None = None) -> tuple[int, int] | None:
+        """Where the first match in the last 4096 characters begins and ends, outside of `thoughts`.
 
-        Raises UsageError when the search takes longer than two seconds.
+        Incomplete characters do not count. Raises UsageError when the search takes longer than two seconds.
         """
         text = text.rstrip(BROKEN)
+        start = max(0, len(text) - REGEX_WINDOW)
         try:
-            match = self._compiled.search(text, max(0, len(text) - REGEX_WINDOW), timeout=REGEX_SECONDS)
+            matches = (
+                self._compiled.search(text, max(start, begin), end, timeout=REGEX_SECONDS)
+                for begin, end in parts_of(text, self.plain, thoughts)
+                if end >= start
+            )
+            match = next(filter(None, matches), None)
         except TimeoutError as error:
             raise UsageError(
                 f"the regular expression {self} searched for more than {REGEX_SECONDS:g} s",
@@ -195,14 +202,32 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def first(text: str, strings: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+def first(
+    text: str, strings: Sequence[str], start: int = 0, thoughts: Thoughts | None = None
+) -> tuple[int, str] | None:
     """The place of the earliest of `strings` in `text`, and the string; of several that begin there, the longest.
 
-    Text before `start` is known to hold none of them: only those that end after it are searched.
+    Text before `start` is known to hold none of them: only those that end after it are searched, outside of `thoughts`.
     """
-    places = ((text.find(string, max(0, start - len(string) + 1)), -len(string), string) for string in strings)
+    places = (
+        (text.find(string, max(begin, start - len(string) + 1), end), -len(string), string)
+        for string in strings
+        for begin, end in parts_of(text, string, thoughts)
+    )
     at, _, string = min((place for place in places if place[0] >= 0), default=(-1, 0, ""))
     return (at, string) if string else None
+
+
+def parts_of(text: str, stop: str, thoughts: Thoughts | None) -> Iterable[tuple[int, int]]:
+    """The parts of a text in which a stop counts: outside of thoughts, or all if it names a tag."""
+    if thoughts is None or thoughts.named_in(stop):
+        return ((0, len(text)),)
+    return thoughts.outside(text)
+
+
+def _counts_from(stop: str, since: int, thoughts: Thoughts | None) -> int:
+    """Where a stop may begin in what follows a text, in which stops that name no tag count `since` there."""
+    return 0 if thoughts is None or thoughts.named_in(stop) else since
 
 
 @dataclass(frozen=True)
@@ -214,28 +239,32 @@ class Stops:
     ids: frozenset[int] = frozenset()  # stop tokens whose text is not shown
     marks: Marks = field(default_factory=Marks)
     keep: bool = False  # whether the stop itself is shown
+    thoughts: Thoughts | None = None  # in which strings and patterns do not count
 
     def cut(self, text: str) -> str:
         """The text before the earliest stop, or with it (`keep`); of several at one place the longest counts."""
-        found = first(text, self.strings)
+        found = first(text, self.strings, thoughts=self.thoughts)
         spans = [] if found is None else [(found[0], found[0] + len(found[1]))]
-        spans += [span for pattern in self.patterns if (span := pattern.find(text)) is not None]
+        spans += [span for pattern in self.patterns if (span := pattern.find(text, self.thoughts)) is not None]
         start, end = min(spans, key=lambda span: (span[0], -span[1]), default=(len(text), len(text)))
         return text[: end if self.keep else start]
 
     def safe(self, text: str, start: int) -> int:
         """The place, `start` or behind it, before which no stop can begin any more, whatever follows `text`.
 
-        With a pattern it is `start`: where a match begins is not known before its end.
+        With a pattern that counts it is `start`: where a match begins is not known before its end.
         """
+        since, end = 0 if self.thoughts is None else self.thoughts.over(text), len(text)
         if self.patterns and not self.keep:
-            return start
-        for place in range(start, len(text)):
+            end = max(start, min(_counts_from(pattern.plain, since, self.thoughts) for pattern in self.patterns))
+        for place in range(start, end):
             if text[place] in self._beginnings and any(
-                string.startswith(text[place : place + len(string)]) for string in self.strings
+                string.startswith(text[place : place + len(string)])
+                for string in self.strings
+                if place >= _counts_from(string, since, self.thoughts)
             ):
                 return place
-        return len(text)
+        return end
 
     @cached_property
     def _beginnings(self) -> frozenset[str]:

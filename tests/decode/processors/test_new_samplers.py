@@ -301,9 +301,17 @@ def test_adaptive_p_is_that_of_llama_cpp(steps: list[list[float]], target: float
         made = processor(torch.tensor([history]), tensor(row))
         expected = adaptive_p(arrays[: len(new) + 1], new, target, decay)[-1]
         np.testing.assert_allclose(made[0].numpy(), expected, rtol=1e-3, atol=1e-3)
-        likely = softmax(row) > 1e-30
-        new.append(chooser.choice(likely.nonzero()[0].tolist()))
+        new.append(chooser.choice(np.isfinite(row).nonzero()[0].tolist()))
         history.append(new[-1])
+
+
+@pytest.mark.parametrize(("score", "expected"), [(-200.0, 5 - 10 * (5 / 6) ** 2 / (11 / 6)), (-math.inf, 5.0)])
+def test_a_token_of_probability_0_counts_and_a_removed_one_does_not(score: float, expected: float) -> None:
+    """Target 1/2, decay 1/2: the mean 1/2 becomes (0 + 1/2 * 1) / (1 + 1/2 * 2) = 1/4, so the goal is 3/4."""
+    processor = AdaptiveP(0.5, 0.5, 3)
+    processor(torch.tensor([PROMPT]), torch.tensor([[0.0, score]]))
+    made = processor(torch.tensor([[*PROMPT, 1]]), torch.zeros(1, 2))
+    assert made[0].tolist() == pytest.approx([expected, expected])
 
 
 def test_adaptive_p_steers_the_probability_of_what_is_written_to_its_target() -> None:

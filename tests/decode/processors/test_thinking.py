@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,24 +13,26 @@ import torch
 import genctl
 from genctl.config.modes import structures
 from genctl.decode.processors.build import ProcessorContext
-from genctl.decode.processors.thinking import FAMILIES, Thinking, thinking
+from genctl.decode.processors.thinking import Thinking, thinking
+from genctl.decode.stopping.thoughts import FAMILIES, Tags
 from genctl.errors import GenctlError, UsageError
+from genctl.models.chat import after_messages, render_chat_text, render_prefilled
 from genctl.params import Generation
 from tests.cli.tool import genctl as tool
-from tests.tiny import EOS, tokenizer
+from tests.tiny import EOS, tiny, tokenizer
 
 TAGS = ("<think>", "</think>")
 SET: dict[str, Any] = {"thinking_tags": TAGS, "max_new_tokens": 16}
 PROMPT = "Once <think>upon a time"
 
 
-def processor(budget: int, prompt: str = "a <think>", message: str = "", words: Any = None, **knobs: Any) -> Thinking:
+def processor(budget: int, prompt: str = "a <think>", words: Any = None, **knobs: Any) -> Thinking:
     words = words or tokenizer()
     ids = torch.tensor([words.encode(prompt, add_special_tokens=False)])
     generation = Generation(thinking_budget=budget, **{"thinking_tags": TAGS, **knobs})
     length = ids.shape[1]
     context = ProcessorContext(
-        generation, length, length + 50, len(words), (EOS,), encoder_ids=ids, tokenizer=words, message=message
+        generation, length, length + 50, len(words), (EOS,), encoder_ids=ids, tokenizer=words, opening=prompt
     )
     made = thinking(context, budget)
     assert made.prompt_len == length
@@ -84,6 +87,18 @@ def test_a_closing_tag_that_has_begun_is_completed_and_counts_as_no_thought() ->
     assert written(made, "a</b>") == "a</b></think>"  # it was another tag
 
 
+def test_a_tag_that_is_spelled_out_counts_as_no_thought() -> None:
+    for budget in (6, 50):  # where the tag is completed for the budget, and far from it
+        made = processor(budget)
+        assert made.of(tokenizer().encode("abc</think>x"))[:3] == (False, 3, False)
+        assert made.of(tokenizer().encode("ab</think>c<think>d</think>"))[:3] == (False, 3, False)
+        assert made.of(tokenizer().encode("ab</thin"))[1] in (2, 2 + len(tokenizer().encode("</thin")))
+    texts = [b"a", b"b</", b"think>c", b"<think", b">d", b"</think>"]  # tokens that cross the ends of tags
+    crossing = Thinking(50, Tags(*TAGS), [5], texts, made.words).begin(0, [], is_open=True)
+    assert crossing.of([0, 1, 2])[:3] == (False, 2, False)  # the one in which the tag begins is thought
+    assert crossing.of([0, 1, 2, 0, 3, 4, 0, 5, 0])[:3] == (False, 3, False)
+
+
 def test_no_processor_before_it_bars_the_forced_token_and_its_score_stays() -> None:
     made = processor(0)
     row = torch.zeros(1, made.prompt_len, dtype=torch.long)
@@ -119,11 +134,54 @@ def test_the_tags_of_a_family_come_from_the_template_or_the_vocabulary(family: t
     )
 
 
-def test_what_the_last_message_says_of_tags_opens_no_thought() -> None:
-    said = "what is <think> for?"
-    assert forced(processor(0, f"user: {said} answer:", said), "") is None
-    assert written(processor(0, f"user: {said} answer: <think>", said), "") == "</think>"
-    assert forced(processor(0, "user: hi answer: <think></think>", "hi"), "") is None
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
+GENERATION = "{% if add_generation_prompt %}<assistant>\n{% endif %}"
+OPENS = "{% if add_generation_prompt %}<assistant>\n<think>\n{% endif %}"
+CLOSED = "{% if add_generation_prompt %}<assistant>\n<think>\n\n</think>\n\n{% endif %}"
+ALWAYS = "<assistant><think>"  # a template that does not ask for add_generation_prompt
+SHOUTS = CHATML.replace("m.content", "m.content | upper")
+
+
+@pytest.mark.parametrize(
+    "message", ["hi", "in", "t", "think", ">", "<think>", "</think>", "a <think> b", "\n", "assistant"]
+)
+@pytest.mark.parametrize(
+    ("template", "is_open"),
+    [
+        (CHATML + GENERATION, False),
+        (CHATML + OPENS, True),
+        (CHATML + CLOSED, False),
+        (CHATML + ALWAYS, True),
+        (SHOUTS + OPENS, True),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}" + ALWAYS, True),
+    ],
+)
+def test_a_chat_begins_within_a_thought_where_its_template_opens_one(
+    template: str, is_open: bool, message: str, tmp_path: Path
+) -> None:
+    tiny("llama", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(template)
+    model = genctl.load(str(tmp_path), thinking_tags=TAGS)
+    answer = model.generate([{"role": "user", "content": message}], thinking_budget=0, max_new_tokens=12)[0].sequences[
+        0
+    ]
+    assert answer.text.startswith("</think>") == is_open
+
+
+def test_a_beginning_of_the_answer_may_open_a_thought_and_earlier_turns_do_not(tmp_path: Path) -> None:
+    words = deepcopy(tokenizer())
+    words.chat_template = CHATML + GENERATION
+    turns = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "<think>never closed"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert after_messages(words, turns, render_chat_text(words, turns)) == "<assistant>\n"
+    begun = render_prefilled(words, turns, "<think>so")
+    assert after_messages(words, turns, begun) == "<assistant><think>so"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "<think>"}]}]
+    words.chat_template = "{% for m in messages %}{{ m.content[0].text }}{{ m.content[-1].text }}{% endfor %}" + ALWAYS
+    assert after_messages(words, parts, render_chat_text(words, parts)) == ALWAYS
 
 
 def by_hand(model: Any, ids: Any, budget: int) -> dict[str, Any]:
