@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -61,6 +62,7 @@ class Session:
         from genctl.engines.runtime import reuse_limit, runtime_of
 
         self.loaded = loaded
+        runtime = replace(runtime, quantize=loaded.quantize)  # a GGUF file stays as it lies by default
         self.threads: Threads | None = None
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
