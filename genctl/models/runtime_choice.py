@@ -67,38 +67,46 @@ def _fallback(runtime: Runtime, reason: NotNative) -> str:
     return str(reason)
 
 
+def has_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether it is a GGUF file with weights in blocks."""
+    return bool(checkpoint.gguf) and any(
+        tensor.dtype not in DTYPES for tensor in checkpoint.weights.tensors.values() if len(tensor.shape) > 1
+    )
+
+
 def as_it_lies(
     runtime: Runtime, checkpoint: Checkpoint, native: WeightPlan | None, device: torch.device | None, reason: str
 ) -> tuple[Runtime, str]:
     """The options with which a GGUF file runs: its matrices as they lie, unless something is in the way.
 
-    Also a note, where blocks are unpacked that nobody asked to unpack. `native` is the native runtime's plan, `device`
-    None if accelerate chooses, `reason` why transformers' classes run the file. Raises ModelError where --quantize gguf
-    cannot be.
+    And a note where blocks are unpacked although nobody asked for that. `native` is the native runtime's plan, or None
+    for the `reason`; `device` is None if accelerate chooses. Raises ModelError where --quantize gguf cannot be.
     """
     from genctl.native.blocks import KINDS
 
-    matrices = [tensor.dtype for tensor in checkpoint.weights.tensors.values() if len(tensor.shape) > 1]
-    unpacked = Counter(kind for kind in matrices if kind not in DTYPES and kind not in KINDS)
-    blocks = any(kind not in DTYPES for kind in matrices)
-    if runtime.dequantize or runtime.quantize in ("int8", "int4") or not (blocks or "F16" in matrices):
+    forms = Counter(tensor.dtype for tensor in checkpoint.weights.tensors.values() if len(tensor.shape) > 1)
+    if runtime.dequantize or runtime.quantize in ("int8", "int4") or forms.keys() <= {"F32", "BF16"}:
         return runtime, ""
-    ways = {
+    explicit = runtime.quantize == "gguf"
+    obstacles = {
+        "--runtime transformers": runtime.runtime == "transformers",
         reason: native is None,
         "--no-pack": not runtime.pack,
         "--dtype float16": runtime.dtype == "float16",
         f"the device is {device}": device is not None and device.type != "cpu",
     }
-    why = "" if runtime.quantize == "gguf" else next((way for way, is_set in ways.items() if is_set), "")
-    if not why and unpacked:
-        kinds = ", ".join(sorted(unpacked))
-        why = f"{unpacked.total()} of {len(matrices)} matrices hold {kinds}, for which there are no products"
-        if runtime.quantize == "gguf":
-            raise ModelError(f"--quantize gguf: {why}", hint="without it they are unpacked, the others not")
-        runtime = replace(runtime, quantize="gguf")
-    elif not why:
-        return replace(runtime, quantize="gguf"), ""
-    return runtime, f"{runtime.model} is unpacked: {why}" if blocks else ""
+    obstacle = next((name for name, is_there in obstacles.items() if is_there), "")
+    if obstacle and not explicit:
+        return runtime, f"{runtime.model} is unpacked: {obstacle}" if has_blocks(checkpoint) else ""
+    runtime = replace(runtime, quantize="gguf")
+    unknown = {form: count for form, count in forms.items() if form not in DTYPES and form not in KINDS}
+    if not unknown:
+        return runtime, ""
+    held = f"hold {', '.join(sorted(unknown))}, which nothing multiplies"
+    number = f"{sum(unknown.values())} of {forms.total()} matrices"
+    if explicit:
+        raise ModelError(f"--quantize gguf: {number} of {runtime.model} {held}", hint="without it they are unpacked")
+    return runtime, f"{number} of {runtime.model} are unpacked: they {held}"
 
 
 def spec_of_run(
