@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -62,7 +61,6 @@ class Session:
         from genctl.engines.runtime import reuse_limit, runtime_of
 
         self.loaded = loaded
-        runtime = replace(runtime, quantize=loaded.quantize)  # a GGUF file stays as it lies by default
         self.threads: Threads | None = None
         self.forward = runtime_of(loaded.model, compile=runtime.compile)
         self.planner = Planner(loaded, self.forward, runtime, allow_plugins=allow_plugins, flags=flags or {})
@@ -148,6 +146,8 @@ class Session:
         model = self.loaded.model
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
         dtype = str(model.dtype).removeprefix("torch.")
+        if self.loaded.quantize is not None:
+            dtype += f" with {self.loaded.quantize} weights"
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def notes(self) -> list[str]:

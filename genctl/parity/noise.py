@@ -174,15 +174,15 @@ def _oracles(reference: LocalSide, other: LocalSide) -> tuple[Oracle, Oracle]:
     """The oracle of each side: one for both, if they have the same files and weights."""
     kind: Any = reference.session.forward.kind
     own: Any = other.session.forward.kind
-    runtimes = [side.session.planner.runtime for side in (reference, other)]
-    quantized = [runtime.quantize for runtime in runtimes]
+    adapters = [side.session.planner.runtime.adapter for side in (reference, other)]
+    quantized = [side.session.loaded.quantize for side in (reference, other)]
     mine = Oracle(reference, kind, quantize=quantized[0])
-    same = quantized[0] == quantized[1] and runtimes[0].adapter == runtimes[1].adapter
+    same = quantized[0] == quantized[1] and adapters[0] == adapters[1]
     if quantized[0] is not None:  # which layers have codes, and of which numbers
         same = same and kind == own and reference.session.forward.dtype == other.session.forward.dtype
     if same and reference.session.loaded.fingerprint() == other.session.loaded.fingerprint():
         return mine, mine
-    if quantized[1] is not None or runtimes[1].adapter is not None:  # explained by the codes that the side holds
+    if quantized[1] is not None or adapters[1] is not None:  # explained by the codes that the side holds
         return mine, Oracle(other, own, quantize=quantized[1])
     try:
         return mine, Oracle(other, kind)
