@@ -132,6 +132,10 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
     """
     header = gguf_header.read(path)
     reads = reader_of(model, header.architecture)
+    if header.architecture == "falcon" and getattr(model.config, "new_decoder_architecture", False):
+        raise ModelError(
+            f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
+        )
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
     if ROPE_FACTORS in left and _scale_frequencies(model, path):
         left.remove(ROPE_FACTORS)

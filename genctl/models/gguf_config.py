@@ -101,8 +101,9 @@ class _File:
         return ModelError(f"{self.name}: {shown(self.begin + key, 60)} is {value!r:.40}; known here is {wanted}")
 
     def holds(self, tensor: str) -> bool:
-        """Whether the first layer has a tensor."""
-        return f"blk.0.{tensor}" in self.header.tensors
+        """Whether the first layer has a tensor; queries, keys and values may be one matrix."""
+        names = (f"blk.0.{name}" for name in (tensor, tensor.replace("attn_q.", "attn_qkv.")))
+        return any(name in self.header.tensors for name in names)
 
     def rest(self) -> None:
         """Raises ModelError for a key of the architecture that was not taken."""

@@ -35,39 +35,7 @@ _PARTS = {
     "expert_up": "ffn_up_exps.{}",
     "expert_down": "ffn_down_exps.{}",
 }
-# Families whose files llama.cpp's converter writes, with the rest as in their checkpoints.
-_FAMILIES = frozenset(
-    [
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "granite",
-        "olmo",
-        "olmo2",
-        "olmo3",
-        "stablelm",
-        "starcoder2",
-        "phi",
-        "phi3",
-        "smollm3",
-        "glm4",
-        "ernie4_5",
-        "cohere2",
-        "gpt2",
-        "gpt_bigcode",
-        "gpt_neox",
-        "bloom",
-        "mpt",
-        "falcon",
-    ]
-)
-# Those in which the converter turns rows of queries and keys, so that neighbours turn together.
+# Families in which llama.cpp's converter turns rows of queries and keys, so that neighbours turn together.
 _NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 
 
@@ -87,7 +55,7 @@ def in_gguf(found: Found, tensors: Mapping[str, Any], rope_factors: tuple[float,
     `rope_factors` are what the file divides the frequencies of the rotary positions by; () where it has none.
     """
     spec, names = found
-    if spec.family not in _FAMILIES:
+    if spec.encoder is not None or not names.parts.keys() <= _PARTS.keys():
         raise NotNative(f"GGUF files of {spec.family} models are read by transformers' classes only")
     if rope_factors:
         if spec.rope is None or spec.rope.kind != "default" or len(rope_factors) != spec.rope.size // 2:
@@ -137,17 +105,7 @@ def _taken_apart(spec: Spec, tensors: Mapping[str, Any]) -> Iterator[tuple[str, 
         if not count or len(tensor.shape) < 2 or tensor.shape[0] != count:
             yield name, tensor
             continue
-        for number, one in enumerate(_split(tensor, count, tensor.shape[1:])):
-            if part != "ffn_gate_up_exps":
-                yield f"{stem}.{number}.{end}", one
-                continue
-            halves = _split(one, 2, (one.shape[0] // 2, *one.shape[1:]))
-            for own, half in zip(("gate", "up"), halves, strict=True):
-                yield f"{stem.replace('gate_up', own)}.{number}.{end}", half
-
-
-def _split(tensor: Any, count: int, shape: tuple[int, ...]) -> Iterator[Any]:
-    """So many equal parts of a tensor, one after the other."""
-    size = (tensor.end - tensor.begin) // count
-    for begin in range(tensor.begin, tensor.begin + count * size, size):
-        yield replace(tensor, shape=shape, begin=begin, end=begin + size)
+        size = (tensor.end - tensor.begin) // count
+        for number in range(count):
+            begin = tensor.begin + number * size
+            yield f"{stem}.{number}.{end}", replace(tensor, shape=tensor.shape[1:], begin=begin, end=begin + size)

@@ -172,6 +172,90 @@ def test_what_cannot_run_so_is_refused(tmp_path: Path) -> None:
         load(Runtime(model="builtin:stories", dequantize=True))
 
 
+def test_what_stands_in_the_way_of_blocks_is_told_once(tmp_path: Path) -> None:
+    path = written(tmp_path / "tiny.gguf")
+    for options, obstacle in (
+        ({"runtime": "transformers"}, "--runtime transformers"),
+        ({"pack": False}, "--no-pack"),
+        ({"dtype": "float16"}, "--dtype float16"),
+    ):
+        loaded = load(Runtime(model=str(path), **options))
+        assert (loaded.quantize, loaded.remarks) == (None, (f"{path} is unpacked: {obstacle}",))
+    for wanted in ({"dequantize": True}, {"quantize": "int8"}, {"quantize": "int4"}):  # unpacked, as asked
+        assert not load(Runtime(model=str(path), **wanted)).remarks  # type: ignore[arg-type]
+    plain = written(tmp_path / "plain.gguf", packed=False)
+    loaded = load(Runtime(model=str(plain), pack=False))
+    assert (loaded.quantize, loaded.remarks) == (None, ())
+    loaded = load(Runtime(model=str(path), dtype="bfloat16"))
+    assert (loaded.quantize, loaded.model.dtype) == ("gguf", torch.bfloat16)
+
+
+def test_matrices_that_nothing_multiplies_are_unpacked_beside_the_others(tmp_path: Path) -> None:
+    from tests.models import converted
+
+    kinds = {"blk.0.ffn_up.weight": "IQ4_NL", "blk.1.ffn_up.weight": "IQ4_NL"}
+    path = converted.written(tmp_path / "tiny.gguf", "llama", kind="Q8_0", kinds=kinds)
+    loaded = load(Runtime(model=str(path)))
+    assert loaded.quantize == "gguf"
+    assert loaded.remarks == (f"2 of 16 matrices of {path} are unpacked: they hold IQ4_NL, which nothing multiplies",)
+    assert isinstance(loaded.model, NativeModel)
+    forms = {product.form.partition(" by ")[0] for product in loaded.model.products()}
+    assert any("Q8_0" in form for form in forms)
+    with pytest.raises(ModelError, match=r"--quantize gguf: 2 of 16 matrices of .* hold IQ4_NL"):
+        load(Runtime(model=str(path), quantize="gguf"))
+
+
+def test_halves_stay_halves_where_activations_are_wide(tmp_path: Path) -> None:
+    from tests.models import converted
+
+    path = converted.written(tmp_path / "tiny.gguf", "llama, tied", kind="F16")
+    loaded = load(Runtime(model=str(path)))
+    assert isinstance(loaded.model, NativeModel)
+    assert (loaded.quantize, loaded.model.dtype, loaded.remarks) == ("gguf", torch.float32, ())
+    if ops.library() is not None:
+        kinds = {tensor.dtype for name, tensor in loaded.model.named_tensors() if "norm" not in name}
+        assert kinds == {torch.float16}
+    exact = load(Runtime(model=str(path), dequantize=True)).model
+    assert isinstance(exact, NativeModel)
+    found, wanted = (NativeRuntime(model)(Pass(IDS)).logits for model in (loaded.model, exact))
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
+    brain = load(Runtime(model=str(converted.written(tmp_path / "brain.gguf", "llama", kind="BF16"))))
+    assert (brain.quantize, brain.model.dtype) == (None, torch.bfloat16)
+
+
+def test_a_second_model_need_not_be_a_gguf_file(tmp_path: Path) -> None:
+    from tests.tiny import checkpoint
+
+    path, folder = written(tmp_path / "tiny.gguf"), checkpoint("qwen2", tmp_path / "folder")
+    row = json.dumps({"prompt_ids": [5, 60, 250, 7]})
+    how = ("--input-format", "jsonl", "--format", "jsonl", "-n", "8", "--no-do-sample")
+    alone = genctl("run", "-m", str(path), *how, stdin=row).records[0]["token_ids"]
+    for more in ((), ("--dequantize",)):
+        done = genctl("run", "-m", str(path), "--assistant-model", str(folder), *how, *more, stdin=row)
+        assert done.status == 0, done.err
+        assert more or done.records[0]["token_ids"] == alone
+    done = genctl("run", "-m", str(folder), "--assistant-model", str(path), *how, stdin=row)
+    assert done.status == 0, done.err
+
+
+def test_a_job_in_blocks_is_not_resumed_unpacked(tmp_path: Path) -> None:
+    path, rows, out = written(tmp_path / "tiny.gguf"), tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    rows.write_text(json.dumps({"prompt_ids": [5, 60, 250, 7]}) + "\n")
+    how = ("run", "-m", str(path), "-i", str(rows), "-o", str(out), "-n", "4", "--resume")
+    assert genctl(*how).status == 0
+    done = genctl(*how, "--dequantize")
+    assert (done.status, "cannot be resumed: dequantize false → true" in done.err) == (2, True), done.err
+
+
+def test_a_saved_prompt_is_of_the_weights_that_read_it(tmp_path: Path) -> None:
+    path, saved = written(tmp_path / "tiny.gguf"), tmp_path / "saved.safetensors"
+    assert genctl("inspect-cache", "-m", str(path), "the cat", "--save-cache", str(saved)).status == 0
+    again = ("run", "-m", str(path), "the cat sat", "-n", "3", "--prompt-cache", str(saved))
+    assert genctl(*again).status == 0
+    done = genctl(*again, "--dequantize")
+    assert (done.status, "dtype float32 with gguf weights → float32" in done.err) == (2, True), done.err
+
+
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "tiny.gguf")
     data = bytearray(path.read_bytes())
@@ -188,6 +272,28 @@ def test_blocks_are_drift_for_parity(tmp_path: Path) -> None:
     mine, theirs = (side(path, dequantize=each, generation={"max_new_tokens": 12}) for each in (True, False))
     found = measure(mine, theirs, requests_of_ids(mine, [(5, 60, 250, 7)]))
     assert found.verdict == "drift", (found.reason, found.noise)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma3"])
+def test_a_file_ties_with_the_folder_it_was_made_of(name: str, tmp_path: Path) -> None:
+    from tests.models import converted
+
+    path = converted.written(tmp_path / "tiny.gguf", name)
+    converted.model(name).save_pretrained(tmp_path / "folder")
+    mine, theirs = (side(each, generation={"max_new_tokens": 12}) for each in (tmp_path / "folder", path))
+    found = measure(mine, theirs, requests_of_ids(mine, [(5, 60, 250, 7)]))
+    assert found.verdict == "tie", found.reason
+
+
+def test_an_audit_of_blocks_by_their_file_is_the_same(tmp_path: Path) -> None:
+    path, rows = written(tmp_path / "tiny.gguf"), tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt_ids": [5, 60, each, 7]}) + "\n" for each in (250, 9, 31)))
+    for dequantize in ((), ("--dequantize",)):
+        trace = tmp_path / f"trace{len(dequantize)}.jsonl"
+        how = ("run", "-m", str(path), "-i", str(rows), "-o", str(trace), "-n", "12", "--top-logprobs", "5")
+        assert genctl(*how, *dequantize).status == 0
+        done = genctl("audit", str(trace), "-m", str(path), "--format", "json")
+        assert (done.status, json.loads(done.out)["verdict"]) == (0, "same"), done.out
 
 
 def test_tensors_in_other_types_are_unpacked(tmp_path: Path) -> None:
