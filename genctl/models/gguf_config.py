@@ -115,7 +115,7 @@ class _File:
 
 
 @dataclass(frozen=True)
-class Row:
+class GgufArchitecture:
     """What is known of an architecture."""
 
     model_type: str
@@ -175,7 +175,7 @@ def _decimal(value: float) -> float:
     return next((each for each in short if wanted and struct.pack("<f", each) == wanted), value)
 
 
-def _heads(file: _File, row: Row, config: Config) -> None:
+def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
     """The features of a head."""
     hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
     size = file.take("attention.key_length", hidden // heads)
@@ -193,7 +193,7 @@ def _head_size(file: _File) -> int:
     return int(file.take("attention.key_length", file.size("embedding_length") // file.size("attention.head_count")))
 
 
-def _angles(file: _File, row: Row, config: Config) -> None:
+def _angles(file: _File, row: GgufArchitecture, config: Config) -> None:
     """Rotary positions: their base, how much of a head turns, and how they are stretched."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
     size, turning = _head_size(file), file.take("rope.dimension_count", _head_size(file))
@@ -354,30 +354,30 @@ def _bloom(file: _File, config: Config) -> None:
 # -- the table ---------------------------------------------------------------------------------------------------------
 
 _LLAMA_KEYS = {**_SIZES, **_HEAD, **_RMS}
-_LLAMA = Row("llama", _LLAMA_KEYS, {"hidden_act": "silu"}, _BIASES, finish=_llama)
+_LLAMA = GgufArchitecture("llama", _LLAMA_KEYS, {"hidden_act": "silu"}, _BIASES, finish=_llama)
 _QWEN = {"hidden_act": "silu", "use_sliding_window": False, "sliding_window": None}
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 _SHARED = {**_MOE, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 ROWS = {
     "llama": _LLAMA,
     "mistral3": _LLAMA,
-    "qwen2": Row("qwen2", {**_SIZES, **_RMS}, _QWEN),
-    "qwen3": Row("qwen3", _LLAMA_KEYS, _QWEN, _QKV_BIAS),
-    "qwen2moe": Row(
+    "qwen2": GgufArchitecture("qwen2", {**_SIZES, **_RMS}, _QWEN),
+    "qwen3": GgufArchitecture("qwen3", _LLAMA_KEYS, _QWEN, _QKV_BIAS),
+    "qwen2moe": GgufArchitecture(
         "qwen2_moe", {**_SIZES, **_RMS, **_EXPERTS, **_SHARED}, {**_QWEN, "norm_topk_prob": False}, finish=_experts
     ),
-    "qwen3moe": Row(
+    "qwen3moe": GgufArchitecture(
         "qwen3_moe", {**_LLAMA_KEYS, **_EXPERTS, **_MOE}, {**_QWEN, "norm_topk_prob": True}, _QKV_BIAS, finish=_experts
     ),
-    "gemma": Row("gemma", _LLAMA_KEYS, {"hidden_act": "gelu_pytorch_tanh"}, _QKV_BIAS),
-    "gemma2": Row(
+    "gemma": GgufArchitecture("gemma", _LLAMA_KEYS, {"hidden_act": "gelu_pytorch_tanh"}, _QKV_BIAS),
+    "gemma2": GgufArchitecture(
         "gemma2", {**_LLAMA_KEYS, **_WINDOW, **_CAPS}, {**_GELU, "attn_logit_softcapping": 50.0}, _QKV_BIAS,
         period=2, finish=_gemma(46),
     ),
-    "gemma3": Row(
+    "gemma3": GgufArchitecture(
         "gemma3_text", {**_LLAMA_KEYS, **_WINDOW, **_CAPS}, _GELU, _QKV_BIAS, own_angles=True, period=6, finish=_gemma3,
     ),
-    "granite": Row(
+    "granite": GgufArchitecture(
         "granite",
         {
             **_SIZES, **_RMS, "attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
@@ -385,60 +385,62 @@ ROWS = {
         },
         {"hidden_act": "silu"}, _BIASES, finish=_granite,
     ),
-    "olmo": Row("olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, {"hidden_act": "silu"}, _QKV_BIAS, finish=_olmo),
-    "olmo2": Row(
+    "olmo": GgufArchitecture(
+        "olmo", {**_SIZES, "attention.clamp_kqv": "clip_qkv"}, {"hidden_act": "silu"}, _QKV_BIAS, finish=_olmo
+    ),
+    "olmo2": GgufArchitecture(
         "olmo2", {**_SIZES, **_RMS, **_WINDOW}, {"hidden_act": "silu"}, _QKV_BIAS, own_angles=True, period=4,
         finish=_olmo2,
     ),
-    "stablelm": Row(
+    "stablelm": GgufArchitecture(
         "stablelm", {**_SIZES, **_LAYER_NORM, "use_parallel_residual": "use_parallel_residual"}, {"hidden_act": "silu"},
         {"use_qkv_bias": "attn_q.bias", "qk_layernorm": "attn_q_norm.weight"}, rotary="partial_rotary_factor",
     ),
-    "starcoder2": Row(
+    "starcoder2": GgufArchitecture(
         "starcoder2", {**_SIZES, "attention.layer_norm_epsilon": "norm_epsilon"},
         {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None}, {"use_bias": "attn_q.bias"},
     ),
-    "phi2": Row(
+    "phi2": GgufArchitecture(
         "phi", {**_SIZES, **_LAYER_NORM}, {"hidden_act": "gelu_new"}, {"qk_layernorm": "attn_q_norm.weight"},
         rotary="partial_rotary_factor",
     ),
-    "phi3": Row(
+    "phi3": GgufArchitecture(
         "phi3", {**_SIZES, **_RMS, "attention.sliding_window": "sliding_window"}, {"hidden_act": "silu"},
         rotary="partial_rotary_factor", finish=_phi3,
     ),
-    "smollm3": Row(
+    "smollm3": GgufArchitecture(
         "smollm3", _LLAMA_KEYS, {"hidden_act": "silu", "no_rope_layers": None, "no_rope_layer_interval": 4}, _BIASES
     ),
-    "glm4": Row("glm4", _LLAMA_KEYS, {"hidden_act": "silu"}, _QKV_BIAS, rotary="partial_rotary_factor"),
-    "ernie4_5": Row("ernie4_5", _LLAMA_KEYS, {"hidden_act": "silu"}, {"use_bias": "attn_q.bias"}),
-    "cohere2": Row(
+    "glm4": GgufArchitecture("glm4", _LLAMA_KEYS, {"hidden_act": "silu"}, _QKV_BIAS, rotary="partial_rotary_factor"),
+    "ernie4_5": GgufArchitecture("ernie4_5", _LLAMA_KEYS, {"hidden_act": "silu"}, {"use_bias": "attn_q.bias"}),
+    "cohere2": GgufArchitecture(
         "cohere2", {**_SIZES, **_LAYER_NORM, **_WINDOW, "logit_scale": "logit_scale"}, {"hidden_act": "silu"},
         _QKV_BIAS, period=4,
     ),
-    "gpt2": Row("gpt2", _GPT_SIZES, {"activation_function": "gelu_new"}, rotary=None),
-    "starcoder": Row(
+    "gpt2": GgufArchitecture("gpt2", _GPT_SIZES, {"activation_function": "gelu_new"}, rotary=None),
+    "starcoder": GgufArchitecture(
         "gpt_bigcode", {**_GPT_SIZES, "attention.head_count_kv": "num_key_value_heads"},
         {"activation_function": "gelu_pytorch_tanh", "multi_query": True}, rotary=None, finish=_starcoder,
     ),
-    "gptneox": Row(
+    "gptneox": GgufArchitecture(
         "gpt_neox",
         {**{key: what for key, what in _SIZES.items() if key != "attention.head_count_kv"}, **_LAYER_NORM,
          "use_parallel_residual": "use_parallel_residual"},
         {"hidden_act": "gelu"}, {"attention_bias": "attn_qkv.bias"}, rotary="rotary_pct", theta="rotary_emb_base",
     ),
-    "bloom": Row(
+    "bloom": GgufArchitecture(
         "bloom",
         {"block_count": "n_layer", "context_length": "seq_length", "embedding_length": "hidden_size",
          "attention.head_count": "n_head", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
         rotary=None, finish=_bloom,
     ),
-    "mpt": Row(
+    "mpt": GgufArchitecture(
         "mpt",
         {"block_count": "n_layers", "context_length": "max_seq_len", "embedding_length": "d_model",
          "attention.head_count": "n_heads", "attention.layer_norm_epsilon": "layer_norm_epsilon"},
         rotary=None, finish=_mpt,
     ),
-    "falcon": Row(
+    "falcon": GgufArchitecture(
         "falcon",
         {**_SIZES, "feed_forward_length": "ffn_hidden_size", "attention.head_count_kv": "num_kv_heads",
          "attention.layer_norm_epsilon": "layer_norm_epsilon"},

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from genctl.models.resolve import BUILTIN
 from tests.native import variations
 from tests.tiny import tokenizer
 
@@ -33,6 +34,7 @@ _rope = variations._rope
 # name -> family, what is different. Each has what a file can say: llama.cpp's code knows the rest of a family.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    "stories": ("llama", {}),  # the built-in checkpoint
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, wide heads": ("llama", {"head_dim": 12}),
@@ -102,6 +104,10 @@ _PERMUTED = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")
 @cache
 def model(name: str) -> Any:
     """transformers' model of a case, float32, in eval mode."""
+    if name == "stories":
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(BUILTIN / name)
     family, changes = CASES[name]
     return variations.made(family, json.dumps(changes, sort_keys=True))
 
@@ -135,7 +141,9 @@ def written(
         types = (gguf.GGUFValueType[type_], gguf.GGUFValueType[items] if items else None)
         writer.add_key_value(key, value, *types)
     if vocabulary:
-        held_tokens = json.loads(tokenizer().backend_tokenizer.to_str())["model"]
+        own_file = BUILTIN / name / "tokenizer.json"
+        text = own_file.read_text() if own_file.is_file() else tokenizer().backend_tokenizer.to_str()
+        held_tokens = json.loads(text)["model"]
         tokens = sorted(held_tokens["vocab"], key=held_tokens["vocab"].get)
         writer.add_token_list(tokens)
         writer.add_token_types([3 if word.startswith("<") and len(word) > 1 else 1 for word in tokens])
