@@ -573,8 +573,11 @@ class Runtime:
     pack: bool = knob(True, "use genctl's own matrix products (on the CPU, and in steps on a GPU); else torch's", MODEL)
     quantize: Quantized | None = knob(
         None,
-        "store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as a GGUF file does, on the CPU",
+        "store the weights of linear layers in 8 or 4 bits: faster, less exact; gguf: as the GGUF file, or not at all",
         MODEL,
+    )
+    dequantize: bool = knob(
+        False, "unpack the blocks of a GGUF file (default: they stay as they are where that can be)", MODEL
     )
     compile: bool = knob(False, "use torch.compile, and CUDA graphs on a GPU: pays off in long runs on a GPU", MODEL)
     runtime: Literal["auto", "native", "transformers"] = knob(

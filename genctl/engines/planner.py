@@ -157,6 +157,10 @@ class Planner:
             runtime = replace(
                 self.runtime, model=name, revision=None, compile=False, adapter=None, tensor_parallel=False
             )
+            if not name.endswith(".gguf"):
+                runtime = replace(
+                    runtime, dequantize=False, quantize=None if runtime.quantize == "gguf" else runtime.quantize
+                )
             # without a tokenizer, different vocabularies cannot be detected
             loaded = hub.load(runtime, **self.flags, need_tokenizer=self.loaded.tokenizer is not None)
             self.auxiliary_models[name] = loaded, runtime_of(loaded.model)

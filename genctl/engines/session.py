@@ -147,6 +147,8 @@ class Session:
         model = self.loaded.model
         layout = model.cache_layout if isinstance(model, NativeModel) else ""
         dtype = str(model.dtype).removeprefix("torch.")
+        if self.loaded.quantize is not None:
+            dtype += f" with {self.loaded.quantize} weights"
         return PromptIdentity(self.loaded.fingerprint(), self.loaded.name, dtype, version("transformers"), layout)
 
     def notes(self) -> list[str]:

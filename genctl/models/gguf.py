@@ -1,9 +1,9 @@
-"""GGUF files: one file with the config, the tokenizer and the weights, which transformers reads as its own classes.
+"""GGUF files: one file with the config, the tokenizer and the weights.
 
-The weights are unpacked to floating-point numbers when they are read, or stay as they are on the native runtime
-(`native.gguf_file`). Before a library reads the file, its header is
-checked (`gguf_header`), and the sizes in it are compared with its tensors. transformers skips unknown tensors, so the
-tensors that it has read are compared with those of the file (`check_read`).
+The native runtime reads them (`gguf_config`, `native.gguf_names`, `native.gguf_file`), with the weights as they lie or
+unpacked; transformers reads some more architectures, unpacked. Before either does, the header is checked
+(`gguf_header`), and the sizes in it are compared with its tensors. transformers skips unknown tensors, so the tensors
+that it has read are compared with those of the file (`check_read`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from genctl.errors import ModelError, reason_of
-from genctl.models import check, gguf_header, libraries, sizes
+from genctl.models import check, gguf_config, gguf_header, libraries, sizes
 from genctl.models.check import GenerationSettings
 from genctl.models.fingerprint import stamps
 from genctl.models.gguf_header import Header
@@ -34,7 +34,7 @@ _TOKENS = re.compile(
     r"context_length|.*\.original_context_length|.*sliding_window|.*_theta|rope\.freq_base.*|.*_token_id"
 )
 # Tensors without an effect: tables computed from the config, layers that predict further tokens, other modalities.
-_UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*")
+_UNREAD = re.compile(r".*(rot_embd|\.nextn\.|mtp).*|(v|a|mm)\..*|rope_factors_(short|long)\.weight")
 
 
 def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
@@ -44,16 +44,23 @@ def inspect(path: Path, *, need_tokenizer: bool) -> check.Checkpoint:
     if not header.tensors:
         raise ModelError(f"{name} holds no tensors")
     _check_metadata(name, header)
+    factors = {tensor: _factors(header, tensor) for tensor in gguf_config.FACTORS}
+    config = gguf_config.config_of(name, header, factors)
     has_tokenizer = _LIST in header.metadata
-    config = guarded(lambda: _config(path), f"the metadata of {name} cannot be used")
-    if not has_tokenizer:  # transformers counts the tokens, and takes its class's default where there are none
-        config["vocab_size"] = header.metadata.get(f"{header.architecture}.vocab_size", config.get("vocab_size"))
-    weights = WeightFiles((path,), header.tensors)
+    if config is None:
+        config = guarded(lambda: _their_config(path, header), f"the metadata of {name} cannot be used")
+        if not has_tokenizer:  # transformers counts the tokens, and takes its class's default where there are none
+            config["vocab_size"] = header.metadata.get(f"{header.architecture}.vocab_size", config.get("vocab_size"))
+    # activations are in float32 where matrices have blocks or float16
+    dtypes = {tensor.dtype for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    weights = WeightFiles(
+        header.files, {**header.tensors}, dtype="bfloat16" if "BF16" in dtypes - {"F32"} else "float32"
+    )
     check.check_numbers(config, source=name)
     check.check_size(config, weights, source=name)
-    files = stamps(path.parent, [path], code=False)
-    own = {path.name: files[path.name]}
-    further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which transformers reads
+    files = stamps(path.parent, header.files, code=False)
+    own = {file.name: files[file.name] for file in header.files}
+    further = header.ends != (header.metadata.get("tokenizer.ggml.eos_token_id"),)  # which the config has
     settings = GenerationSettings({"eos_token_id": list(header.ends)} if header.ends and further else {}, name)
     return check.Checkpoint(path.parent, config, settings, weights, has_tokenizer, own, path.name)
 
@@ -78,10 +85,16 @@ def tokenizer_header(path: Path, *, needed: bool = True) -> Header:
     return header
 
 
-def _config(path: Path) -> dict[str, Any]:
-    """The config as transformers reads it."""
+def _their_config(path: Path, header: Header) -> dict[str, Any]:
+    """The config as transformers reads it. Raises ModelError for a key that may mean something, and is not read."""
     from transformers import AutoConfig
 
+    if len(header.files) > 1:
+        raise ModelError(
+            f"{shown(path.name)} is in {len(header.files)} parts, and transformers, which reads this architecture, "
+            "reads one",
+            hint="llama-gguf-split --merge joins them",
+        )
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
     return {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
 
@@ -90,8 +103,9 @@ def _check_metadata(name: str, header: Header) -> None:
     """Compare the sizes in the metadata with the tensors, before a library makes lists of such lengths."""
     begin = f"{header.architecture}."
     widest = max(max(tensor.shape, default=1) for tensor in header.tensors.values())
-    for key, value in header.metadata.items():
+    for key, values in header.metadata.items():
         size = key.removeprefix(begin)
+        value = max(values, default=0) if isinstance(values, list) else values  # one for each layer
         if size == key or type(value) is not int or _TOKENS.fullmatch(size):
             continue
         most = widest if size in ("embedding_length", "vocab_size") else max(sizes.MOST, widest)
@@ -118,6 +132,10 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
     """
     header = gguf_header.read(path)
     reads = reader_of(model, header.architecture)
+    if header.architecture == "falcon" and getattr(model.config, "new_decoder_architecture", False):
+        raise ModelError(
+            f"{shown(path.name)}: transformers reads queries, keys and values of this Falcon in another order"
+        )
     left = sorted(unexpected if reads is None else (name for name in header.tensors if not reads(name)))
     if ROPE_FACTORS in left and _scale_frequencies(model, path):
         left.remove(ROPE_FACTORS)
@@ -127,7 +145,7 @@ def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> lis
             f"{shown(path.name)} holds {len(missed)} tensors for which the model of its metadata has no place: "
             f"{few(missed)}"
         )
-    if reads is not None:
+    if reads is not None and header.architecture not in gguf_config.ROWS:
         _check_scaling(shown(path.name), header)
     return left
 
@@ -176,28 +194,23 @@ def _scale_frequencies(model: PreTrainedModel, path: Path) -> bool:
     return scaled > 0
 
 
-def native_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config with names of config.json: transformers has others for GPT-2's positions and its inner width."""
-    names = {"feed_forward_length": "n_inner", "n_ctx": "n_positions"}
-    renamed = {new: config[name] for name, new in names.items() if name in config}
-    return {name: value for name, value in config.items() if name not in names} | renamed
+def rope_factors(checkpoint: check.Checkpoint) -> tuple[float, ...]:
+    """By what the frequencies of the rotary positions are divided; () if the file does not say. Raises ModelError."""
+    header = Header({}, checkpoint.weights.tensors, checkpoint.weights.files)  # type: ignore[arg-type]
+    return _factors(header, ROPE_FACTORS)
 
 
-def native_rope_factors(path: Path) -> tuple[float, ...]:
-    """By what the frequencies of the rotary positions are divided; () if the file does not say.
-
-    Raises ModelError for a scaling of positions, which the config of transformers' reader lacks.
-    """
-    header = gguf_header.read(path)
-    _check_scaling(shown(path.name), header)
-    held = header.tensors.get(ROPE_FACTORS)
+def _factors(header: Header, name: str) -> tuple[float, ...]:
+    """The numbers of a small tensor; () without it. Raises ModelError."""
+    held = header.tensors.get(name)
     if held is None:
         return ()
-    with path.open("rb") as file:
-        file.seek(held.begin)
-        data = file.read(held.end - held.begin)
+    file = header.files[held.part]
+    with file.open("rb") as opened:
+        opened.seek(held.begin)
+        data = opened.read(held.end - held.begin)
     if held.dtype != "F32" or not all(map(math.isfinite, factors := struct.unpack(f"<{held.numel}f", data))):
-        raise ModelError(f"{shown(path.name)}: {ROPE_FACTORS} holds no factors")
+        raise ModelError(f"{shown(file.name)}: {name} holds no factors")
     return factors
 
 

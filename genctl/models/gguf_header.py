@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _MOST_DIMENSIONS = 4  # ggml's limit
+_MOST_LISTED = 4096  # items of an array that is read: one for each layer, and the sections of M-RoPE
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
 _LARGEST_ALIGNMENT = 1 << 20
 _TOKENS, _TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
@@ -31,6 +34,7 @@ _END_TEXTS = frozenset(  # special tokens that end a turn or a text, where the f
     b"<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|end_of_turn|> <end_of_turn> <|end_of_text|>"
     b" <|endoftext|> <end_of_utterance> <EOT> [EOT] [EOS]".split()
 )
+_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
 _ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
 
@@ -46,11 +50,22 @@ class TokenLists:
 
 
 @dataclass(frozen=True)
+class GgufTensor(Tensor):
+    """A tensor of a file that may be in several parts."""
+
+    part: int = 0  # of the file, from 0
+
+
+@dataclass(frozen=True)
 class Header:
-    """The content of a header: values of metadata (for arrays, the number of items), and tensors by name."""
+    """The content of a header: values of metadata, and tensors by name.
+
+    Of the tokenizer's arrays, of long ones and of those of texts, `metadata` has the number of items.
+    """
 
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, GgufTensor]
+    files: tuple[Path, ...] = ()  # the parts, the first of which has the metadata
     ends: tuple[int, ...] = ()  # ids of tokens that end a turn or a text, the end of a text first
     vocabulary: TokenLists = TokenLists([], [], [], [])  # if it is read
 
@@ -60,14 +75,44 @@ class Header:
 
 
 def read(path: Path, *, vocabulary: bool = False) -> Header:
-    """The header of a file, with the `vocabulary` on request. Raises ModelError, naming the file, if it is damaged."""
+    """The header of a file, with the `vocabulary` on request. Raises ModelError, naming the file, if it is damaged.
+
+    A model that lies in several files (`-00001-of-00003.gguf`) is read from the first of them.
+    """
+    header = _read(path, 0, vocabulary)
+    name, count, place = shown(path.name), header.metadata.get("split.count", 0), header.metadata.get("split.no", 0)
+    if type(count) is not int or type(place) is not int or count <= 1:
+        return replace(header, files=(path,))
+    match = _PART.fullmatch(path.name)
+    if match is None or (int(match[2]), int(match[3])) != (place + 1, count):
+        raise ModelError(f"{name} is part {place + 1} of {count}, and its name does not say so (-00001-of-{count:05})")
+    files = [path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    if place:
+        raise ModelError(f"{name} is part {place + 1} of {count}", hint=f"give the first part: {shown(files[0].name)}")
+    tensors = dict(header.tensors)
+    for number, file in enumerate(files[1:], 1):
+        if not file.is_file():
+            raise ModelError(f"{name} is the first of {count} parts, and {shown(file.name)} is not beside it")
+        part = _read(file, number, vocabulary=False)
+        if (part.metadata.get("split.no"), part.metadata.get("split.count")) != (number, count):
+            raise ModelError(f"{shown(file.name)} does not say that it is part {number + 1} of {count}")
+        if twice := sorted(tensors.keys() & part.tensors.keys()):
+            raise ModelError(f"{shown(file.name)} holds {shown(twice[0])}, which an earlier part holds too")
+        tensors |= part.tensors
+    if header.metadata.get("split.tensors.count", len(tensors)) != len(tensors):
+        said = header.metadata["split.tensors.count"]
+        raise ModelError(f"{name} says that its parts hold {said!r:.20} tensors, and they hold {len(tensors):,}")
+    return replace(header, tensors=tensors, files=tuple(files))
+
+
+def _read(path: Path, part: int, vocabulary: bool) -> Header:
     name = shown(path.name)
     try:
         with path.open("rb") as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise ModelError(f"{name} is no GGUF file: it does not begin with GGUF")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(name, data).header(vocabulary)
+                return _Reader(name, data, part).header(vocabulary)
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read {name}: {reason_of(error)}") from error
 
@@ -75,8 +120,8 @@ def read(path: Path, *, vocabulary: bool = False) -> Header:
 class _Reader:
     """A place in a mapped file. Every step raises ModelError if the file is shorter than it claims."""
 
-    def __init__(self, name: str, data: mmap.mmap) -> None:
-        self.name, self.data, self.at, self.items = name, data, len(MAGIC), 0
+    def __init__(self, name: str, data: mmap.mmap, part: int) -> None:
+        self.name, self.data, self.part, self.at, self.items = name, data, part, len(MAGIC), 0
         self.tokens: list[tuple[int, int]] = []  # where each lies
         self.types = b""  # the kind of each
         self.arrays: dict[str, tuple[int, int, int]] = {}  # type, place and number of the items
@@ -94,20 +139,25 @@ class _Reader:
             if key in metadata:
                 raise self.refused(f"the key {shown(key, 60)} is given twice")
             metadata[key] = self.value(key)
-        if not isinstance(metadata.get("general.architecture"), str):
+        if not isinstance(metadata.get("general.architecture"), str) and not (self.part or metadata.get("split.no")):
             raise self.refused("its general.architecture does not say which architecture it is")
         tensors = self.tensors(count, self.alignment(metadata))
         self.check_vocabulary(metadata)
         lists = ("tokens", "token_type", "scores", "merges")
         found = TokenLists(*map(self.items_of, lists)) if vocabulary else Header.vocabulary
-        return Header(metadata, tensors, self.ends(metadata), found)
+        return Header(metadata, tensors, ends=self.ends(metadata), vocabulary=found)
 
     def items_of(self, name: str) -> list[Any]:
         key = f"tokenizer.ggml.{name}"
         kind, self.at, count = self.arrays.get(key, (_STRING, 0, 0))
         if kind == _STRING:
             return [self.string(f"an item of {key}") for _ in range(count)]
-        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, self.at))
+        return self.listed(key)
+
+    def listed(self, key: str) -> list[Any]:
+        """The items of an array of numbers."""
+        kind, at, count = self.arrays[key]
+        return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, at))
 
     def ends(self, metadata: dict[str, Any]) -> tuple[int, ...]:
         """The end tokens that keys name, and those among the special tokens that are known by their texts.
@@ -146,7 +196,7 @@ class _Reader:
             if key == _TOKEN_TYPE:
                 self.types = self.data[self.at : self.at + count * size : size]  # little endian, and small numbers
             self.skip(count * size, shown(key, 60))
-            return count
+            return count if key.startswith("tokenizer.") or count > _MOST_LISTED else self.listed(key)
         if key == _TOKENS:
             sizes.check_vocabulary(self.name, tokens=count)
         for _ in range(count):
@@ -175,11 +225,11 @@ class _Reader:
             raise self.refused(f"its general.alignment is {found!r:.40}, which is no power of two up to 2^20")
         return found
 
-    def tensors(self, count: int, alignment: int) -> dict[str, Tensor]:
+    def tensors(self, count: int, alignment: int) -> dict[str, GgufTensor]:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         kinds = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, GgufTensor] = {}
         for _ in range(self.fits(count, 24, "tensors")):
             name = self.string("the name of a tensor")
             if name in tensors:
@@ -200,16 +250,16 @@ class _Reader:
                 raise self.refused(f"tensor {shown(name)} has an impossible shape")
             if offset % alignment:
                 raise self.refused(f"tensor {shown(name)} does not lie at a multiple of {alignment:,} bytes")
-            tensors[name] = Tensor(dtype, shape, offset, offset + math.prod(shape) // block * size)
+            tensors[name] = GgufTensor(dtype, shape, offset, offset + math.prod(shape) // block * size)
         begin = -(-self.at // alignment) * alignment
         placed = {
-            name: Tensor(tensor.dtype, tensor.shape, begin + tensor.begin, begin + tensor.end)
+            name: replace(tensor, begin=begin + tensor.begin, end=begin + tensor.end, part=self.part)
             for name, tensor in tensors.items()
         }
         self.check_ranges(placed)
         return placed
 
-    def check_ranges(self, tensors: dict[str, Tensor]) -> None:
+    def check_ranges(self, tensors: Mapping[str, Tensor]) -> None:
         before, at = "", 0
         for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
             if tensor.begin < at:

@@ -21,7 +21,7 @@ from genctl.models import check, prepare, runtime_choice
 from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
-from genctl.params import Runtime
+from genctl.params import Quantized, Runtime
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,8 @@ class LoadedModel:
     adapter: Adapter | None = None
     bound: str = ""  # the least time for a token, if weights are on the disk
     tokenizer_of: str = ""  # if not genctl's own: "transformers (there is no tokenizer.json)"
+    quantize: Quantized | None = None  # the form of its weights; "gguf": a file's, as they lie
+    unpacked: str = ""  # why blocks are unpacked that nobody asked to unpack
 
     @property
     def verbose_notes(self) -> tuple[str, ...]:
@@ -89,15 +91,16 @@ class LoadedModel:
         from genctl.compat import untested_versions  # with torch
 
         tokenizer = (f"tokenizer: {self.tokenizer_of}",) if self.tokenizer_of else ()
-        products = () if self.remarks else self._products
+        products = tuple(note for note in self._products if note not in self.remarks)
         return (*self.notes, f"runtime: {self.runtime}", *tokenizer, *products, *untested_versions())
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Notes that are always shown: a library that cannot be used, since everything is slow then."""
+        """Notes that are always shown: why everything is slow, or takes several times the memory of the file."""
         from genctl.kernels.ops import is_unusable
 
-        return self._products if self._products and is_unusable() else ()
+        unpacked = (self.unpacked,) if self.unpacked else ()
+        return (*unpacked, *self._products) if self._products and is_unusable() else unpacked
 
     @property
     def _products(self) -> tuple[str, ...]:
@@ -164,18 +167,23 @@ def load(
         process.resume_collector()  # torch is imported now
         if threads is not None:
             threads.apply(checkpoint.weights.bytes, device="cpu" if device is None else device.type)
+        unpacked = ""
+        if checkpoint.gguf:
+            runtime, unpacked = runtime_choice.as_it_lies(runtime, checkpoint, native, device, reason)
         prepare.check_device(runtime, device, native=native is not None)
         if native is not None and device is not None:
             reason = runtime_choice.device_reason(runtime, device)
             if not reason:
-                return _native(native, runtime, place, checkpoint, device, on_event)
+                loaded = _native(native, runtime, place, checkpoint, device, on_event)
+                loaded.quantize, loaded.unpacked = runtime.quantize, unpacked
+                return loaded
         from genctl.models import with_transformers
 
         model, tokenizer, notes = with_transformers.load(
             checkpoint, runtime, device, placement, added, trust_remote_code, on_event
         )
     loaded = _loaded(model, tokenizer, runtime, place, checkpoint, notes, f"transformers ({reason})")
-    loaded.adapter = added
+    loaded.adapter, loaded.quantize, loaded.unpacked = added, runtime.quantize, unpacked
     if runtime.device_map is not None:
         loaded.bound = prepare.bound(model, checkpoint.weights.files)
     return loaded

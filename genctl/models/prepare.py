@@ -150,6 +150,8 @@ def check_options(runtime: Runtime) -> None:
             raise UsageError(f"--tensor-parallel and {conflict}: not for a model that is shared out over ranks")
     if runtime.adapter is not None and runtime.device_map is not None:
         raise UsageError(f"--adapter and --device-map {runtime.device_map}: only a model that lies on one device")
+    if runtime.dequantize and runtime.quantize == "gguf":
+        raise UsageError("--dequantize and --quantize gguf contradict each other: one unpacks what the other does not")
     if runtime.quantize is None:
         return
     flag = f"--quantize {runtime.quantize}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from genctl.errors import ModelError, UsageError, size
@@ -42,11 +43,15 @@ def plan(runtime: Runtime, checkpoint: Checkpoint, *, trust_remote_code: bool) -
         return None, "asked for"
     if runtime.quantize == "gguf" and not checkpoint.gguf:
         raise UsageError(f"--quantize gguf: {runtime.model} is no GGUF file", hint="int8 and int4 are for others")
+    if runtime.dequantize and not checkpoint.gguf:
+        raise UsageError(f"--dequantize: {runtime.model} is no GGUF file, which alone holds weights in blocks")
     try:
         _options(runtime, trust_remote_code)
-        native = _plan(checkpoint, runtime.quantize)
+        native = _plan(checkpoint)
         _check_dtype(native.spec, dtype_of(runtime, checkpoint))
     except NotNative as reason:
+        if checkpoint.gguf and isinstance(reason, Unfit):
+            raise ModelError(f"{runtime.model}: {reason}") from None
         return None, _fallback(runtime, reason)
     return native, ""
 
@@ -60,6 +65,48 @@ def _fallback(runtime: Runtime, reason: NotNative) -> str:
         hint = "--quantize int8 works on transformers' classes too"
         raise ModelError(f"--quantize {runtime.quantize} needs the native runtime: {reason}", hint=hint) from None
     return str(reason)
+
+
+def has_blocks(checkpoint: Checkpoint) -> bool:
+    """Whether it is a GGUF file with weights in blocks."""
+    return bool(checkpoint.gguf) and any(
+        tensor.dtype not in DTYPES for tensor in checkpoint.weights.tensors.values() if len(tensor.shape) > 1
+    )
+
+
+def as_it_lies(
+    runtime: Runtime, checkpoint: Checkpoint, native: WeightPlan | None, device: torch.device | None, reason: str
+) -> tuple[Runtime, str]:
+    """The options with which a GGUF file runs: its matrices as they lie, unless something is in the way.
+
+    And a note where blocks are unpacked although nobody asked for that. `native` is the native runtime's plan, or None
+    for the `reason`; `device` is None if accelerate chooses. Raises ModelError where --quantize gguf cannot be.
+    """
+    from genctl.native.blocks import KINDS
+
+    forms = Counter(tensor.dtype for tensor in checkpoint.weights.tensors.values() if len(tensor.shape) > 1)
+    if runtime.dequantize or runtime.quantize in ("int8", "int4") or forms.keys() <= {"F32", "BF16"}:
+        return runtime, ""
+    explicit = runtime.quantize == "gguf"
+    obstacles = {
+        "--runtime transformers": runtime.runtime == "transformers",
+        reason: native is None,
+        "--no-pack": not runtime.pack,
+        "--dtype float16": runtime.dtype == "float16",
+        f"the device is {device}": device is not None and device.type != "cpu",
+    }
+    obstacle = next((name for name, is_there in obstacles.items() if is_there), "")
+    if obstacle and not explicit:
+        return runtime, f"{runtime.model} is unpacked: {obstacle}" if has_blocks(checkpoint) else ""
+    runtime = replace(runtime, quantize="gguf")
+    unknown = {form: count for form, count in forms.items() if form not in DTYPES and form not in KINDS}
+    if not unknown:
+        return runtime, ""
+    held = f"hold {', '.join(sorted(unknown))}, which nothing multiplies"
+    number = f"{sum(unknown.values())} of {forms.total()} matrices"
+    if explicit:
+        raise ModelError(f"--quantize gguf: {number} of {runtime.model} {held}", hint="without it they are unpacked")
+    return runtime, f"{number} of {runtime.model} are unpacked: they {held}"
 
 
 def spec_of_run(
@@ -107,9 +154,7 @@ def _check_dtype(spec: Spec, dtype: str) -> None:
         raise NotNative("transformers cuts off an encoder-decoder's float16 sums where they overflow")
 
 
-def _plan(checkpoint: Checkpoint, quantize: str | None) -> WeightPlan:
-    if checkpoint.gguf and quantize != "gguf":
-        raise NotNative("it is a GGUF file, which runs natively with --quantize gguf")
+def _plan(checkpoint: Checkpoint) -> WeightPlan:
     if checkpoint.weights.pickled:
         raise NotNative("its weights are pickled")
     config = checkpoint.config
@@ -126,8 +171,8 @@ def _plan(checkpoint: Checkpoint, quantize: str | None) -> WeightPlan:
         from genctl.models import gguf
         from genctl.native.gguf_names import in_gguf
 
-        factors = gguf.native_rope_factors(checkpoint.weights.files[0])
-        found, held = in_gguf(read_native(gguf.native_config(config)), tensors, factors)
+        found, held = in_gguf(read_native(config), tensors, gguf.rope_factors(checkpoint))
+        shapes = {name: tensor.shape for name, tensor in held.places.items()}
     else:
         found = read_native(config)
     native = WeightPlan(*found, shapes, held)

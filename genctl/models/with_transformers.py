@@ -46,11 +46,15 @@ def read_config(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTra
         import transformers
 
         raise ModelError(f"transformers {transformers.__version__} knows no architecture {kind!r:.80}")
+
+    def made() -> Any:
+        if checkpoint.gguf:
+            return AutoConfig.for_model(**checkpoint.config)
+        return AutoConfig.from_pretrained(checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True)
+
     config = guarded(
-        lambda: AutoConfig.from_pretrained(
-            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
-        ),
-        "config.json cannot be used",
+        made,
+        f"the metadata of {shown(checkpoint.gguf)} cannot be used" if checkpoint.gguf else "config.json cannot be used",
     )
     compat.correct_config(kind, config)
     # the caller chooses what a forward pass returns

@@ -128,22 +128,24 @@ def _packed(codes: Tensor, bits: int) -> Tensor:
 
 
 class Embeddings:
-    """Embeddings [V, E] in blocks, where they lie in the file: the rows of a step's tokens are unpacked."""
+    """Embeddings [V, E] in blocks or 16 bits, where they lie in the file: the rows of a step's tokens are unpacked."""
 
     device = torch.device("cpu")
 
-    def __init__(self, blocks: Blocks, dtype: torch.dtype) -> None:
-        self.blocks, self.dtype, self.shape = blocks, dtype, blocks.shape
+    def __init__(self, held: Blocks | Tensor, dtype: torch.dtype) -> None:
+        self.held, self.dtype, self.shape = held, dtype, held.shape
 
     def rows(self, tokens: Tensor) -> Tensor:
         """tokens [N, F] -> [N, F, E]."""
-        raw = self.blocks.raw[tokens.flatten()]
-        numbers = Blocks(self.blocks.kind, raw, self.blocks.width).numbers()
+        if isinstance(self.held, Tensor):
+            return torch.nn.functional.embedding(tokens, self.held).to(self.dtype)
+        raw = self.held.raw[tokens.flatten()]
+        numbers = Blocks(self.held.kind, raw, self.held.width).numbers()
         return numbers.to(self.dtype).view(*tokens.shape, -1)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The bytes of the file."""
-        return (self.blocks.raw,)
+        return (self.held if isinstance(self.held, Tensor) else self.held.raw,)
 
 
 def _whole(rows: Tensor) -> Tensor:

@@ -235,6 +235,11 @@ class Products:
         self.quantize, self.pack, self.compiled, self.kernels = quantize, pack, compiled, kernels
         self.rounds = quantize if quantize != "gguf" else None  # to so many bits, while weights are read
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the library multiplies, which reads weights and activations of different types."""
+        return self.compiled and self.pack and not self.kernels and library() is not None
+
     def linear(self, weight: Weight, bias: Tensor | None = None) -> Linear:
         """weight [O, I], bias [O]."""
         return self._made(weight, bias, self.rounds)

@@ -19,7 +19,7 @@ from genctl.native.plan import StackPlan, WeightPlan, matrix_shape
 from genctl.native.runtime import NativeConfig, NativeModel, SpecialTokens
 
 if TYPE_CHECKING:
-    from genctl.native.blocks import Blocks, Embeddings
+    from genctl.native.blocks import Embeddings
     from genctl.native.mlp import Mixture
 
 
@@ -40,15 +40,15 @@ def read(
     Tensors are moved to `device` as they are read; None leaves them mapped. `check_tensor` is called with each tensor
     and its name in the files, and may raise. `products` makes the matrix products.
     """
-    blocks: Callable[[str], Blocks | None] | None = None
+    lies: Callable[[str], Weight | None] | None = None
     if plan.gguf is None:
         get = mapped(files, check_tensor)
     else:
         from genctl.native.gguf_file import GgufFile
 
-        held = GgufFile(files[0], plan.gguf, check_tensor)
-        get, blocks = held.tensor, held.blocks
-    model = build(plan, get, config, special, blocks=blocks, dtype=dtype, device=device, products=products, name=name)
+        held = GgufFile(files, plan.gguf, check_tensor)
+        get, lies = held.tensor, held.matrix if products is not None and products.quantize == "gguf" else None
+    model = build(plan, get, config, special, lies=lies, dtype=dtype, device=device, products=products, name=name)
     pages.trim_rest()
     return model
 
@@ -59,7 +59,7 @@ def build(
     config: dict[str, Any],
     special: SpecialTokens,
     *,
-    blocks: Callable[[str], Blocks | None] | None = None,
+    lies: Callable[[str], Weight | None] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
     products: Products | None = None,
@@ -67,8 +67,8 @@ def build(
 ) -> NativeModel:
     """Build the model of a plan. `get` returns a tensor by its name in the files.
 
-    A matrix of which `blocks` returns the blocks is multiplied by them. Each other tensor is moved to `device` as it is
-    read (None: not moved), so that there is never a second copy of all.
+    A matrix that `lies` returns is multiplied as it lies: in blocks, or in 16 bits where activations have 32. Each
+    other tensor is moved to `device` as it is read (None: not moved), so that there is never a second copy of all.
     """
     products = products or Products()
     tables = {table for part, table in plan.embeddings.items() if part != "head"}
@@ -90,12 +90,14 @@ def build(
         return embeddings[name]
 
     def matrix(name: str) -> Weight:
-        held = None if blocks is None else blocks(name)
+        held = None if lies is None else lies(name)
+        if isinstance(held, Tensor) and not (kind == torch.float32 and products.is_compiled):
+            held = None
         return converted(name) if held is None else held
 
     def table(name: str) -> Tensor | Embeddings:
         held = matrix(name)
-        if isinstance(held, Tensor):
+        if isinstance(held, Tensor) and held.dtype == kind:
             return held
         from genctl.native.blocks import Embeddings
 
@@ -208,7 +210,7 @@ class _Stack:
 
     def expert(self, names: dict[str, str], number: int) -> MLP:
         gate, up, down = (
-            self.get(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
+            self.weight(f"{names[part].format(number)}.weight") for part in ("expert_gate", "expert_up", "expert_down")
         )
         joined = self.products.joined((gate, None), (up, None))
         return MLP(joined, self.products.linear(down), ACTIVATIONS[self.spec.activation])

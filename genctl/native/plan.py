@@ -80,6 +80,7 @@ class WeightPlan:
 
     def __init__(self, spec: Spec, names: Names, shapes: Shapes, gguf: GgufTensors | None = None) -> None:
         self.spec, self.names, self.gguf = spec, names, gguf
+        self.source = "config.json" if gguf is None else "the metadata"
         self.decoder = StackPlan(spec, names, shapes)
         self.encoder: StackPlan | None = None
         if spec.encoder is not None and names.encoder is not None:
@@ -134,7 +135,7 @@ class WeightPlan:
         for name, shape in shape_of.items():
             if shapes.get(name) != shape:
                 held = "nothing" if name not in shapes else str(list(shapes[name]))
-                raise Unfit(f"the weight files hold {held} as {name}, where config.json implies {list(shape)}")
+                raise Unfit(f"the weight files hold {held} as {name}, where {self.source} implies {list(shape)}")
         ignored = self.names.ignored or ("\0",)
         others = (name for name in shapes.keys() - shape_of.keys() - set(known) if not name.endswith(ignored))
         return frozenset(shape_of), sorted(name for name in others if not COMPUTED.fullmatch(name.rpartition(".")[2]))

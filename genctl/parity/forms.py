@@ -123,6 +123,12 @@ FORMS: dict[str, Form] = {
     "cache-float16:llama": Form(cache=partial(cast, dtype=torch.float16), scores=partial(cast, dtype=torch.float16)),
     "cache-bfloat16": Form(cache=partial(cast, dtype=torch.bfloat16)),
     "cache-q8_0": Form(cache=_BLOCKS8),
+    # the weights are those of a GGUF file: llama.cpp rounds what it multiplies with blocks of 32 and of 256, genctl in
+    # its own way; an engine that unpacks them rounds nothing
+    "gguf": Form(activations=_BLOCKS8),
+    "gguf:256": Form(activations=partial(symmetric, bits=8, size=256, half=False)),
+    "gguf:32": Form(activations=partial(symmetric, bits=8, size=32, half=False)),
+    "gguf:plain": Form(),
     "cache-fp8": Form(cache=partial(cast, dtype=torch.float8_e4m3fn)),
 }
 

@@ -68,11 +68,11 @@ def _dtype(side: LocalSide) -> str:
 def _knobs(side: LocalSide) -> dict[str, Any]:
     runtime = side.session.planner.runtime
     found = {
-        "quantize": runtime.quantize,
+        "quantize": side.session.loaded.quantize,
         "adapter": runtime.adapter,
         "cache_implementation": side.resolved.generation.cache_implementation,
         # each runtime rounds layers of its own to codes
-        "runtime": None if runtime.quantize is None else side.session.forward.kind,
+        "runtime": None if side.session.loaded.quantize is None else side.session.forward.kind,
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -203,7 +203,9 @@ def _recorded(golden: Golden, side: LocalSide) -> LocalSide:
             check(name, value)
         except Wrong as mistake:
             raise UsageError(f"of the recording: {mistake}") from None
-    runtime = replace(planner.runtime, **changes)
+    checkpoint = side.session.loaded.checkpoint
+    unpacked = checkpoint is not None and bool(checkpoint.gguf) and changes["quantize"] is None
+    runtime = replace(planner.runtime, **changes, dequantize=unpacked)
     return LocalSide(golden.reference, side.loaded_again(runtime), side.resolved, width=side.width)
 
 

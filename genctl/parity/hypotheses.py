@@ -182,7 +182,7 @@ class Hypotheses(Rereader):
                 yield Way(cause(key), dtype=DTYPES[key])
         for key, form in FORMS.items():
             is_declared = self._declared is not None and key.startswith(self._declared)
-            if not is_declared and not (form.overflows and self._is_dear):
+            if not is_declared and not key.startswith("gguf") and not (form.overflows and self._is_dear):
                 words = ", whose sums overflow 16 bits" if form.overflows else ""
                 yield Way(cause(key.partition(":")[0], words), form=form)
 

@@ -49,7 +49,7 @@ def different_settings(reference: Path, other: Path) -> str:
 
 def _as_loaded(side: LocalSide) -> tuple[object, object]:
     """What a side does to weights."""
-    return side.session.forward.dtype, side.session.planner.runtime.quantize
+    return side.session.forward.dtype, side.session.loaded.quantize
 
 
 def _read(folder: Path) -> Mapping[str, Any]:

@@ -53,9 +53,12 @@ class Oracle:
     ) -> None:
         """`kind`: the runtime that reads; that of the side if `quantize` is set. Raises ModelError."""
         planner = side.session.planner
+        checkpoint = side.session.loaded.checkpoint
+        unpacked = checkpoint is not None and bool(checkpoint.gguf)
         runtime = replace(
-            planner.runtime, runtime=kind, dtype="auto", quantize=None, pack=False, compile=False, prompt_cache=None
-        )
+            planner.runtime, runtime=kind, dtype="auto", quantize=None, dequantize=unpacked, pack=False, compile=False,
+            prompt_cache=None,
+        )  # fmt: skip
         if kind == "native":
             session = Session(_plain(side, runtime, quantize), runtime)
         else:
@@ -143,7 +146,9 @@ def _plain(side: LocalSide, runtime: Runtime, quantize: Any) -> LoadedModel:
     if checkpoint is None:
         raise ModelError(f"{loaded.name}: its files are not known")
     trust = bool(side.session.planner.flags.get("trust_remote_code"))
-    plan, reason = runtime_choice.plan(replace(runtime, quantize=quantize), checkpoint, trust_remote_code=trust)
+    plan, reason = runtime_choice.plan(
+        replace(runtime, quantize=quantize, dequantize=False), checkpoint, trust_remote_code=trust
+    )
     if plan is None:
         raise ModelError(f"{loaded.name} does not run natively: {reason}")
     stored = runtime_choice.stored_dtype(checkpoint) or "float32"
@@ -157,4 +162,4 @@ def _plain(side: LocalSide, runtime: Runtime, quantize: Any) -> LoadedModel:
         device=None if device.type == "cpu" else device,
         products=Products(quantize, pack=quantize is not None, compiled=False),
     )
-    return replace(loaded, model=model)
+    return replace(loaded, model=model, quantize=quantize)

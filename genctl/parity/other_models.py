@@ -88,7 +88,8 @@ class OtherModels:
             for key, parameter, config in changes(loaded.checkpoint.config):
                 yield key, parameter, partial(self._with_config, loaded, config)
         for name in self._others:
-            yield "checkpoint-other", name, partial(self._load, {"model": name, "revision": None})
+            change = {"model": name, "revision": None, "quantize": None, "dequantize": name.endswith(".gguf")}
+            yield "checkpoint-other", name, partial(self._load, change)
 
     def _with_config(self, loaded: LoadedModel, config: Config) -> LocalSide:
         return self._load({"model": self._folder(loaded, config)})

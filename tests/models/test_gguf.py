@@ -1,4 +1,4 @@
-"""GGUF files: the tokens are those of transformers on the same file, with its own tokenizer; damage is refused."""
+"""GGUF files: unpacked, the tokens are those of transformers on the same file; damage is refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_gguf_file_continues_as_with_transformers(packed: bool, tmp_path: Path
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt_ids": ids}))
     done = genctl(
         *("run", "-m", str(path), "-i", str(tmp_path / "rows.jsonl"), "--format", "jsonl"),
-        *("--scores", "--max-new-tokens", "12", "--no-do-sample"),
+        *("--scores", "--max-new-tokens", "12", "--no-do-sample", "--dequantize"),
     )
     assert (done.status, done.err) == (0, ""), "a library's progress bar in a pipe?"
     assert [token["id"] for token in done.records[0]["tokens"]] == theirs(path, ids)
@@ -129,7 +129,7 @@ def test_a_gguf_file_brings_its_tokenizer(tmp_path: Path) -> None:
     found = load(Runtime(model=str(path)), need_tokenizer=True)
     assert found.tokenizer is not None
     assert found.tokenizer("the cat sat")["input_ids"] == tokenizer()("the cat sat")["input_ids"]
-    assert "GGUF" in found.runtime
+    assert found.runtime == "native (qwen2)"
     assert found.fingerprint().startswith("sha256:")
 
 
@@ -149,8 +149,7 @@ def test_every_end_token_of_a_gguf_file_ends_a_text(
     runtime: str, more: Any, words: dict[int, str], ends: list[int] | None, tmp_path: Path
 ) -> None:
     path = written(tmp_path / "tiny.gguf", more=more, words=words)
-    quantize = ("--quantize", "gguf") if runtime == "native" else ()
-    found = load(Runtime(model=str(path), runtime=runtime, quantize="gguf" if quantize else None), need_tokenizer=True)
+    found = load(Runtime(model=str(path), runtime=runtime), need_tokenizer=True)
     assert found.generation.values.get("eos_token_id") == ends
     row = json.dumps({"prompt_ids": [5, 60, 250, 7]})
     asked = (
@@ -159,7 +158,6 @@ def test_every_end_token_of_a_gguf_file_ends_a_text(
         str(path),
         "--runtime",
         runtime,
-        *quantize,
         "--input-format",
         "jsonl",
         "--format",
@@ -184,7 +182,6 @@ def test_gguf_files_that_cannot_be_used_are_refused(tmp_path: Path, monkeypatch:
     (tmp_path / "cut.gguf").write_bytes(written(tmp_path / "whole.gguf").read_bytes()[:500])
     assert "cut.gguf is damaged: it ends within its header" in refused(tmp_path / "cut.gguf").message
     assert "holds no tokenizer" in refused(written(tmp_path / "mute.gguf", with_tokenizer=False)).message
-    assert "--runtime native: it is a GGUF file" in refused(tmp_path / "whole.gguf", runtime="native").message
     monkeypatch.setattr(libraries, "is_missing", lambda module: module == "gguf")
     missing = refused(tmp_path / "whole.gguf")
     assert "whole.gguf needs gguf, which is not installed" in missing.message

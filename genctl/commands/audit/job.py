@@ -16,7 +16,7 @@ from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
-from genctl.models.runtime_choice import stored_dtype
+from genctl.models.runtime_choice import has_blocks, stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
@@ -82,7 +82,9 @@ class AuditJob(Job[AuditOptions]):
         as_chat = self.early.runtime.is_chat
         if self.options.is_server:
             self._ask(stack, as_chat=as_chat)
-        early = replace(self.early, runtime=replace(self.early.runtime, quantize=None, dtype="float32"))
+        is_gguf = self.early.runtime.model.endswith(".gguf")
+        plain = replace(self.early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
+        early = replace(self.early, runtime=plain)
         session: Any = self.load_engine(early, need_tokenizer=False)
         if session.about.is_encoder_decoder:
             raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
@@ -98,8 +100,9 @@ class AuditJob(Job[AuditOptions]):
         checkpoint = session.loaded.checkpoint
         own = (checkpoint and stored_dtype(checkpoint)) or "float32"
         dtype, form = _declared(declared, own)
+        blocks = "gguf" if checkpoint is not None and has_blocks(checkpoint) and dtype == own else None
         auditor = Auditor(
-            side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
+            side, rows, prompts, dtype=DTYPES[dtype], form=form or blocks, others=self.options.also,
             interrupted=self.interrupt, on_stage=self.view.stage,
         )  # fmt: skip
         found = replace(auditor.run(self.options.trace), failed=failed)

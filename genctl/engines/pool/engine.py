@@ -64,13 +64,15 @@ def check_cores(workers: int | None, address: str | None) -> None:
 
 def own_weights(runtime: Runtime, trust: dict[str, bool]) -> int:
     """Bytes of the weights that each process needs for itself; 0 if they are shared, or if their size is not known."""
-    from genctl.models import check, runtime_choice
+    from genctl.models import check, gguf, runtime_choice
     from genctl.models.resolve import resolve
 
     try:
         place = resolve(runtime.model, revision=runtime.revision, offline=True, allow_pickle=trust["allow_pickle"])
         if place.gguf is not None:
-            return place.gguf.stat().st_size
+            held = gguf.inspect(place.gguf, need_tokenizer=False).weights
+            is_unpacked = runtime.dequantize or runtime.runtime == "transformers"
+            return 4 * sum(tensor.numel for tensor in held.tensors.values()) if is_unpacked else held.bytes
         checkpoint = check.inspect(place.folder, need_tokenizer=False, **trust)
         native, _ = runtime_choice.plan(runtime, checkpoint, trust_remote_code=trust["trust_remote_code"])
     except (GenctlError, OSError):
