@@ -9,6 +9,7 @@ field or class are left to `AutoTokenizer`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,11 @@ class PlainTokenizer:
         clean: bool = False,
         template: str | dict[str, str] | None = None,
         place: str = "",
+        literal: dict[int, str] | None = None,
     ) -> None:
+        """`literal` are tokens of a byte-level vocabulary that are text as they stand, not letters for bytes."""
         self.backend_tokenizer = backend
+        self.literal = literal or {}
         self.name_or_path = place
         self.chat_template = template
         self.clean_up_tokenization_spaces = clean
@@ -115,7 +119,12 @@ class PlainTokenizer:
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
         """The text of ids. Spaces are cleaned up on request, except after a BPE."""
-        text = str(self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        runs = [list(run) for _, run in groupby(ids, self.literal.get)] if self.literal else [list(ids)]
+        text = "".join(
+            (self.literal and self.literal.get(run[0], "") * len(run))
+            or str(self.backend_tokenizer.decode(run, skip_special_tokens=skip_special_tokens))
+            for run in runs
+        )
         clean = (
             self.clean_up_tokenization_spaces if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,8 @@ def _growth(step: Any, inner: str) -> int:
         return growth
     kind = step.get("type")
     if kind == "Precompiled":
-        _check_charsmap(step.get("precompiled_charsmap"))
+        with suppress(TypeError, ValueError, binascii.Error):  # the library reports it
+            check_charsmap("tokenizer.json", base64.b64decode(step.get("precompiled_charsmap") or "", validate=True))
         return _CHARSMAP_GROWTH
     if kind == "Prepend" and isinstance(step.get("prepend"), str):
         return len(step["prepend"]) + 1
@@ -271,12 +273,11 @@ def _growth(step: Any, inner: str) -> int:
     return 1
 
 
-def _check_charsmap(text: Any) -> None:
-    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error):
-        return  # the library reports it
+def check_charsmap(name: str, data: bytes) -> None:
+    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes.
+
+    Raises ModelError, with the `name` of its file.
+    """
     length = int.from_bytes(data[:4], "little")
     if data and (length > len(data) - 4 or length % 4):
-        raise ModelError("tokenizer.json: its precompiled_charsmap is damaged")
+        raise ModelError(f"{name}: its precompiled_charsmap is damaged")
