@@ -41,7 +41,6 @@ _NO_EFFECT = frozenset(
     | {"use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour", "merges_file"}
 )
 _READ = frozenset({"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"})
-_READ_BY_SOME = frozenset({"extra_ids", "offset", "mask_token_sent"})
 _SIDES = ("left", "right")
 
 
@@ -184,19 +183,18 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     file = tokenizer_files.take(path)
     settings, specific, added = _merged(folder, settings, file)
 
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
     from genctl.models.tokenizer_recipes import RECIPES, Fields, alone, post_processor
 
-    fields, recipe = Fields(settings, file), None
+    fields = Fields(settings, file)
     if name == BACKEND:
         backend = Tokenizer.from_file(str(path))
     else:
         recipe = RECIPES[name]
-        if not isinstance(file.get("model"), dict) or file["model"].get("type") != recipe.model:
+        if not isinstance(file.get("model"), dict) or file["model"].get("type") != "BPE":
             raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
         fields.settings = settings = {**recipe.tokens, **settings}
-        recipe.extra(fields)
         backend = recipe.parts(fields)
         if (last := post_processor(file)) is not None:
             backend.post_processor = last
@@ -214,16 +212,18 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     ):
         raise UnsupportedTokenizer("a special token is no text")
     _add(backend, added, special, extra)
-    if backend.post_processor is None:
+    if backend.post_processor is None or name == "GPTNeoXTokenizer":
         backend.post_processor = alone()
-    if recipe is not None:
-        recipe.finish(backend, fields, special)
+    if name == "Qwen2Tokenizer":  # which adds its special tokens again
+        backend.add_tokens(
+            [AddedToken(token, special=True) for token in dict.fromkeys(map(str, (*special.values(), *extra)))]
+        )
     names = {key: str(token) for key, token in special.items()}
     return PlainTokenizer(backend, names, map(str, extra), clean=clean, template=template, place=str(folder))
 
 
 def _check_fields(settings: dict[str, Any]) -> None:
-    known = _NO_EFFECT | _READ | _READ_BY_SOME | _EXTRA
+    known = _NO_EFFECT | _READ | _EXTRA
     for name, value in settings.items():
         if name not in known and not name.endswith("_token"):
             raise UnsupportedTokenizer(f"tokenizer_config.json has the field {name!r:.60}")

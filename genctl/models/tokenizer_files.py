@@ -28,11 +28,7 @@ from genctl.models.weights import read_json, shown
 
 # Names of that class, and of classes that it replaces.
 _BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
-_SAME = {"BartTokenizer": "RobertaTokenizer"}
-CLASSES = frozenset(
-    {"CodeGenTokenizer", "CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
-    | {"PegasusTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer"}
-)
+CLASSES = frozenset({"GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"})
 
 # Paths as they are given, in lower case, of checkpoints whose tokenizer.json is taken as it is.
 NAMES_OF_BACKENDS = (
@@ -80,7 +76,6 @@ def class_of(
 
 
 def _known(name: str) -> str:
-    name = _SAME.get(name, name)
     if name in _BACKENDS:
         return BACKEND
     if name not in CLASSES:
