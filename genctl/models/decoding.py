@@ -68,7 +68,8 @@ class DecodingVocabulary:
 
     def _bytes_of(self, id: int) -> bytes:
         """The bytes of a token of a byte-level vocabulary; b"" for an id that it lacks."""
-        return bytes_of(self.token(id) or "")
+        literal = getattr(self.tokenizer, "literal", {})
+        return literal[id].encode() if id in literal else bytes_of(self.token(id) or "")
 
     def _characters(self, id: int) -> str | None:
         """What a token of a byte-level vocabulary adds between characters; None if it leaves one incomplete."""

@@ -11,8 +11,9 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,24 @@ _MOST_DIMENSIONS = 4  # ggml's limit
 _MOST_LISTED = 4096  # items of an array that is read: one for each layer, and the sections of M-RoPE
 _MOST_ITEMS = 1 << 22  # in all arrays; three times those of the largest public vocabularies
 _LARGEST_ALIGNMENT = 1 << 20
+_LISTS = {  # of a tokenizer, each with the types that its items may have; the last is bytes of a normalizer
+    "tokens": (_STRING,),
+    "token_type": (5, 4),
+    "scores": (6, 5),
+    "merges": (_STRING,),
+    "precompiled_charsmap": (0, 1),
+}
 _TOKENS, _TOKEN_TYPE = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _ENDS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
-_END_TEXTS = frozenset(  # special tokens that end a turn or a text, where the file has no key for them
-    b"<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|end_of_turn|> <end_of_turn> <|end_of_text|>"
-    b" <|endoftext|> <end_of_utterance> <EOT> [EOT] [EOS]".split()
-)
+# Tokens that end a turn or a text where the file has no key for them, as llama.cpp knows them.
+_ENDING = """
+    <|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|calls|> <|flush|> <end_of_turn> <|endoftext|> </s>
+    <|end_of_text|> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
+    <｜end▁of▁sentence｜> <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO>
+    <reponame> <|file_sep|>
+"""
+END_TEXTS = frozenset(_ENDING.split())
+_LONGEST_END = max(len(text.encode()) for text in END_TEXTS)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")  # the name of a part: llama.cpp's
 _ALIGNMENT = 32  # if the file has none
 _NUMBERS = ("F", "BF", "Q", "IQ", "TQ", "MXFP", "NVFP")  # beginnings of the names of types that hold weights
@@ -47,6 +60,7 @@ class TokenLists:
     types: list[int]
     scores: list[float]
     merges: list[str]
+    charsmap: list[int]  # the bytes of SentencePiece's normalizer
 
 
 @dataclass(frozen=True)
@@ -67,11 +81,21 @@ class Header:
     tensors: dict[str, GgufTensor]
     files: tuple[Path, ...] = ()  # the parts, the first of which has the metadata
     ends: tuple[int, ...] = ()  # ids of tokens that end a turn or a text, the end of a text first
-    vocabulary: TokenLists = TokenLists([], [], [], [])  # if it is read
+    vocabulary: TokenLists = TokenLists([], [], [], [], [])  # if it is read
 
     @property
     def architecture(self) -> str:
         return str(self.metadata["general.architecture"])
+
+
+def inner_ends(tokens: Collection[str]) -> list[str]:
+    """Texts of END_TEXTS that end nothing in a vocabulary with these tokens, by llama.cpp's rules.
+
+    <|end|> ends a part of an answer beside <|return|> and <|call|> (gpt-oss); </s> is a normal token of Gemma 4.
+    """
+    calls = "<|call|>" in tokens or "<|calls|>" in tokens
+    parts = calls and ("<|return|>" in tokens or "<|flush|>" in tokens)
+    return ["<|end|>"] * parts + ["</s>"] * ("<|tool_response>" in tokens or "<|plamo:eos|>" in tokens)
 
 
 def read(path: Path, *, vocabulary: bool = False) -> Header:
@@ -143,13 +167,14 @@ class _Reader:
             raise self.refused("its general.architecture does not say which architecture it is")
         tensors = self.tensors(count, self.alignment(metadata))
         self.check_vocabulary(metadata)
-        lists = ("tokens", "token_type", "scores", "merges")
-        found = TokenLists(*map(self.items_of, lists)) if vocabulary else Header.vocabulary
+        found = TokenLists(*starmap(self.items_of, _LISTS.items())) if vocabulary else Header.vocabulary
         return Header(metadata, tensors, ends=self.ends(metadata), vocabulary=found)
 
-    def items_of(self, name: str) -> list[Any]:
+    def items_of(self, name: str, kinds: tuple[int, ...]) -> list[Any]:
         key = f"tokenizer.ggml.{name}"
-        kind, self.at, count = self.arrays.get(key, (_STRING, 0, 0))
+        kind, self.at, count = self.arrays.get(key, (kinds[0], 0, 0))
+        if kind not in kinds:
+            raise self.refused(f"{key} is an array of the type {kind}")
         if kind == _STRING:
             return [self.string(f"an item of {key}") for _ in range(count)]
         return self.listed(key)
@@ -160,20 +185,15 @@ class _Reader:
         return list(struct.unpack_from(f"<{count}{_SCALARS[kind][1:]}", self.data, at))
 
     def ends(self, metadata: dict[str, Any]) -> tuple[int, ...]:
-        """The end tokens that keys name, and those among the special tokens that are known by their texts.
-
-        <|end|> ends a part of an answer where <|return|> and <|call|> end it (gpt-oss).
-        """
+        """The end tokens that keys name, and those that are known by their texts."""
         named = [metadata[key] for key in _ENDS if type(metadata.get(key)) is int]
-        special = zip(self.tokens, self.types, strict=False)
         texts = {
-            self.data[begin:end]: id
-            for id, ((begin, end), kind) in enumerate(special)
-            if kind in sizes.ADDED and end - begin < 24 and self.data[begin:end] in _END_TEXTS
+            self.data[begin:end].decode(errors="replace"): id
+            for id, (begin, end) in enumerate(self.tokens)
+            if end - begin <= _LONGEST_END and self.data[begin : begin + 1] in (b"<", b"[", b"_")
         }
-        if b"<|return|>" in texts and b"<|call|>" in texts:
-            texts.pop(b"<|end|>", None)
-        return tuple(dict.fromkeys([*named, *texts.values()]))
+        found = [id for text, id in texts.items() if text in END_TEXTS.difference(inner_ends(texts))]
+        return tuple(dict.fromkeys([*named, *found]))
 
     def value(self, key: str) -> Any:
         kind = self.number("<I")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, prepare, runtime_choice
+from genctl.models import check, prepare, runtime_choice, text
 from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
@@ -236,7 +236,8 @@ def _loaded(
     )
     loaded.generation, unknown = known_ids(loaded.generation, loaded.vocab_size)
     begins = begins_with_bos(loaded.generation) if loaded.is_encoder_decoder else []
-    loaded.notes += (*unknown, *begins, *_vocabulary_notes(loaded))
+    beyond = () if tokenizer is None else text.check_vocabulary(tokenizer, loaded.vocab_size)
+    loaded.notes += (*unknown, *begins, *beyond)
     return loaded
 
 
@@ -284,11 +285,11 @@ def tokenizer_of(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     from genctl.models.tokenizer_files import UnsupportedTokenizer
 
     def plain() -> tuple[Any, str]:
-        try:
-            if checkpoint.gguf:
-                from genctl.models import gguf_tokenizer
+        if checkpoint.gguf:
+            from genctl.models import gguf_tokenizer
 
-                return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf), ""
+            return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf), ""
+        try:
             return tokenizer.plain(checkpoint.folder, checkpoint.config), ""
         except UnsupportedTokenizer as error:
             return None, str(error)
@@ -300,12 +301,3 @@ def tokenizer_of(checkpoint: check.Checkpoint) -> tuple[Any, str]:
     from genctl.models import with_transformers
 
     return with_transformers.tokenizer(checkpoint, trust_remote_code=False), reason
-
-
-def _vocabulary_notes(loaded: LoadedModel) -> tuple[str, ...]:
-    if loaded.tokenizer is not None and len(loaded.tokenizer) > loaded.vocab_size:
-        return (
-            f"the tokenizer has {len(loaded.tokenizer):,} tokens, the model only {loaded.vocab_size:,}: "
-            "prompts that use the others are refused",
-        )
-    return ()

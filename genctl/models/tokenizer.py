@@ -9,6 +9,7 @@ field or class are left to `AutoTokenizer`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,6 @@ _NO_EFFECT = frozenset(
     | {"use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour", "merges_file"}
 )
 _READ = frozenset({"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"})
-_READ_BY_SOME = frozenset({"extra_ids", "offset", "mask_token_sent"})
 _SIDES = ("left", "right")
 
 
@@ -56,8 +56,11 @@ class PlainTokenizer:
         clean: bool = False,
         template: str | dict[str, str] | None = None,
         place: str = "",
+        literal: dict[int, str] | None = None,
     ) -> None:
+        """`literal` are tokens of a byte-level vocabulary that are text as they stand, not letters for bytes."""
         self.backend_tokenizer = backend
+        self.literal = literal or {}
         self.name_or_path = place
         self.chat_template = template
         self.clean_up_tokenization_spaces = clean
@@ -115,7 +118,12 @@ class PlainTokenizer:
         self, ids: Sequence[int], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool | None = None
     ) -> str:
         """The text of ids. Spaces are cleaned up on request, except after a BPE."""
-        text = str(self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        runs = [list(run) for _, run in groupby(ids, self.literal.get)] if self.literal else [list(ids)]
+        text = "".join(
+            (self.literal and self.literal.get(run[0], "") * len(run))
+            or str(self.backend_tokenizer.decode(run, skip_special_tokens=skip_special_tokens))
+            for run in runs
+        )
         clean = (
             self.clean_up_tokenization_spaces if clean_up_tokenization_spaces is None else clean_up_tokenization_spaces
         )
@@ -175,19 +183,18 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     file = tokenizer_files.take(path)
     settings, specific, added = _merged(folder, settings, file)
 
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
 
     from genctl.models.tokenizer_recipes import RECIPES, Fields, alone, post_processor
 
-    fields, recipe = Fields(settings, file), None
+    fields = Fields(settings, file)
     if name == BACKEND:
         backend = Tokenizer.from_file(str(path))
     else:
         recipe = RECIPES[name]
-        if not isinstance(file.get("model"), dict) or file["model"].get("type") != recipe.model:
+        if not isinstance(file.get("model"), dict) or file["model"].get("type") != "BPE":
             raise UnsupportedTokenizer(f"{name} takes no such vocabulary")
         fields.settings = settings = {**recipe.tokens, **settings}
-        recipe.extra(fields)
         backend = recipe.parts(fields)
         if (last := post_processor(file)) is not None:
             backend.post_processor = last
@@ -205,16 +212,18 @@ def _plain(folder: Path, model: dict[str, Any]) -> PlainTokenizer:
     ):
         raise UnsupportedTokenizer("a special token is no text")
     _add(backend, added, special, extra)
-    if backend.post_processor is None:
+    if backend.post_processor is None or name == "GPTNeoXTokenizer":
         backend.post_processor = alone()
-    if recipe is not None:
-        recipe.finish(backend, fields, special)
+    if name == "Qwen2Tokenizer":  # which adds its special tokens again
+        backend.add_tokens(
+            [AddedToken(token, special=True) for token in dict.fromkeys(map(str, (*special.values(), *extra)))]
+        )
     names = {key: str(token) for key, token in special.items()}
     return PlainTokenizer(backend, names, map(str, extra), clean=clean, template=template, place=str(folder))
 
 
 def _check_fields(settings: dict[str, Any]) -> None:
-    known = _NO_EFFECT | _READ | _READ_BY_SOME | _EXTRA
+    known = _NO_EFFECT | _READ | _EXTRA
     for name, value in settings.items():
         if name not in known and not name.endswith("_token"):
             raise UnsupportedTokenizer(f"tokenizer_config.json has the field {name!r:.60}")

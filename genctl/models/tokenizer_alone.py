@@ -10,13 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from genctl.errors import InputError, ModelError, printable
-from genctl.models import check, gguf, text, tokenizer
+from genctl.errors import InputError, printable
+from genctl.models import check, gguf, text
 from genctl.models.check import GenerationSettings
 from genctl.models.decoding import cleans, decoded
-from genctl.models.libraries import guarded, without_panic_reports
 from genctl.models.resolve import resolve
-from genctl.models.tokenizer_files import UnsupportedTokenizer
 from genctl.models.weights import WeightFiles, read_json
 
 _CACHED = "a tokenizer is read from the cache alone"
@@ -26,26 +24,7 @@ class LoneTokenizer:
     """Texts to ids, as for a prompt of the checkpoint, and back. Raises ModelError if it cannot be loaded."""
 
     def __init__(self, name: str) -> None:
-        place = resolve(name, offline=_CACHED)
-        folder, config = place.folder, {}
-        if place.gguf is None:
-            check.check_files(folder)
-            config = check.read_config(folder)
-        else:
-            gguf.tokenizer_header(place.gguf)
-
-        def plain() -> Any:
-            try:
-                if place.gguf is not None:
-                    from genctl.models import gguf_tokenizer
-
-                    return gguf_tokenizer.plain(place.gguf)
-                return tokenizer.plain(folder, config)
-            except UnsupportedTokenizer as error:
-                raise ModelError(f"the tokenizer of {name} cannot be loaded without its model: {error}") from None
-
-        with without_panic_reports():
-            self._tokenizer: Any = guarded(plain, f"the tokenizer in {folder} cannot be loaded")
+        self._tokenizer: Any = find(name).tokenizer
 
     def ids(self, prompt: str) -> list[int]:
         """The ids of a prompt, with the special tokens that the tokenizer adds. Raises InputError."""
@@ -65,7 +44,7 @@ class FoundTokenizer(NamedTuple):
     tokenizer: Any
     left_to: str  # "transformers (there is no tokenizer.json)"; "" for genctl's own
     bos: tuple[int, ...]  # the ids that count as BOS
-    adds_bos: bool  # tokenizer_config.json or the GGUF file says that BOS goes before a text
+    adds_bos: bool  # tokenizer_config.json says that BOS goes before a text
 
 
 def find(name: str, revision: str | None = None) -> FoundTokenizer:
@@ -78,10 +57,7 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     place = resolve(name, revision=revision, offline=_CACHED)
     folder, config, settings = place.folder, {}, {}
     if place.gguf is not None:
-        settings = {"add_bos_token": gguf.tokenizer_header(place.gguf).metadata.get("tokenizer.ggml.add_bos_token")}
-        checkpoint = check.Checkpoint(
-            folder, {}, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, place.gguf.name
-        )
+        gguf.tokenizer_header(place.gguf)
     else:
         check.check_files(folder)
         if (folder / "config.json").is_file() or not (folder / "tokenizer.json").is_file():
@@ -89,8 +65,11 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
         check.check_tokenizer(folder, needed=True)
         if (folder / "tokenizer_config.json").is_file():
             settings = read_json(folder / "tokenizer_config.json", "tokenizer_config.json")
-        checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True)
+    file = "" if place.gguf is None else place.gguf.name
+    checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, file)
     tokenizer, left_to = tokenizer_of(checkpoint)
+    if isinstance(size := config.get("vocab_size"), int):
+        text.check_vocabulary(tokenizer, size)
     bos = tuple(id for id in (tokenizer.bos_token_id, config.get("bos_token_id")) if isinstance(id, int))
     reader = f"transformers ({left_to})" if left_to else ""
     return FoundTokenizer(tokenizer, reader, bos, settings.get("add_bos_token") is True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,7 @@ from genctl.models.weights import read_json, shown
 
 # Names of that class, and of classes that it replaces.
 _BACKENDS = frozenset({BACKEND, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "BloomTokenizer"})
-_SAME = {"BartTokenizer": "RobertaTokenizer"}
-CLASSES = frozenset(
-    {"CodeGenTokenizer", "CohereTokenizer", "GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer"}
-    | {"PegasusTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer"}
-)
+CLASSES = frozenset({"GPT2Tokenizer", "GPTNeoXTokenizer", "GemmaTokenizer", "LlamaTokenizer", "Qwen2Tokenizer"})
 
 # Paths as they are given, in lower case, of checkpoints whose tokenizer.json is taken as it is.
 NAMES_OF_BACKENDS = (
@@ -79,7 +76,6 @@ def class_of(
 
 
 def _known(name: str) -> str:
-    name = _SAME.get(name, name)
     if name in _BACKENDS:
         return BACKEND
     if name not in CLASSES:
@@ -256,7 +252,8 @@ def _growth(step: Any, inner: str) -> int:
         return growth
     kind = step.get("type")
     if kind == "Precompiled":
-        _check_charsmap(step.get("precompiled_charsmap"))
+        with suppress(TypeError, ValueError, binascii.Error):  # the library reports it
+            check_charsmap("tokenizer.json", base64.b64decode(step.get("precompiled_charsmap") or "", validate=True))
         return _CHARSMAP_GROWTH
     if kind == "Prepend" and isinstance(step.get("prepend"), str):
         return len(step["prepend"]) + 1
@@ -271,12 +268,11 @@ def _growth(step: Any, inner: str) -> int:
     return 1
 
 
-def _check_charsmap(text: Any) -> None:
-    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes."""
-    try:
-        data = base64.b64decode(text, validate=True)
-    except (TypeError, ValueError, binascii.Error):
-        return  # the library reports it
+def check_charsmap(name: str, data: bytes) -> None:
+    """The trie of a SentencePiece normaliser: 4 bytes with its length in bytes, little endian, then the bytes.
+
+    Raises ModelError, with the `name` of its file.
+    """
     length = int.from_bytes(data[:4], "little")
     if data and (length > len(data) - 4 or length % 4):
-        raise ModelError("tokenizer.json: its precompiled_charsmap is damaged")
+        raise ModelError(f"{name}: its precompiled_charsmap is damaged")

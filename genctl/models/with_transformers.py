@@ -376,15 +376,20 @@ def _model(
     return model, notes
 
 
-def tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The tokenizer of transformers. Raises ModelError."""
-    from transformers import AutoTokenizer
+def tokenizer(checkpoint: check.Checkpoint, trust_remote_code: bool) -> Any:
+    """The tokenizer of transformers, or that of a GGUF file. Raises ModelError."""
+
+    def read() -> Any:
+        if checkpoint.gguf:
+            from genctl.models import gguf_tokenizer
+
+            return gguf_tokenizer.plain(checkpoint.folder / checkpoint.gguf)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(
+            checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
+        )
 
     tokenizer_files.forget()
     with without_panic_reports():
-        return guarded(
-            lambda: AutoTokenizer.from_pretrained(
-                checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True, **checkpoint.place
-            ),
-            f"the tokenizer in {checkpoint.folder} cannot be loaded",
-        )
+        return guarded(read, f"the tokenizer in {checkpoint.folder} cannot be loaded")

@@ -432,6 +432,18 @@ def test_a_tokenizer_of_another_vocabulary_is_told_and_its_prompts_refused(gpt2:
     assert "error: token 2 of the prompt has id 303, but the model's ids are 0 to 299" in done.err
 
 
+@pytest.mark.parametrize("command", [("run",), ("run", "--runtime", "transformers"), ("tokens",)], ids=" ".join)
+def test_a_tokenizer_that_adds_an_id_that_the_model_lacks_is_refused(command: tuple[str, ...], gpt2: Path) -> None:
+    told = json.loads((gpt2 / TOKENIZER).read_text(encoding="utf-8"))
+    parts = [{"SpecialToken": {"id": "<begin>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    begin = {"<begin>": {"id": "<begin>", "ids": [300], "tokens": ["<begin>"]}}
+    after = {"type": "TemplateProcessing", "single": parts, "pair": parts, "special_tokens": begin}
+    edit(TOKENIZER, added_tokens=[*told["added_tokens"], token(300, "<begin>")], post_processor=after)(gpt2)
+    done = genctl(*command, "-m", str(gpt2), "the cat")
+    assert done.status == 3
+    assert "error: the tokenizer adds <begin> to each text, whose id is 300; the model's are 0 to 299" in done.err
+
+
 # -- code that must not run -------------------------------------------------------------------------------------------
 
 

@@ -50,7 +50,8 @@ def test_no_architecture_has_two_rows() -> None:
 
 
 def test_every_tokenizer_has_a_recipe_or_is_left_to_others() -> None:
-    known = {"", BACKEND, NO_CLASS, LEFT_TO_TRANSFORMERS, *CLASSES}
+    rare = {"CohereTokenizer", "PegasusTokenizer", "RobertaTokenizer", "T5Tokenizer"}  # read by AutoTokenizer
+    known = {"", BACKEND, NO_CLASS, LEFT_TO_TRANSFORMERS, *CLASSES, *rare}
     assert {row.name: row.tokenizer for row in ARCHITECTURES.values() if row.tokenizer not in known} == {}
 
 

@@ -1,136 +1,351 @@
-"""The tokenizer of a GGUF file is that of transformers on the same file: ids, texts, offsets, special tokens."""
+"""The tokenizer of a GGUF file has the ids of llama.cpp.
+
+Small vocabularies are made here, one for each rule, and `tests/data/gguf_ids.json` has a digest of the ids that
+llama-tokenize (b11434) gave their texts. With `GENCTL_LLAMA_CPP` (a folder with llama.cpp's source and its programs)
+the program itself is run on them and on the real vocabularies of its source; it also prints the digests:
+`python -m tests.models.test_gguf_tokenizer`.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
-import random
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import pre_tokenizers
 
 from genctl.errors import ModelError
 from genctl.models import gguf_tokenizer
-from genctl.models.tokenizer_alone import LoneTokenizer
-from genctl.models.tokenizer_files import UnsupportedTokenizer
+from genctl.models.gguf_splits import SPLITS
+from genctl.models.hub import load
+from genctl.models.text import Detokenizer, decode
+from genctl.models.tokenizer import PlainTokenizer
+from genctl.models.tokenizer_alone import LoneTokenizer, find
+from genctl.params import Runtime
 from tests.tiny import tokenizer
-from tests.versions import needs_newest
 
 gguf = pytest.importorskip("gguf")
-WORDS = "▁the ▁cat ▁sat ▁ t h e c a s n o f x ▁t he ▁the▁ ca at ▁c ▁s th ▁▁ ▁▁▁ . , é 日本 日".split()  # noqa: SIM905
-OWN = [("<|begin|>", 3), ("<|end|>", 3), ("<tool>", 4), ("  ", 4), ("é à", 4), ("<é ü>", 3), ("cat", 3), ("日本語", 1)]
-TEXTS = [
-    "",
-    " ",
-    "the cat  sat",
-    " the cat ",
-    "naïve 🦊 日本語",
-    "a  b\tc\n\nd",
-    "<s>the<|end|>cat<tool></s>",
-    "<unk><mask><pad><|endoftext|>",
-    "e\u0301 é à",
-    "WE'RE I'll 12345 don't",
-    "\0\u200b\ufeff",
-    "▁the ▁▁cat",
-    "Ġthe Ċ",
-    "\r\n \r",
-    "x = [1, 2]/\n\n// HTMLParser",
-]
+NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
+GOLDEN = Path(__file__).parent.parent / "data" / "gguf_ids.json"
+LLAMA_CPP = os.environ.get("GENCTL_LLAMA_CPP")
+TEXTS = (
+    "", " ", "  ", "    ", "\n", "\n\n", " \n \t\n", "\r\n\r\n", "\t\tx", "Hello world", " Hello  world ", "   three",
+    "don't DON'T I'Ll we're 'S' 'x", "the's Türkiye'de", "1 12 123 1234 1234567 12345678", "a1b22c333 3.14 1,000",
+    "²³ ½ ٣٤٥٦ Ⅷ x1y", "HelloWorld fooBar HTTPServer ABC123def", "naïve café ÀÉ ß Straße",
+    "e\u0301 a\u0308\u0323 \u0301x", "日本語のテキスト 中文，测试。", "한국어 텍스트 ㄱㄴ", "привет мир ΑΒΓ",
+    "हिन्दी ที่ภาษา عربي",
+    "👩‍👩‍👧 🦙🦙 👍🏽", "x=a+b*c; if (x<=3) { return \"y\"; } // end", "!!! ??? ... -- == ## $5 €7 <|> ~^`",
+    "(a|b),c. d!e?f…", "foo\n\n\n  bar\n\tbaz  \n", "path/to/file_name.txt\n/usr\n", "a\u00a0b\u2003c\u3000d\u2028e",
+    "\0\x07\x7f\ufeff\u200b", "=========== ----- aaaaaaaaa", "a" * 9 + " " * 9 + "b", "the cat  sat on the mat.",
+    "  the\n the", "<s>the</s>", "<s> the <tool> cat<tool><|end|>\n x <|end|> \t y",
+    "<unk><|endoftext|> <|im_start|>user\nhi<|im_end|>\n", "<|user|>\nhi<|end|>\n<|assistant|>\n", "▁the ▁▁ Ġthe Ċ",
+    "<0x0A><0xE2>", "ø ö À ÿ schön", "x'veto", "a  12", "a!\n\n\nb", "x\n\n\n\ny", "x" + " " * 8 + "y",
+)  # fmt: skip
+SPECIAL = [
+    ("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), ("<|end|>", CONTROL), ("<|user|>", CONTROL),
+    ("<|assistant|>", CONTROL), ("<|im_start|>", CONTROL), ("<|im_end|>", NORMAL), ("<|endoftext|>", CONTROL),
+    ("<tool>", USER), ("ø", USER),
+    ("[PAD]", UNUSED),
+]  # fmt: skip
+BYTES = [(f"<0x{byte:02X}>", BYTE) for byte in range(256)]
+Typed = Sequence[tuple[str, int]]
 
 
-def written(path: Path, architecture: str, kind: str, *, pre: str = "", ids: str = "bos eos", **more: Any) -> Path:
-    """A file without weights. `ids` names the special tokens with a key; `more` are further keys."""
-    writer = gguf.GGUFWriter(path, architecture)
-    writer.add_name("none")
-    for add in ("block_count", "embedding_length", "feed_forward_length", "head_count", "head_count_kv"):
-        getattr(writer, f"add_{add}")(2)
-    writer.add_context_length(64)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(1e4)
+def write(
+    path: Path, kind: str, typed: Typed, merges: Iterable[str] = (), scores: Sequence[float] = (), **more: Any
+) -> Path:
+    """A file of a vocabulary alone. `more` are keys that begin with `tokenizer.ggml.`, or with `general.`."""
+    writer = gguf.GGUFWriter(path, more.pop("architecture", "llama"))
     writer.add_tokenizer_model(kind)
-    if pre:
-        writer.add_tokenizer_pre(pre)
-    if kind == "gpt2":
-        held = json.loads(tokenizer().backend_tokenizer.to_str())["model"]
-        typed = [(token, 1) for token in sorted(held["vocab"], key=held["vocab"].get)] + OWN
-        writer.add_token_merges([" ".join(pair) for pair in held["merges"]])
-    else:
-        bytes_ = [(f"<0x{byte:02X}>", 6) for byte in range(256)]
-        typed = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *bytes_, *((word, 1) for word in WORDS), *OWN]
-        writer.add_token_scores([-float((7 * at) % 19) for at in range(len(typed))])
     writer.add_token_list([token for token, _ in typed])
-    writer.add_token_types([kind for _, kind in typed])
-    named = {"bos": 1, "eos": 2, "unknown": 0, "padding": len(typed) - 6}  # the last is user-defined
-    for name in ids.split():
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", named[name])
-    for name, value in more.items():
-        (writer.add_bool if isinstance(value, bool) else writer.add_string)(f"tokenizer.{name}", value)
+    if "token_type" not in more:
+        writer.add_token_types([kind for _, kind in typed])
+    if merges := list(merges):
+        writer.add_token_merges(merges)
+    if scores:
+        writer.add_token_scores(list(scores))
+    for name, value in {"name": "none", **more}.items():
+        key = {"name": "general.name", "chat_template": "tokenizer.chat_template"}.get(name, f"tokenizer.ggml.{name}")
+        add = {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}
+        add[type(value)](key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
     return path
 
 
-FLAGS = {"ggml.add_bos_token": False, "ggml.add_eos_token": True}
-FILES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    **{
-        f"bytes, {pre}": (arch, "gpt2", {"pre": pre, "ids": "bos eos padding", "chat_template": "{{ messages }}"})
-        for pre, arch in zip(
-            ("", "gpt-2", "llama-bpe", "qwen2", "tekken", "gpt-4o"),
-            ("gpt2", "starcoder2", "llama", "qwen2", "stablelm", "gpt-oss"),
-            strict=True,
-        )
-    },
-    "bytes, ends": ("qwen3", "gpt2", {"pre": "qwen2", "ggml.add_bos_token": True, "ggml.add_eos_token": True}),
-    "bytes, no ids": ("falcon", "gpt2", {"ids": "", "ggml.add_bos_token": True}),
-    **{f"pieces, {arch}": (arch, "llama", {}) for arch in ("llama", "gemma2", "gemma3", "phi3", "qwen2")},
-    "pieces, ends": ("llama", "llama", {"ids": "bos eos unknown padding", **FLAGS}),
-    "pieces, no ids": ("gemma3", "llama", {"ids": ""}),
+def written(path: Path, architecture: str, kind: str, **more: Any) -> Path:
+    """A file with the words of the tests' own tokenizer."""
+    if kind != "gpt2":
+        return pieces(path, architecture=architecture, **more)
+    held = json.loads(tokenizer().backend_tokenizer.to_str())["model"]
+    typed = [(token, NORMAL) for token in sorted(held["vocab"], key=held["vocab"].get)]
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return write(path, kind, typed, map(" ".join, held["merges"]), architecture=architecture, **{**ids, **more})
+
+
+def byte_level(path: Path, pre: str, **more: Any) -> Path:
+    """Each pair of bytes that the texts have side by side is a token: ids show where they are split."""
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str
+    words = ["".join(part for part, _ in spelled(text)) for text in TEXTS]
+    pairs = sorted({(word[at], word[at + 1]) for word in words for at in range(len(word) - 1)})
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    typed = [*SPECIAL[:-2], *((letter, NORMAL) for letter in letters if letter != "ø"), SPECIAL[-2]]
+    typed += [(left + right, NORMAL) for left, right in pairs]
+    pairs += [("ĠĠ", "Ġ"), ("ĊĊ", "Ċ")]
+    typed += [(word, NORMAL) for word in ("ĠĠĠ", "ĊĊĊ", "Hello", "Ġthe", "123")]  # no merge makes the last three
+    ids = {"bos_token_id": 1, "eos_token_id": 2}
+    return write(path, "gpt2", typed, map(" ".join, pairs), pre=pre, **{**ids, **more})
+
+
+@cache
+def parts() -> list[str]:
+    """Letters of the texts, and what stands in them more than once."""
+    texts = [text.replace(" ", "▁") for text in TEXTS]
+    found = Counter(
+        text[at : at + size] for text in texts for size in (2, 3, 4, 8) for at in range(len(text) - size + 1)
+    )
+    known = {token for token, _ in (*SPECIAL, *BYTES)}
+    several = sorted(
+        (part for part, count in found.items() if count > 1 and part not in known), key=lambda p: (-found[p], p)
+    )
+    letters = sorted({letter for text in texts for letter in text} - known)
+    whole = {*letters}
+    made = []  # each by a merge of parts that are there
+    for part in sorted(several, key=len):
+        if any({part[:at], part[at:]} <= whole for at in range(1, len(part))):
+            whole.add(part)
+            made.append(part)
+    return [*sorted(made, key=lambda p: (-found[p], p)), *letters]
+
+
+def pieces(path: Path, **more: Any) -> Path:
+    """SentencePiece's kind: scores fall from token to token, and letters such as 🦙 are bytes."""
+    typed = [*SPECIAL, *BYTES, *((part, NORMAL) for part in parts() if part != "🦙")]
+    scores = [-float(id) for id in range(len(typed))]
+    return write(path, "llama", typed, scores=scores, **{"bos_token_id": 1, "eos_token_id": 2, **more})
+
+
+def merged(path: Path) -> Path:
+    """Gemma 4's kind: ▁ for spaces, and merges."""
+    typed = [*SPECIAL, *BYTES, *((part, NORMAL) for part in parts() if part != "🦙")]
+    whole = {token for token, _ in typed}
+    merges = [
+        f"{part[:at]} {part[at:]}" for part in parts() for at in range(1, len(part)) if {part[:at], part[at:]} <= whole
+    ]
+    return write(path, "gemma4", typed, merges, bos_token_id=1)
+
+
+def unigram(path: Path, **more: Any) -> Path:
+    typed = [*SPECIAL[:-2], *((part, NORMAL) for part in parts())]
+    scores = [-1.0 - len(token) / 3 - id / 999 for id, (token, _) in enumerate(typed)]
+    named = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "add_space_prefix": True}
+    return write(path, "t5", typed, scores=scores, **{**named, **more})
+
+
+PIECES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "llama, no prefix": {"add_space_prefix": False},
+    "llama, no bos": {"add_bos_token": False},
+    "llama, eos": {"add_eos_token": True},
+    "llama, ids by default": {"bos_token_id": 99_999},
+    "llama, Phi-3": {"name": "Phi-3 mini"},
+}
+BYTE_LEVEL: dict[str, dict[str, Any]] = {
+    **{pre: {"pre": pre} for pre in sorted(SPLITS) if SPLITS[pre].by_bytes},
+    "no pre": {"pre": ""},
+    "llama-bpe, no bos": {"pre": "llama-bpe", "add_bos_token": False},
+    "qwen2, bos and eos": {"pre": "qwen2", "add_bos_token": True, "add_eos_token": True},
+    "gpt-2, bos by default": {"pre": "gpt-2", "add_bos_token": True, "bos_token_id": 99_999},
+}
+UNIGRAM: dict[str, dict[str, Any]] = {
+    "t5": {"remove_extra_whitespaces": True, "add_bos_token": True},
+    "t5, all spaces": {"add_eos_token": False},
+}
+NAMES = [*BYTE_LEVEL, *PIECES, *UNIGRAM, "gemma4"]
+
+
+def made(name: str, path: Path) -> Path:
+    """The vocabulary of a rule."""
+    if name in BYTE_LEVEL:
+        return byte_level(path, **BYTE_LEVEL[name])
+    if name in PIECES:
+        return pieces(path, **PIECES[name])
+    return unigram(path, **UNIGRAM[name]) if name in UNIGRAM else merged(path)
+
+
+def digest(ids: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps(list(map(list, ids))).encode()).hexdigest()[:12]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ids_are_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
+    words = gguf_tokenizer.plain(made(name, tmp_path / "words.gguf"))
+    ids = [words.encode(text) for text in TEXTS]
+    assert digest(ids) == json.loads(GOLDEN.read_text())[name]
+    assert max(max(each, default=0) for each in ids) < len(words)
+    assert max(words.get_vocab().values()) == len(words) - 1
+    for text, each in zip(TEXTS, ids, strict=True):
+        stream = Detokenizer(words)
+        assert "".join(map(stream.push, each)) + stream.flush() == decode(words, each), text
+
+
+def test_every_pre_tokenizer_has_its_own_ids() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert set(golden) == set(NAMES)
+    rules = {SPLITS[pre] for pre in SPLITS if SPLITS[pre].by_bytes}
+    digests = {golden[pre] for pre in SPLITS if SPLITS[pre].by_bytes}
+    assert len(digests) == len(rules), "two rules give the same ids: the texts do not show how they differ"
+
+
+def spelled(path: Path, text: str) -> list[str | None]:
+    words = gguf_tokenizer.plain(path)
+    return [words.convert_ids_to_tokens(id) for id in words.encode(text)]
+
+
+def test_spaces_and_special_tokens_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
+    path = pieces(tmp_path / "a.gguf")
+    assert spelled(path, "") == ["<s>"]
+    assert spelled(path, " ") == ["<s>", "▁▁"]
+    assert spelled(path, "<s> the<|end|>\nthe") == ["<s>", "<s>", "▁▁", "the", "<|end|>", "▁\n", "the"]
+    assert spelled(path, "🦙") == ["<s>", "▁", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"]
+    assert spelled(pieces(tmp_path / "b.gguf", add_space_prefix=False), " the") == ["<s>", "▁the"]
+    stripped = ["<s>", "<|end|>", "▁the", "<tool>", "▁the", "<s>", "▁▁", "the"]
+    assert spelled(pieces(tmp_path / "c.gguf", name="Phi-3"), "<|end|> \n\tthe<tool> the<s> the") == stripped
+
+
+def test_tokens_that_texts_hold_whole(tmp_path: Path) -> None:
+    words = gguf_tokenizer.plain(byte_level(tmp_path / "a.gguf", "qwen2"))
+    # <|im_end|> is a normal token in the file, and known by its text
+    assert words.decode(words.encode("<|im_start|>a<tool><|im_end|>ø<s>"), skip_special_tokens=True) == "a<tool>ø"
+    words.backend_tokenizer.encode_special_tokens = True
+    assert [id for id in words.encode("<s><tool>") if id < len(SPECIAL)] == [9]
+
+
+def test_a_user_defined_letter_is_text_and_no_byte(tmp_path: Path) -> None:
+    words = gguf_tokenizer.plain(byte_level(tmp_path / "a.gguf", "deepseek-llm"))
+    ids = words.encode("øre, schøøn ø")
+    stream = Detokenizer(words)
+    assert decode(words, ids) == "".join(map(stream.push, ids)) + stream.flush() == "øre, schøøn ø"
+
+
+def test_harmony_shows_its_channels(tmp_path: Path) -> None:
+    names = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+    typed = [
+        *((name, CONTROL) for name in names),
+        *((letter, NORMAL) for letter in pre_tokenizers.ByteLevel.alphabet()),
+    ]
+    words = gguf_tokenizer.plain(write(tmp_path / "a.gguf", "gpt2", typed, ["a b"], pre="gpt-4o"))
+    assert decode(words, range(6)) == "<|start|><|channel|><|message|><|end|>"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown pre-tokenizer": ({"pre": "of-tomorrow"}, "tokenizer.ggml.pre is 'of-tomorrow'"),
+    "one that is not expressed": ({"pre": "mmbert"}, "tokenizer.ggml.pre is 'mmbert'"),
+    "another kind": ({"kind": "bert"}, "tokenizer.ggml.model is 'bert'; known are llama, gpt2, gemma4, t5"),
+    "a token twice": ({"typed": [("a", 1), ("b", 1), ("a", 1)]}, "tokens holds a twice"),
+    "a flag of another type": ({"add_bos_token": "yes"}, "add_bos_token is 'yes', neither true nor false"),
+    "BOS that nothing names": ({"add_bos_token": True}, "add_bos_token is true, and bos_token_id names no token"),
+    "types of too few": ({"token_type": [1, 1]}, "token_type has 2 items for 3 tokens"),
+    "types of texts": ({"token_type": ["1", "1", "1"]}, "token_type is an array of the type 8"),
+    "merges of numbers": ({"merges": [1, 2]}, "merges is an array of the type"),
+    "a chat template of a number": ({"chat_template": 5}, "tokenizer.chat_template is no text"),
 }
 
 
-@needs_newest("build the tokenizers of GGUF files in other ways")
-@pytest.mark.parametrize("name", FILES)
-def test_a_gguf_file_has_the_tokens_that_transformers_reads(name: str, tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_llama_cpp_does_not_read_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    told, why = REFUSED[name]
+    typed = [("a", NORMAL), ("b", NORMAL), ("ab", NORMAL)]
+    path = write(tmp_path / "a.gguf", **{"kind": "gpt2", "typed": typed, "merges": ["a b"], **told})
+    for read in (gguf_tokenizer.plain, lambda path: find(str(path)), lambda path: LoneTokenizer(str(path))):
+        with pytest.raises(ModelError, match=r"a\.gguf") as refused:
+            read(path)
+        assert why in str(refused.value)
 
-    architecture, kind, more = FILES[name]
-    path, rng = written(tmp_path / "words.gguf", architecture, kind, **more), random.Random(3)
-    theirs, ours = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name), gguf_tokenizer.plain(path)
-    assert (ours.get_vocab(), len(ours)) == (theirs.get_vocab(), len(theirs))
-    assert ours.special_tokens_map == theirs.special_tokens_map
-    assert ours.chat_template == theirs.chat_template
-    added = ours.backend_tokenizer.get_added_tokens_decoder()
-    assert {id: repr(token) for id, token in added.items()} == {
-        id: repr(token) for id, token in theirs.added_tokens_decoder.items()
-    }
-    letters = [*"".join(WORDS), " ", "\n", "<tool>", "é", "🦊", "the", "1"]
-    for text in [*TEXTS, *("".join(rng.choices(letters, k=rng.randrange(30))) for _ in range(150))]:
-        their = theirs(text, return_offsets_mapping=True)
-        our = ours(text, return_offsets_mapping=True)
-        assert our == {key: their[key] for key in ("input_ids", "offset_mapping")}, text
-        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
-    for _ in range(150):
-        ids = rng.choices(range(len(theirs)), k=rng.randrange(1, 8))
-        for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip)
+
+def test_implied_merges_are_bounded(tmp_path: Path) -> None:
+    """1.1 MB of tokens a, aa, aaa ... imply a million merges of a thousand letters."""
+    typed = [("<unk>", UNKNOWN), *(("a" * size, NORMAL) for size in range(1, 1450))]
+    path = write(tmp_path / "a.gguf", "llama", typed, scores=[-float(id) for id in range(len(typed))])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match=r"tokens imply merges of [\d,]+ letters, and at most 67,108,864 are read"):
+        gguf_tokenizer.plain(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
 def test_prompts_for_a_server_can_have_the_ids_of_a_gguf_file(tmp_path: Path) -> None:
-    lone, text = LoneTokenizer(str(written(tmp_path / "words.gguf", "llama", "llama"))), "the cat <tool>"
+    lone, text = LoneTokenizer(str(pieces(tmp_path / "words.gguf"))), "the cat <tool>"
     assert lone.ids(text) == gguf_tokenizer.plain(tmp_path / "words.gguf").encode(text)
 
 
-def test_what_may_be_read_otherwise_is_left_to_transformers(tmp_path: Path) -> None:
-    def why(path: Path) -> str:
-        with pytest.raises(UnsupportedTokenizer) as said:
-            gguf_tokenizer.plain(path)
-        return str(said.value)
+def test_files_beside_it_and_the_runtime_change_nothing(tmp_path: Path) -> None:
+    from tests.models.test_gguf import written as model
 
-    assert "'t5'" in why(written(tmp_path / "a.gguf", "llama", "t5"))
-    assert "'mamba'" in why(written(tmp_path / "b.gguf", "mamba", "gpt2"))
-    assert "'smollm'" in why(written(tmp_path / "c.gguf", "llama", "gpt2", pre="smollm"))
-    with pytest.raises(ModelError, match=r"cannot be loaded without its model: .* is 'smollm'"):
-        LoneTokenizer(str(tmp_path / "c.gguf"))
-    (tmp_path / "tokenizer_config.json").write_text("{}")
-    assert why(written(tmp_path / "d.gguf", "llama", "gpt2")) == "tokenizer_config.json beside the file may change it"
+    path = model(tmp_path / "tiny.gguf")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    texts = ("the cat  sat", "<eos>12 naïve")
+    ids = [gguf_tokenizer.plain(path).encode(text) for text in texts]
+    for runtime in ("native", "transformers"):
+        quantize = "gguf" if runtime == "native" else None
+        words = load(Runtime(model=str(path), runtime=runtime, quantize=quantize)).tokenizer
+        assert isinstance(words, PlainTokenizer)
+        assert [words.encode(text) for text in texts] == ids
+
+
+# -- beside the program itself -----------------------------------------------------------------------------------------
+
+
+def tokenized(path: Path, text: str, *flags: str) -> list[int]:
+    """What llama-tokenize prints."""
+    program = next(Path(str(LLAMA_CPP)).rglob("bin/llama-tokenize"))
+    command = [str(program), "-m", str(path), "--stdin", "--ids", "--no-escape", "--log-disable", *flags]
+    done = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
+    return list(ast.literal_eval(done.stdout.decode()))
+
+
+REAL = sorted(Path(LLAMA_CPP).rglob("ggml-vocab-*.gguf")) if LLAMA_CPP else []
+
+
+@pytest.mark.skipif(not REAL, reason="GENCTL_LLAMA_CPP names no folder of llama.cpp with its source and its programs")
+@pytest.mark.parametrize("path", REAL, ids=lambda path: path.stem.removeprefix("ggml-vocab-"))
+def test_ids_of_real_vocabularies(path: Path) -> None:
+    if "bert-bge" in path.name:  # WordPiece
+        with pytest.raises(ModelError, match="model is 'bert'"):
+            gguf_tokenizer.plain(path)
+        return
+    words, listed = gguf_tokenizer.plain(path), Path(f"{path}.inp")
+    texts = [*TEXTS]
+    if listed.is_file():
+        lines = Path(f"{path}.out").read_text().splitlines()
+        own = listed.read_bytes().decode().split("\n__ggml_vocab_test__\n")[: len(lines)]
+        expected = [[int(id) for id in line.split()] for line in lines]
+        assert [words.encode(text, add_special_tokens=False) for text in own] == expected
+        texts += own
+    unigram = words.backend_tokenizer.model.__class__.__name__ == "Unigram"
+    if unigram:  # the library normalizes marks otherwise, and finds control tokens among the pieces of a text
+        texts = [text for text in texts if text.isascii()]
+    for joint in ("".join(texts), "\n".join(texts)):
+        assert words.encode(joint) == tokenized(path, joint)
+        assert words.encode(joint, add_special_tokens=False) == tokenized(path, joint, "--no-bos")
+        words.backend_tokenizer.encode_special_tokens = True
+        assert unigram or words.encode(joint) == tokenized(path, joint, "--no-parse-special")
+        words.backend_tokenizer.encode_special_tokens = False
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: made(name, Path(folder) / f"{at}.gguf") for at, name in enumerate(NAMES)}
+        found = {name: digest([tokenized(path, text) for text in TEXTS]) for name, path in paths.items()}
+    json.dump(found, sys.stdout, indent=0)

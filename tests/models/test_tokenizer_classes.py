@@ -78,16 +78,10 @@ FILES = {"bytes": byte_level, "llama": llama, "unigram": unigram, "WordPiece": w
 NATIVE = {
     "GPT2Tokenizer": ("bytes", "gpt2"),
     "GPTNeoXTokenizer": ("bytes", "gpt_neox"),
-    "CodeGenTokenizer": ("bytes", "phi"),
-    "CohereTokenizer": ("bytes", "cohere2"),
     "Qwen2Tokenizer": ("bytes", "qwen2"),
-    "RobertaTokenizer": ("bytes", "bart"),
-    "BartTokenizer": ("bytes", "bart"),
     "BloomTokenizer": ("bytes", "bloom"),
     "LlamaTokenizer": ("llama", "llama"),
     "GemmaTokenizer": ("llama", "gemma2"),
-    "T5Tokenizer": ("unigram", "t5"),
-    "PegasusTokenizer": ("unigram", "pegasus"),
     "PreTrainedTokenizerFast": ("WordPiece", "llama"),
 }
 FIELDS: dict[str, dict[str, Any]] = {
@@ -188,9 +182,13 @@ def test_what_is_registered_is_what_transformers_has_registered() -> None:
     "name", [None, "GPT2TokenizerFast", "LlamaTokenizerFast", "Qwen2Tokenizer", "PreTrainedTokenizerFast", BACKEND]
 )
 def test_the_class_depends_on_the_model_type_too(name: str | None, model_type: str, tmp_path: Path) -> None:
-    kind = "unigram" if REGISTERED[model_type] in ("T5Tokenizer", "PegasusTokenizer") and name is None else "bytes"
     fields = {} if name is None else {"tokenizer_class": name}
-    assert_equal(tmp_path, folder(tmp_path, FILES[kind](), model_type, fields))
+    config = folder(tmp_path, byte_level(), model_type, fields)
+    if name is None and REGISTERED[model_type] not in (None, BACKEND, *CLASSES):
+        with pytest.raises(UnsupportedTokenizer, match=f"{REGISTERED[model_type]} is not known to genctl"):
+            plain(tmp_path, config)
+    else:
+        assert_equal(tmp_path, config)
 
 
 def test_what_else_can_name_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,14 +202,14 @@ def test_what_else_can_name_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert plain(path.absolute(), config).backend_tokenizer.normalizer is None
 
 
-@pytest.mark.parametrize("name", ["GPT2Tokenizer", "T5Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizerFast"])
 def test_older_files_count_where_no_added_tokens_are_named(name: str, tmp_path: Path) -> None:
     kind, model_type = NATIVE[name]
     fields = {"tokenizer_class": name, "pad_token": "<p>"}
     maps: list[dict[str, Any]] = [
         {"eos_token": {"content": "<end>", "lstrip": True}, "bos_token": "<s>"},
         {"eos_token": "</s>", "extra_special_tokens": [TOOL, "<x>"], "image_token": "<i>"},
-        {"additional_special_tokens": ["<extra_id_0>", "<x>"] if kind != "unigram" else ["<x>"]},
+        {"additional_special_tokens": ["<extra_id_0>", "<x>"]},
     ]
     for n, told in enumerate(maps):
         for decoder in ({}, {"added_tokens_decoder": {"1": {"content": "<x>", **FLAGS}}}):
@@ -243,7 +241,7 @@ def test_a_mistral_vocabulary_of_any_size(tmp_path: Path) -> None:
 
 
 def test_a_class_with_another_vocabulary_is_left_to_transformers(tmp_path: Path) -> None:
-    for name, kind in (("T5Tokenizer", "bytes"), ("GPT2Tokenizer", "unigram"), ("LlamaTokenizer", "WordPiece")):
+    for name, kind in (("Qwen2Tokenizer", "unigram"), ("GPT2Tokenizer", "unigram"), ("LlamaTokenizer", "WordPiece")):
         config = folder(tmp_path, FILES[kind](), "llama", {"tokenizer_class": name})
         with pytest.raises(UnsupportedTokenizer, match="vocabulary"):
             plain(tmp_path, config)
