@@ -106,7 +106,7 @@ def _token(one: Token) -> Listed:
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
     text = next((text for text in (one.get("token"), one.get("tok_str"), one.get("content")) if text is not None), None)
-    return listed(one.get("id", one.get("token_id")), text, number)
+    return listed(one.get("token_id") if (id := one.get("id")) is None else id, text, number)
 
 
 def piece_of(one: Entry) -> TracePiece:
@@ -120,22 +120,22 @@ def piece_of(one: Entry) -> TracePiece:
 
 def best_of(tops: Any, path: str) -> tuple[Listed, ...]:
     """The best tokens of a trainer: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
-    found = []
+    if not tops and (tops is None or isinstance(tops, list)):
+        return ()
     if isinstance(tops, dict):
         are_ids = all(key.isdecimal() and len(key) < 19 for key in tops)
         tops = [[int(key) if are_ids else key, number] for key, number in tops.items()]
-    for place, each in enumerate(fit(list[Any] | None, tops, path) or ()):
-        where = f"{path}.{place}"
+    found: list[Any] = []
+    for place, each in enumerate(fit(list[Any], tops, path)):
         if isinstance(each, dict):
-            found.append(_token(fit(Token, each, where)))
-            continue
-        if not isinstance(each, list) or len(each) not in (2, 3):
-            raise BadShape(f"{where}: expected a token and its number")
-        id, *text, number = each if len(each) == 3 or not isinstance(each[0], str) else (None, *each)
-        if isinstance(number, dict):  # vLLM's Logprob
-            number = fit(Token, number, where).get("logprob")
-        found.append(listed(*fit(tuple[Count, Word, Number], [id, text[0] if text else None, number], where)))
-    return tuple(found)
+            found.append(_token(fit(Token, each, f"{path}.{place}")))
+        elif isinstance(each, list) and len(each) in (2, 3):
+            id, text, number = each if len(each) == 3 else (None, *each) if isinstance(each[0], str) else (
+                each[0], None, each[1])  # fmt: skip
+            found.append((id, text, number.get("logprob") if isinstance(number, dict) else number))  # vLLM's Logprob
+        else:
+            raise BadShape(f"{path}.{place}: expected a token and its number")
+    return tuple(listed(*one) for one in fit(list[tuple[Count, Word, Number]], found, path))
 
 
 def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str) -> tuple[TracePiece, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.documents.shapes import BadShape, value_of
 from genctl.errors import InputError, nearest, printable, quote
-from genctl.parity.shapes import FIELDS, FITTING, Llama, Ollama, OpenAI, SGLang, body_of, id_of, rows_of
+from genctl.parity.shapes import FIELDS, FITTING, OF_PROMPTS, Llama, Ollama, OpenAI, SGLang, body_of, id_of, rows_of
 from genctl.parity.trace_rows import TraceRow, fit, prompt_of
 
 MOST_SHOWN = 100  # failed rows whose reasons are kept
@@ -53,26 +53,30 @@ class _Answer:
         for place, part in _parts(event):
             own = self.parts.setdefault(place, {})
             _extend(own, part, repeats="meta_info" in part)
-            ends = own.get("finish_reason") or (own.get("meta_info") or {}).get("finish_reason")
+            ends = own.get("finish_reason") or _object(own, "meta_info").get("finish_reason")
             (self.open.discard if ends or True in (own.get("stop"), own.get("done")) else self.open.add)(place)
 
     def document(self) -> Document:
         """The whole answer."""
         for part in self.parts.values():
-            for holder in (part, part.get("message") or {}):
+            for holder in (part, _object(part, "message")):
                 for key in _TEXTS:
                     if isinstance(pieces := holder.get(key), list):
                         holder[key] = "".join(text for text in pieces if isinstance(text, str))
         parts = [part for _, part in sorted(self.parts.items())]
-        return Document(
-            self.where, {**self.whole, "choices": parts} if "choices" in self.whole else parts[0], self.error
-        )
+        whole = {**self.whole, "choices": parts} if "choices" in self.whole else parts[0] if parts else None
+        return Document(self.where, whole, self.error)
 
 
 def _parts(event: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     for part in event.get("choices", [event]):
         message = part.get("message") or part.get("delta")
         yield part.get("index") or 0 if "choices" in event else 0, {**part, "message": message, "delta": None}
+
+
+def _object(part: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object within a part; empty where there is none."""
+    return value if isinstance(value := part.get(key), dict) else {}
 
 
 def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) -> None:
@@ -89,7 +93,8 @@ def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) ->
             else:
                 before.extend(value)
         elif isinstance(value, dict) and key in _OBJECTS:
-            _extend(whole.setdefault(key, {}), value, repeats=repeats)
+            whole[key] = before if isinstance(before, dict) else {}
+            _extend(whole[key], value, repeats=repeats)
         elif value is not None:
             whole[key] = value
 
@@ -154,31 +159,27 @@ def _event(event: Any) -> Any:
 # -- files -------------------------------------------------------------------------------------------------------------
 
 
-def _documents(path: str) -> Iterator[Document]:
-    """The JSON values of a file. Raises InputError."""
-    lines = ((number, line.removeprefix(_BOM)) for number, line in enumerate(reader.lines(path), 1))
-    try:
-        lines = ((number, line) for number, line in lines if line.strip())
-        if (first := next(lines, None)) is None:
+def _documents(given: Iterable[bytes]) -> Iterator[Document]:
+    """The JSON values in the lines of a file. Raises Unreadable."""
+    lines = ((number, line.removeprefix(_BOM)) for number, line in enumerate(given, 1))
+    lines = ((number, line) for number, line in lines if line.strip())
+    if (first := next(lines, None)) is None:
+        return
+    held, size = [first], 0
+    if not first[1].startswith((b"data:", b"event:", b"id:", b":")) and isinstance(_loaded(first[1]), BadJson):
+        for each in lines:
+            held.append(each)
+            if (size := size + len(each[1])) > reader.MOST:
+                break
+        value = _loaded(b"".join(line for _, line in held)) if size <= reader.MOST else BadJson()
+        # one document of several lines; else lines, of which the first is broken
+        if not isinstance(value, BadJson) or all(isinstance(_loaded(line), BadJson) for _, line in held[:2]):
+            yield from _items("the document", value)
             return
-        held, total = [first], 0
-        if not first[1].startswith((b"data:", b"event:", b":", b"id:")) and isinstance(_loaded(first[1]), BadJson):
-            for each in lines:
-                held.append(each)
-                if (total := total + len(each[1])) > reader.MOST:
-                    break
-            else:
-                value = _loaded(b"".join(line for _, line in held))
-                # one document of several lines; else lines, of which the first is broken
-                if not isinstance(value, BadJson) or all(isinstance(_loaded(line), BadJson) for _, line in held[:2]):
-                    yield from _items("the document", value)
-                    return
-        yield from _lines(chain(held, lines))
-    except Unreadable as error:
-        raise InputError(f"the trace could not be read: {error}: {printable(path)}") from None
+    yield from _lines(chain(held, lines))
 
 
-def _lines(lines: Iterator[tuple[int, bytes]]) -> Iterator[Document]:
+def _lines(lines: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
     """The JSON values of lines, and of events that are sent in lines."""
     streams = _Streams()
     for number, line in lines:
@@ -242,6 +243,20 @@ class TraceFile:
     hint: str = ""
     total: int = 0  # rows
     requests: int = 0
+    step: int = 1  # of the rows that are kept
+
+    def take(self, document: Document, name: str, id: str, fields: Mapping[str, str]) -> list[TraceRow]:
+        """The rows of a document."""
+        where, rows = f"{name}, {document.where}", list[TraceRow]()
+        try:
+            if document.error:
+                raise InputError(f"{where}: {document.error}", hint=FITTING)
+            rows = rows_of(document.value, where, id, fields)
+        except InputError as error:
+            self.hint = error.hint
+            self.fail(id, error.message)
+        self.requests += not (len(rows) == 1 and rows[0].sequence)  # genctl writes a record for each sequence
+        return rows
 
     def fail(self, id: str, reason: str) -> None:
         """A row that cannot be audited."""
@@ -252,31 +267,23 @@ class TraceFile:
 
 def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     """At most `most` rows of a file. Raises InputError if it has none."""
-    trace, step = TraceFile(), 1
-    kept: list[tuple[Place, TraceRow]] = []
-    for number, document in enumerate(_documents(path), 1):
-        where = f"{printable(path)}, {document.where}"
-        try:
-            if document.error:
-                raise InputError(f"{where}: {document.error}", hint=FITTING)
-            found = rows_of(document.value, where, str(number), fields)
-        except InputError as error:
-            trace.fail(str(number), error.message)
-            trace.hint, found = error.hint, []
-            if trace.failed > MOST_SHOWN and not kept:
+    trace, kept, name = TraceFile(), list[tuple[Place, TraceRow]](), printable(path)
+    try:
+        for number, document in enumerate(_documents(reader.lines(path)), 1):
+            rows = trace.take(document, name, str(number), fields)
+            if trace.failed > MOST_SHOWN and not trace.total:
                 break
-        # genctl writes a record for each sequence
-        trace.requests += not (found and len(found) == 1 and found[0].sequence)
-        for row in found:
-            if trace.total % step == 0:
-                kept.append((Place(trace.requests - 1, trace.total), row))
-            trace.total += 1
-            if len(kept) >= 2 * most:
-                step *= 2
-                kept = [(place, one) for place, one in kept if place.row % step == 0]
+            for row in rows:
+                if trace.total % trace.step == 0:
+                    kept.append((Place(trace.requests - 1, trace.total), row))
+                trace.total += 1
+                if len(kept) >= 2 * most:
+                    trace.step *= 2
+                    kept = [(place, one) for place, one in kept if place.row % trace.step == 0]
+    except Unreadable as error:
+        raise InputError(f"the trace could not be read: {error}: {name}") from None
     if not kept:
-        message = next(iter(trace.bad.values()), f"{printable(path)}: there is no row")
-        raise InputError(message, hint=trace.hint or FITTING)
+        raise InputError(next(iter(trace.bad.values()), f"{name}: there is no row"), hint=trace.hint or FITTING)
     spread = [kept[place * len(kept) // min(most, len(kept))] for place in range(min(most, len(kept)))]
     trace.places, trace.rows = [place for place, _ in spread], [row for _, row in spread]
     return trace
@@ -288,29 +295,28 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
 def _prompts(path: str) -> Iterator[tuple[str | None, dict[str, Any]]]:
     """The id and the prompt of each row of a file: of JSON, if its name or its first line says so; else lines.
 
-    Raises InputError.
+    Raises BadShape and Unreadable.
     """
-    name = f"--prompts {printable(path)}"
-    lines = [line.removeprefix(_BOM).rstrip(b"\r\n") for line in reader.lines(path)]
+    lines = [line.removeprefix(_BOM) for line in reader.lines(path)]
     while lines and not lines[-1].strip():
         lines.pop()
-    first = _loaded(next((line for line in lines if line.strip()), b""))
-    if not path.endswith((".json", ".jsonl", ".ndjson")) and not isinstance(first, dict):
+    is_json = isinstance(_loaded(next((line for line in lines if line.strip()), b"")), dict)
+    if not is_json and not path.endswith((".json", ".jsonl", ".ndjson")):
         for number, line in enumerate(lines, 1):
             try:
-                yield None, {"prompt": line.decode()}
+                yield None, {"prompt": line.rstrip(b"\r\n").decode()}
             except UnicodeDecodeError as error:
-                raise InputError(f"{name}, line {number}: byte {error.start + 1} is not UTF-8") from None
+                raise BadShape(f"line {number}: byte {error.start + 1} is not UTF-8") from None
         return
-    for where, value, wrong in _documents(path):
+    for where, value, wrong in _documents(lines):
         try:
             row = {"prompt": value} if isinstance(value, str) else fit(dict[str, Any], value, "the row")
             found = prompt_of(body_of(row)) if not wrong else {}
-            if wrong or not found:
+            if not found.keys() & {*OF_PROMPTS}:
                 raise BadShape(wrong or "expected a prompt, prompt_ids or messages")
             yield id_of(row), found
         except BadShape as error:
-            raise InputError(f"{name}, {where}: {error}") from None
+            raise BadShape(f"{where}: {wrong or error}") from None
 
 
 def with_prompts(trace: TraceFile, path: str) -> None:
@@ -318,7 +324,7 @@ def with_prompts(trace: TraceFile, path: str) -> None:
     name = f"--prompts {printable(path)}"
     try:
         found = [*_prompts(path)]
-    except Unreadable as error:
+    except (Unreadable, BadShape) as error:
         raise InputError(f"{name}: {error}") from None
     by_id = {id: prompt for id, prompt in found if id is not None}
     if any(row.own_id and row.id in by_id for row in trace.rows):

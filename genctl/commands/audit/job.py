@@ -241,7 +241,4 @@ def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
     dtype = own if dtype == "auto" else dtype
     if dtype not in DTYPES:
         raise UsageError(f"dtype = {dtype}: must be one of {', '.join(DTYPES)}")
-    quantize = declared["quantize"]
-    if quantize not in (None, "int8", "int4"):
-        raise UsageError(f"quantize = {quantize}: an audit knows int8 and int4; give the GGUF file as --model")
-    return dtype, quantize
+    return dtype, None if declared["quantize"] == "gguf" else declared["quantize"]  # of a GGUF file that is --model
