@@ -160,9 +160,11 @@ def exists(path: str) -> bool:
 
 
 def split(text: str) -> tuple[str, str]:
-    """What stands before the settings, and the settings."""
-    found = _SETTINGS.search(text)
-    return (text, "") if found is None else (text[: found.start()], text[found.end() :])
+    """What stands before the settings, and the settings. An existing file or folder may have `@` in its name."""
+    if (first := _SETTINGS.search(text)) is None or exists(text):
+        return text, ""
+    found = next((found for found in _SETTINGS.finditer(text) if exists(text[: found.start()])), first)
+    return text[: found.start()], text[found.end() :]
 
 
 def read(

@@ -5,7 +5,7 @@ Besides the usual hints there are those of `annotated_types` (`Ge`, `Le`, `MinLe
 
 - a tuple is a list in JSON;
 - a float may be null, and is then NaN, which is what a writer makes of a number that is not known. Say `Known` for one
-  that has to be there;
+  that has to be there, and `Written` for a number of another program, which may be NaN or infinite;
 - a TypedDict stays a dict. Its other keys are left as they are. As a mark (`Annotated[dict[str, Any], SomeDict]`) it is
   the shape of a dict whose keys a program does not know.
 
@@ -45,7 +45,12 @@ class _Known:
     """Of a float: null will not do."""
 
 
+class _Written:
+    """Of a float: any will do, but not null."""
+
+
 Known: TypeAlias = Annotated[float, _Known()]
+Written: TypeAlias = Annotated[float, _Written()]
 Natural: TypeAlias = Annotated[int, Ge(0), Le(2**63 - 1)]  # 0, 1, 2, …
 
 
@@ -154,6 +159,8 @@ def _int(marks: tuple[Any, ...]) -> CoreSchema:
 def _float(marks: tuple[Any, ...]) -> CoreSchema:
     from pydantic_core import core_schema as make
 
+    if any(isinstance(mark, _Written) for mark in marks):
+        return make.float_schema(strict=True)
     number = make.float_schema(strict=True, allow_inf_nan=False, **_bounds(marks))
     if any(isinstance(mark, _Known) for mark in marks):
         return number

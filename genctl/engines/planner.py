@@ -41,6 +41,7 @@ class Prompt:
     text: str  # recorded
     shown: str = ""  # of a conversation: its messages
     note: str = ""  # what its writer should know
+    spelled: tuple[int, ...] | None = None  # the ids of `text`, where that is all that was given
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class PlannedLane:
 
     def began(self, request: Request, model: str, *, encoder_decoder: bool) -> events.Began:
         """The event with which the lane begins."""
+        read = self.lane.source or self.lane.tokens
         return events.Began(
             request.id,
             self.prompt.text,
@@ -68,6 +70,7 @@ class PlannedLane:
             encoder_decoder,
             self.prompt.shown,
             request.run,
+            prompt_ids=() if read == self.prompt.spelled else read,
         )
 
     def results(self) -> LaneResults | None:
@@ -202,7 +205,8 @@ class Planner:
             return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
         ids = tuple(text.encode_prompt(self.loaded, request.prompt))
-        return Prompt(ids, request.prompt, note=self._note(ids, "the tokenizer writes it before each prompt"))
+        note = self._note(ids, "the tokenizer writes it before each prompt")
+        return Prompt(ids, request.prompt, note=note, spelled=ids)
 
     def _note(self, ids: Sequence[int], why: str = "") -> str:
         """A note if a prompt begins with BOS twice, because of `why`, or is longer than the texts of the training."""

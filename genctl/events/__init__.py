@@ -137,6 +137,7 @@ class Began:
     shown: str = ""  # the prompt as people read it, where it is a conversation: without the template
     run: Natural = 0  # of a comparison, on the command line, from 1
     input: dict[str, Any] | None = None  # the columns of the row
+    prompt_ids: tuple[Natural, ...] = ()  # that were read, where the text of the prompt alone does not give them
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class Result:
     truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
     backend: str = ""  # the server that generated it
+    prompt_ids: tuple[int, ...] = ()  # that were read, where `prompt` alone does not give them
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -219,6 +220,7 @@ def _result(lane: LaneHistory, sequences: list[Sequence], **more: Any) -> Result
         accepted=lane.accepted,
         truncated=int(_setting(lane, "truncated", 0)),
         backend=str(_setting(lane, "backend", "")),
+        prompt_ids=began.prompt_ids,
         **more,
     )
 

@@ -140,6 +140,8 @@ class RowShape:
 
         In the `cells` of a table an empty one is a key that the row lacks.
         """
+        if template is None and data.get("schema") == SCHEMA and "prompt_ids" in self._keys & data.keys():
+            data = {key: value for key, value in data.items() if key != "prompt"}  # a record: its ids say what was read
         if template is None and not cells and data.keys() <= self._keys:
             return data, {}
         own: dict[str, Any] = {}
@@ -167,10 +169,11 @@ class RowShape:
 
     def filled(self, template: Template, data: dict[str, Any]) -> str:
         """The prompt that a template makes of a row. Raises RefusedRow, also for a row with another than `prompt`."""
-        others = (key for key in self.prompts if key not in ("prompt", "text"))
+        is_record = data.get("schema") == SCHEMA
+        others = () if is_record else (key for key in self.prompts if key not in ("prompt", "text"))
         if other := next((key for key in others if data.get(key) not in _EMPTY), None):
             raise RefusedRow(f"template: it makes a prompt, but the row has {other}")
-        earlier = data.get("input") if data.get("schema") == SCHEMA else None  # the columns of a record that is a row
+        earlier = data.get("input") if is_record else None  # the columns of a record that is a row
         return template.fill({**earlier, **data} if isinstance(earlier, dict) else data)
 
     def meant(self, name: str) -> str:

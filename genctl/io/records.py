@@ -31,13 +31,14 @@ def record(
     timing: Mapping[str, float] | None = None,
     extra: Mapping[str, Any] | None = None,
     reused_tokens: int | None = None,
+    prompt_ids: Sequence[int] = (),
 ) -> dict[str, Any]:
     """One returned sequence of one row. `sequence` counts from 0; log-probabilities are in nats, `timing` in seconds.
 
     `seed` is None where nothing is drawn. `tokens` adds the per-token entries; their processors' traces carry seconds
     only if there is a `timing`. `extra` is appended at the end; ValueError if it would replace a key. `reused_tokens`
     of the prompt were in a prompt cache; None: there is none. `prompt_tokens` is None where a server does not count
-    them.
+    them. `prompt_ids` are those that were read, where `prompt_text` alone does not give them.
     """
     fields: dict[str, Any] = {
         "schema": SCHEMA,
@@ -60,6 +61,8 @@ def record(
     }
     if row.columns:
         fields["input"] = row.columns
+    if prompt_ids:
+        fields["prompt_ids"] = list(prompt_ids)
     if reused_tokens is not None:
         fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
@@ -110,6 +113,7 @@ def result_record(
         timing=timing,
         extra={**result.remarks, **extra},
         reused_tokens=reused_tokens,
+        prompt_ids=result.prompt_ids,
     )
 
 

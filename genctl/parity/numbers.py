@@ -165,7 +165,9 @@ def remains(number: Number, logits: Tensor, places: Entries) -> Tensor:
         outside = predicted < least[at] - 1e-9
         predicted = torch.where(outside, -torch.inf, predicted - mass[at])
     found = _UNITS[number.unit](places.value) - predicted
-    return found if missing is None else torch.where(missing, torch.nan, found)
+    if missing is None:
+        return found
+    return torch.where(missing, torch.where(places.value == 0, 0.0, torch.nan), found)  # 0 fills the place
 
 
 def _whole(logits: Tensor, places: Entries) -> Tensor:

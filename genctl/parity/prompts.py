@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from genctl.config.chat_settings import check_is_chat, variables_of
+from genctl.config.layers import Resolved, overlay, row_layer
+from genctl.documents.shapes import BadShape
 from genctl.engines.server.told import TokenNames
-from genctl.errors import GenctlError, InputError, ModelError, quote
+from genctl.errors import GenctlError, InputError, ModelError, count, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel
-from genctl.models.text import check_ids, continuation, detokenizer, encode, encode_prompt
-from genctl.parity.shapes import TraceRow
+from genctl.models.text import continuation, decode, detokenizer, encode, encode_prompt
+from genctl.params import Runtime
+from genctl.parity.audit_values import Impossible
+from genctl.parity.trace_rows import TracePiece, TraceRow, with_ids
 from genctl.parity.values import Text
 
 Ids: TypeAlias = "tuple[int, ...]"
@@ -45,9 +51,9 @@ class AuditRow:
 class AuditPrompts:
     """Reads rows with the tokenizer of the reference, and changes their prompts."""
 
-    def __init__(self, loaded: LoadedModel, *, as_chat: bool, variables: Mapping[str, Any], bos: int | None) -> None:
-        """`as_chat`: plain prompts are a user's message. `bos`: of the model, where the tokenizer names none."""
-        self._loaded, self._as_chat, self._variables = loaded, as_chat, dict(variables)
+    def __init__(self, loaded: LoadedModel, resolved: Resolved, *, bos: int | None) -> None:
+        """`resolved`: how chats are rendered. `bos`: of the model, where the tokenizer names none."""
+        self._loaded, self._resolved = loaded, resolved
         self._tokenizer: Any = loaded.tokenizer
         own = getattr(self._tokenizer, "bos_token_id", None)
         self._bos = bos if own is None else own
@@ -55,76 +61,130 @@ class AuditPrompts:
         if self._tokenizer is not None:
             self._names = TokenNames(self._tokenizer, detokenizer(self._tokenizer).piece)
         self.dropped = 0  # listed tokens whose text several tokens have
+        self.impossible = Impossible(loaded.vocab_size)
 
     # -- as they should be ---------------------------------------------------------------------------------------------
 
-    def row(self, row: TraceRow, name: str) -> AuditRow:
-        """A row in tokens. Raises InputError or ModelError."""
+    def row(self, row: TraceRow, name: str) -> AuditRow | None:
+        """A row in tokens; None if the reference can read none of it. Raises InputError or ModelError."""
         prompt, text = self._read(row), row.text or ""
+        if self.impossible.known(name, None, prompt) < len(prompt):
+            return None
         if row.total == row.total:  # a continuation with one number
             whole = encode_prompt(self._loaded, (row.prompt or "") + text)
             known = tuple(whole[len(prompt) :]) if tuple(whole[: len(prompt)]) == prompt else ()
             ids = known or tuple(continuation(self._tokenizer, text))
             nothing: Mapping[int, float] = {}
-            return AuditRow(Text(row.id, prompt, ids, row.prompt or "", name), (float("nan"),) * len(ids),
+            return AuditRow(Text(row.name, prompt, ids, row.prompt or "", name), (math.nan,) * len(ids),
                             (nothing,) * len(ids), row)  # fmt: skip
-        if not row.pieces or all(piece.number != piece.number for piece in row.pieces):
+        if all(piece.number is None for piece in row.pieces):
             raise InputError("it has no log-probabilities: ask the engine for them")
-        ids, way = self._ids(row)
-        if (wrong := next((id for id in ids if id >= self._loaded.vocab_size), None)) is not None:
-            raise InputError(f"a token has id {wrong}, but the model's ids are 0 to {self._loaded.vocab_size - 1}")
-        tops: list[Mapping[int, float]] = []
-        for id, piece in zip(ids, row.pieces, strict=True):
+        pieces, ids, way = self._tokens(row)
+        ids = ids[: self.impossible.known(name, 0, ids)]
+        numbers, tops = [], list[Mapping[int, float]]()
+        for index, (id, piece) in enumerate(zip(ids, pieces, strict=False)):
             found: dict[int, float] = {}
             for other, shown, value in piece.top:
                 known_id = other if other is not None else id if shown == piece.text else self._id_of(way, shown)
                 if known_id is None:
                     self.dropped += 1
-                elif known_id != id and known_id < self._loaded.vocab_size:
+                elif self.impossible.known(name, index, (known_id,)) and value is not None:
                     found[known_id] = value
-            tops.append(found)
-        numbers = tuple(piece.number for piece in row.pieces)
-        return AuditRow(Text(row.id, prompt, ids, row.prompt or "", name), numbers, tuple(tops), row)
+            number = self.impossible.number(name, index, piece.number, untold=bool(piece.top) and id not in found)
+            listed = self.impossible.listed(name, index, {id: number, **found} if number == number else found)
+            tops.append({other: value for other, value in listed.items() if other != id})
+            numbers.append(number)
+        if all(number != number for number in numbers) and not any(tops):
+            return None
+        return AuditRow(Text(row.name, prompt, ids, row.prompt or "", name), tuple(numbers), tuple(tops), row)
 
     def _read(self, row: TraceRow) -> Ids:
         if row.prompt_ids is not None:
-            check_ids(row.prompt_ids, self._loaded.vocab_size)
             if not row.prompt_ids:
                 raise InputError("its prompt has no token")
             return row.prompt_ids
         if (messages := self._messages(row)) is not None:
-            return self._rendered(messages)
+            return self._rendered(row, messages)
         if row.prompt is None:
             raise InputError("it does not say what was read: --prompts FILE has the prompts")
-        return tuple(encode_prompt(self._loaded, row.prompt))
+        check_is_chat(self._resolved.runtime)
+        given = tuple(encode_prompt(self._loaded, row.prompt))
+        once = given  # servers and trainers write a prompt with the BOS that was read
+        while len(once) > 1 and once[0] == once[1] == self._bos:
+            once = once[1:]
+        if not row.prompt_tokens:
+            return once
+        ways = (given, once, tuple(encode(self._tokenizer, row.prompt, add_special_tokens=False)))
+        for ids in ways if row.is_exact else (once,):
+            if abs(len(ids) - row.prompt_tokens) <= (not row.is_exact):  # an engine may leave BOS out, or double it
+                return ids
+        counted = count(row.prompt_tokens, "token")
+        raise InputError(
+            f"which tokens were read is not known: {counted}, and its prompt is the text of {len(once)}",
+            hint="records that genctl writes now have prompt_ids; --prompts FILE has the prompts of others",
+        )
+
+    def _runtime(self, row: TraceRow) -> Runtime:
+        """The settings of the chat template for a row. Raises PresetError."""
+        return overlay(self._resolved, row_layer(row.settings, f"row {row.name}")).runtime
 
     def _messages(self, row: TraceRow) -> list[dict[str, Any]] | None:
-        if row.messages is not None:
-            return list(row.messages)
-        is_chat = self._as_chat or row.is_chat
-        return [{"role": "user", "content": row.prompt}] if is_chat and row.prompt is not None else None
+        """The conversation of a row; None where the prompt is plain. Raises InputError and PresetError."""
+        runtime = self._runtime(row) if row.messages is not None or row.settings else self._resolved.runtime
+        messages = None if row.messages is None else list(row.messages)
+        if messages is None and row.prompt is not None and (row.is_chat or runtime.is_chat):
+            messages = [{"role": "user", "content": row.prompt}]
+        return None if messages is None else chat.check_messages(messages, runtime.system)
 
-    def _rendered(self, messages: list[dict[str, Any]], **variables: Any) -> Ids:
+    def _rendered(self, row: TraceRow, messages: list[dict[str, Any]], **variables: Any) -> Ids:
         if self._tokenizer is None:
             raise ModelError(f"{self._loaded.name} has no tokenizer: give prompt_ids instead of text")
+        runtime = self._runtime(row)
         text = chat.render_chat_text(
-            self._tokenizer, messages, name=self._loaded.name, variables={**self._variables, **variables}
+            self._tokenizer,
+            messages,
+            name=self._loaded.name,
+            variables={**variables_of(runtime), **variables},
+            template=runtime.chat_template,
         )
         return tuple(encode(self._tokenizer, text, add_special_tokens=False))
 
     def _id_of(self, way: int, text: str | None) -> int | None:
         return None if text is None or self._names is None else self._names.id_of(way, text)
 
+    def _tokens(self, row: TraceRow) -> tuple[Sequence[TracePiece], Ids, int]:
+        """All tokens, their ids, and the way in which their texts are written. Raises InputError."""
+        ids, way = self._ids(row)
+        text = row.text or ""
+        if self._names is None or not text:
+            return row.pieces, ids, way
+        written = decode(self._tokenizer, (id for id in ids if id < self._loaded.vocab_size)).rstrip("\ufffd")
+        if written.count("\ufffd") <= text.count("\ufffd"):
+            return row.pieces, ids, way
+        # the list leaves out tokens that end within a character
+        special = [id for id in ids if id in self._names.special]
+        pieces = [replace(piece, id=id) for piece, id in zip(row.pieces, ids, strict=True)]
+        try:
+            pieces = [*with_ids(pieces, [*continuation(self._tokenizer, text), *special], "")]
+        except BadShape:
+            raise InputError(
+                "tokens that end within a character are left out of its list, and its text does not say which",
+                hint="ask for the ids of all tokens (llama-server: return_tokens)",
+            ) from None
+        return pieces, tuple(piece.id for piece in pieces if piece.id is not None), way
+
     def _ids(self, row: TraceRow) -> tuple[Ids, int]:
         """The ids of pieces, and the way in which their texts are written."""
         given = [piece.id for piece in row.pieces]
+        known = tuple(id for id in given if id is not None)
         if self._names is None:
-            if any(id is None for id in given):
+            if len(known) < len(given):
                 raise ModelError(f"{self._loaded.name} has no tokenizer, and the row has no token ids")
-            return tuple(id for id in given if id is not None), 0
-        texts, known = [piece.text or "" for piece in row.pieces], tuple(id for id in given if id is not None)
+            return known, 0
+        texts = [piece.text or "" for piece in row.pieces]
         if len(known) == len(given):
-            return known, self._names.way_of(known, texts)[0]
+            in_vocabulary = all(id < self._loaded.vocab_size for id in known)
+            return known, self._names.way_of(known, texts)[0] if in_vocabulary else 0
         ways = range(len(self._names.ways))
         mapped = [[self._names.id_of(way, text) for text in texts] for way in ways]
         way = min(ways, key=lambda way: sum(id is None for id in mapped[way]))
@@ -187,9 +247,9 @@ class AuditPrompts:
     def _without_generation_prompt(self, row: AuditRow) -> Ids | None:
         messages = self._messages(row.trace)
         if messages is not None:
-            return self._rendered(messages, add_generation_prompt=False)
+            return self._rendered(row.trace, messages, add_generation_prompt=False)
         one = [{"role": "user", "content": "Hello"}]
-        with_it, without = self._rendered(one), self._rendered(one, add_generation_prompt=False)
+        with_it, without = (self._rendered(row.trace, one, **how) for how in ({}, {"add_generation_prompt": False}))
         end, ids = with_it[len(without) :], row.text.prompt_ids
         return ids[: -len(end)] if end and with_it[: len(without)] == without and ids[-len(end) :] == end else None
 
@@ -198,18 +258,20 @@ class AuditPrompts:
         if messages is None:
             return None
         contents = [one["content"] for one in messages if isinstance(one.get("content"), str)]
+        if not contents:
+            return None
         text = form.replace("{}", "\n".join(contents) if form == "{}" else contents[-1])
         return tuple(encode_prompt(self._loaded, text))
 
     def _templated(self, row: AuditRow) -> Ids | None:
         if self._messages(row.trace) is not None or (text := self._text(row)) is None:
             return None
-        return self._rendered([{"role": "user", "content": text}])
+        return self._rendered(row.trace, [{"role": "user", "content": text}])
 
     def _without_system(self, row: AuditRow) -> Ids | None:
         messages = self._messages(row.trace) or []
         left = [one for one in messages if one.get("role") != "system"]
-        return self._rendered(left) if left and len(left) < len(messages) else None
+        return self._rendered(row.trace, left) if left and len(left) < len(messages) else None
 
     def _special_as_text(self, row: AuditRow) -> Ids | None:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
@@ -240,7 +302,7 @@ class AuditPrompts:
             {**one, "content": change(one["content"])} if isinstance(one.get("content"), str) else one
             for one in messages
         ]
-        return self._rendered(content)
+        return self._rendered(row.trace, content)
 
 
 def with_prompts(rows: Sequence[AuditRow], prompts: Sequence[Ids]) -> list[Text]:

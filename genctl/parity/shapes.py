@@ -1,272 +1,263 @@
-"""What engines wrote: tokens with their numbers, in the shapes in which servers, trainers and programs write them.
+"""The shapes in which servers, trainers and programs write tokens with their numbers.
 
-A shape is a function from a JSON object to rows. A document that has none of them is refused with the first path that
-did not fit. Imports no torch.
+A shape is a TypedDict, which `genctl.documents.shapes` checks, and a function that makes rows of it. A document of no
+shape is refused with the first path that does not fit. Imports no torch.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from genctl.documents.reader import kind_of
+from genctl.documents.shapes import BadShape, Natural, Written, value_of
 from genctl.errors import InputError, printable
+from genctl.io.rows import SCHEMA
+from genctl.parity.trace_rows import (
+    PROMPT_IDS,
+    Count,
+    Entry,
+    Listed,
+    Number,
+    TracePiece,
+    TraceRow,
+    Word,
+    best_of,
+    fit,
+    listed,
+    piece_of,
+    prompt_of,
+    same_length,
+    with_ids,
+)
 
-Listed: TypeAlias = "tuple[int | None, str | None, float]"  # the id or the text of a token, and its number
-_UNKNOWN = -1e4  # servers write this, or less, for the logarithm of 0
-
-
-@dataclass(frozen=True)
-class TracePiece:
-    """A token as it was written; its number is NaN where there is none."""
-
-    id: int | None
-    text: str | None
-    number: float
-    top: tuple[Listed, ...] = ()
-
-
-@dataclass(frozen=True)
-class TraceRow:
-    """A completion with its numbers. `total` is a number for all of it, where its tokens have none."""
-
-    id: str
-    pieces: tuple[TracePiece, ...]
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    messages: tuple[dict[str, Any], ...] | None = None
-    text: str | None = None
-    is_chat: bool = False
-    total: float = math.nan
-    own_id: bool = True
+Row: TypeAlias = dict[str, Any]  # fields of a TraceRow
 
 
-class UnfitShape(Exception):
-    """A document that does not fit a shape: where, and what was expected there."""
+class Message(TypedDict, total=False):
+    """A message, or what a chunk adds to it."""
 
-    def __init__(self, path: str, expected: str, value: Any = None) -> None:
-        super().__init__(f"{path}: expected {expected}, got {kind_of(value)}")
-
-
-# -- JSON values as they are expected ----------------------------------------------------------------------------------
+    content: Any  # a text, parts or null
 
 
-def _list(value: Any, path: str, what: str = "a list") -> list[Any]:
-    if not isinstance(value, list):
-        raise UnfitShape(path, what, value)
-    return value
+class Logprobs(TypedDict, total=False):
+    """Of a choice: `content` is of chats, all else of completions."""
+
+    content: list[Entry] | None
+    tokens: list[str] | None
+    token_logprobs: list[Number] | None
+    top_logprobs: list[dict[str, Number] | None] | None
 
 
-def _dict(value: Any, path: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UnfitShape(path, "an object", value)
-    return value
+class Choice(TypedDict, total=False):
+    """A completion, or what a chunk adds to it."""
+
+    index: Count
+    text: Word
+    message: Message | None
+    delta: Message | None
+    logprobs: Logprobs | None
+    token_ids: list[Natural] | None
 
 
-def _ids(value: Any, path: str) -> tuple[int, ...]:
-    for place, id in enumerate(_list(value, path, "a list of token ids")):
-        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < 2**31:
-            raise UnfitShape(f"{path}[{place}]", "a token id", id)
-    return tuple(value)
+class OpenAI(TypedDict):
+    """A completion or chat completion, or a chunk of one."""
+
+    choices: list[Choice]
 
 
-def _number(value: Any, path: str) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UnfitShape(path, "a number", value)
-    return float(value) if math.isfinite(value) and value > _UNKNOWN else math.nan
-
-
-def _text(value: Any, path: str) -> str:
-    if not isinstance(value, str):
-        raise UnfitShape(path, "a string", value)
-    return value
-
-
-_AS_ID = re.compile(r"token_id:(\d{1,9})")  # vLLM with return_tokens_as_token_ids
-
-
-def _listed(id: Any, text: Any, value: Any, path: str) -> Listed:
-    match = _AS_ID.fullmatch(text) if isinstance(text, str) else None
-    if match is not None:
-        id, text = int(match[1]), None
-    known = isinstance(id, int) and not isinstance(id, bool) and id >= 0
-    if not known and not isinstance(text, str):
-        raise UnfitShape(f"{path}.token", "the text or the id of a token", text)
-    return (id if known else None), text, _number(value, f"{path}.logprob")
-
-
-def _object(one: dict[str, Any], path: str) -> Listed:
-    """A token that is an object; llama-server has `prob` for `logprob` where it drew."""
-    if (value := one.get("logprob")) is None and isinstance(one.get("prob"), (int, float)):
-        value = math.log(one["prob"]) if one["prob"] > 0 else None
-    text = one.get("token", one.get("tok_str", one.get("content")))
-    return _listed(one.get("id", one.get("token_id")), text, value, path)
-
-
-def _list_of(value: Any, path: str, *, ids: bool = False) -> tuple[Listed, ...]:
-    """The numbers of the best tokens: an object of texts (or `ids`), or a list of objects, pairs or triples."""
-    found = []
-    each: Any
-    for place, each in enumerate(value.items() if isinstance(value, dict) else _list(value or [], path)):
-        where = f"{path}[{place}]"
-        if isinstance(each, dict):
-            found.append(_object(each, where))
-            continue
-        if not isinstance(each, (list, tuple)) or len(each) not in (2, 3):
-            raise UnfitShape(where, "a token and its number", each)
-        id, *text, number = each
-        number = number.get("logprob") if isinstance(number, dict) else number  # vLLM's Logprob
-        id = int(id) if ids and isinstance(id, str) and id.isdecimal() else id
-        found.append(_listed(id, text[0] if text else id, number, where))
-    return tuple(one for one in found if not math.isnan(one[2]))
-
-
-def _entry(entry: Any, path: str) -> TracePiece:
-    """An object of a token: OpenAI's chats, Ollama, llama-server."""
-    one = _dict(entry, path)
-    tops: Any = next((one[key] for key in ("top_logprobs", "top_probs", "probs") if one.get(key)), [])
-    top = _list_of(tops, f"{path}.top_logprobs")
-    if "logprob" not in one and "prob" not in one and top:  # llama-server's older form has a list alone
-        text = one.get("token", one.get("content"))
-        one = {**one, "logprob": next((value for _, other, value in top if other == text), None)}
-    return TracePiece(*_object(one, path), top)
-
-
-def _pieces(entries: Any, path: str) -> tuple[TracePiece, ...]:
-    return tuple(_entry(each, f"{path}[{place}]") for place, each in enumerate(_list(entries, path)))
-
-
-def _with_ids(pieces: Sequence[TracePiece], ids: Any, path: str) -> tuple[TracePiece, ...]:
-    if ids is None or not pieces:
-        return tuple(pieces)
-    known = _ids(ids, path)
-    if len(known) < len(pieces):
-        raise UnfitShape(path, f"{len(pieces)} token ids, one for each number", ids)
-    return tuple(replace(piece, id=id) for piece, id in zip(pieces, known, strict=False))
-
-
-# -- shapes ------------------------------------------------------------------------------------------------------------
-
-
-def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read, as far as a document says it."""
-    found: dict[str, Any] = {}
-    prompt = data.get("prompt", data.get("input"))
-    ids = next((data[key] for key in PROMPT_IDS if isinstance(data.get(key), list)), None)
-    if ids is not None:
-        found["prompt_ids"] = _ids(ids[0] if ids and isinstance(ids[0], list) else ids, "prompt_ids")
-    if isinstance(prompt, str) and prompt:
-        found["prompt"] = prompt
-    elif isinstance(prompt, list) and prompt and all(isinstance(one, int) for one in prompt):
-        found.setdefault("prompt_ids", _ids(prompt, "prompt"))
-    elif isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
-        found["messages"] = tuple(prompt)
-    if isinstance(data.get("messages"), list):
-        found["messages"] = tuple(_dict(one, "messages") for one in data["messages"])
-    return found
-
-
-def _openai(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for place, choice in enumerate(_list(data["choices"], "choices")):
-        path = f"choices[{place}]"
-        choice = _dict(choice, path)
-        logprobs = _dict(choice.get("logprobs"), f"{path}.logprobs")
-        said = choice.get("message", choice.get("delta"))
-        text = choice.get("text", (said or {}).get("content") if isinstance(said, dict) else None)
-        if isinstance(logprobs.get("content"), list):
-            pieces = _pieces(logprobs["content"], f"{path}.logprobs.content")
+def _openai(data: OpenAI) -> Iterator[Row]:
+    whole = prompt_of(data)
+    for place, choice in enumerate(data["choices"]):
+        path = f"choices.{place}.logprobs"
+        logprobs: Logprobs = fit(Logprobs, choice.get("logprobs"), path)
+        if (content := logprobs.get("content")) is not None:
+            pieces = tuple(map(piece_of, content))
         else:
-            path = f"{path}.logprobs"
-            texts = _list(logprobs.get("tokens"), f"{path}.tokens", "a list of tokens")
-            values = _list(logprobs.get("token_logprobs"), f"{path}.token_logprobs", "a list of numbers")
+            texts = fit(list[str], logprobs.get("tokens"), f"{path}.tokens")
+            values = fit(list[Number], logprobs.get("token_logprobs"), f"{path}.token_logprobs")
             tops = logprobs.get("top_logprobs") or [None] * len(texts)
-            if not len(texts) == len(values) == len(tops):
-                raise UnfitShape(f"{path}.token_logprobs", f"{len(texts)} numbers, one for each token", values)
+            same_length(f"{path}.token_logprobs", values, texts)
+            same_length(f"{path}.top_logprobs", tops, texts)
             pieces = tuple(
-                _plain_piece(text, value, top, f"{path}.token_logprobs[{place}]")
-                for place, (text, value, top) in enumerate(zip(texts, values, tops, strict=True))
+                TracePiece(*listed(None, text, value), tuple(listed(None, *pair) for pair in (top or {}).items()))
+                for text, value, top in zip(texts, values, tops, strict=True)
             )
-        ids = choice.get("token_ids")
-        row = {"pieces": _with_ids(pieces, ids, f"choices[{place}].token_ids"), "is_chat": "text" not in choice}
-        yield {**prompt_of(data), **prompt_of(choice), **row, "text": text if isinstance(text, str) else None}
+        text = choice.get("text", (choice.get("message") or choice.get("delta") or {}).get("content"))
+        yield {
+            **whole,
+            **prompt_of(choice),
+            "pieces": with_ids(pieces, choice.get("token_ids"), f"choices.{place}.token_ids"),
+            "text": text if isinstance(text, str) else None,
+            "is_chat": "text" not in choice,
+        }
 
 
-def _plain_piece(text: Any, value: Any, top: Any, path: str) -> TracePiece:
-    return TracePiece(*_listed(None, text, value, path), _list_of(top if isinstance(top, dict) else None, path))
+class Llama(TypedDict, total=False):
+    """llama-server's own answer, or an event of it."""
+
+    completion_probabilities: list[Entry] | None
+    probs: list[Entry] | None
+    tokens: list[Natural] | None
+    content: Word
+    tokens_evaluated: Count
 
 
-def _llama(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    key = "completion_probabilities" if "completion_probabilities" in data else "probs"
-    ids = data.get("tokens") or None
-    yield {**prompt_of(data), "pieces": _with_ids(_pieces(data[key], key), ids, "tokens"), "text": data.get("content")}
+def _llama(data: Llama) -> Iterator[Row]:
+    pieces = [*map(piece_of, data.get("completion_probabilities") or data.get("probs") or ())]
+    yield {
+        **prompt_of(data),
+        "prompt_tokens": data.get("tokens_evaluated"),
+        "pieces": with_ids(pieces, data.get("tokens"), "tokens"),
+        "text": data.get("content"),
+    }
 
 
-def _sglang(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    about = _dict(data["meta_info"], "meta_info")
-    told = _list(about.get("output_token_logprobs"), "meta_info.output_token_logprobs")
-    tops = about.get("output_top_logprobs") or [None] * len(told)
+Place: TypeAlias = tuple[Number, Count, Word]
+
+
+class Meta(TypedDict, total=False):
+    """SGLang's numbers: of each token the number, the id and the text."""
+
+    output_token_logprobs: list[Place]
+    output_top_logprobs: list[list[Place] | None] | None
+
+
+class SGLang(TypedDict, total=False):
+    """An answer of SGLang's own interface, or an event of it."""
+
+    meta_info: Meta
+    text: Word
+
+
+def _sglang(data: SGLang) -> Iterator[Row]:
     path = "meta_info.output_token_logprobs"
-
-    def listed(one: Any, place: str) -> Listed:
-        value, id, text = (*_list(one, place), None, None)[:3]
-        return _listed(id, text, value, place)
-
-    pieces = []
-    for place, (one, top) in enumerate(zip(told, tops, strict=True)):
-        found = tuple(listed(each, f"meta_info.output_top_logprobs[{place}]") for each in top or ())
-        pieces.append(TracePiece(*listed(one, f"{path}[{place}]"), found))
-    yield {**prompt_of(data), "pieces": tuple(pieces), "text": data.get("text")}
+    chosen = fit(list[Place], data["meta_info"].get("output_token_logprobs"), path)
+    tops = data["meta_info"].get("output_top_logprobs") or [None] * len(chosen)
+    same_length("meta_info.output_top_logprobs", tops, chosen)
+    pieces = tuple(
+        TracePiece(*listed(id, text, value), tuple(listed(id, text, value) for value, id, text in top or ()))
+        for (value, id, text), top in zip(chosen, tops, strict=True)
+    )
+    yield {**prompt_of(data), "pieces": pieces, "text": data.get("text")}
 
 
-def _ollama(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+class Ollama(TypedDict, total=False):
+    """An answer of Ollama's own interface, or an event of it: of a chat it has a message."""
+
+    logprobs: list[Entry] | None
+    message: Message | None
+    response: Word
+
+
+def _ollama(data: Ollama) -> Iterator[Row]:
     message = data.get("message")
-    text = message.get("content") if isinstance(message, dict) else data.get("response")
-    pieces = _pieces(data["logprobs"], "logprobs")
-    yield {**prompt_of(data), "pieces": pieces, "text": text, "is_chat": message is not None}
+    text = data.get("response") if message is None else message.get("content")
+    yield {
+        **prompt_of(data),
+        "pieces": tuple(map(piece_of, data.get("logprobs") or ())),
+        "text": text if isinstance(text, str) else None,
+        "is_chat": message is not None,
+    }
 
 
-def _responses(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for place, item in enumerate(_list(data["output"], "output")):
-        for number, part in enumerate(_dict(item, f"output[{place}]").get("content") or ()):
-            path = f"output[{place}].content[{number}].logprobs"
-            pieces = _pieces(_dict(part, path).get("logprobs"), path)
-            yield {**prompt_of(data), "pieces": pieces, "text": part.get("text"), "is_chat": True}
+class Part(TypedDict, total=False):
+    """A part of a message."""
+
+    logprobs: list[Entry]
+    text: Word
 
 
-def _record(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    key = "tokens" if "tokens" in data else "scores"
-    pieces = []
-    for place, one in enumerate(_list(data.get(key), key, "tokens with log-probabilities (--top-logprobs)")):
-        path = f"{key}[{place}]"
-        one = _dict(one, path)
-        top = _list_of(one.get("top"), path)
-        pieces.append(TracePiece(*_listed(one.get("id"), one.get("text"), one.get("logprob"), path), top))
-    if key == "scores":
-        ids = _ids(data.get("token_ids"), "token_ids")
-        yield {"prompt_ids": ids[: len(ids) - len(pieces)], "pieces": tuple(pieces), "text": data.get("text")}
+class Item(TypedDict, total=False):
+    """An item of an answer; a message has content."""
+
+    content: list[Part] | None
+
+
+class Responses(TypedDict):
+    """An answer of OpenAI's interface of responses."""
+
+    output: list[Item]
+
+
+def _responses(data: Responses) -> Iterator[Row]:
+    for part in (part for item in data["output"] for part in item.get("content") or ()):
+        pieces = tuple(map(piece_of, fit(list[Entry], part.get("logprobs"), "output.content.logprobs")))
+        yield {**prompt_of(data), "pieces": pieces, "text": part.get("text"), "is_chat": True}
+
+
+class RecordToken(TypedDict, total=False):
+    """A token of a record."""
+
+    id: Count
+    text: Word
+    logprob: Number
+    top: list[tuple[Count, Word, Number]] | None
+
+
+class Usage(TypedDict, total=False):
+    """What was counted."""
+
+    prompt_tokens: Count
+
+
+class Record(TypedDict, total=False):
+    """A record of genctl. Of `score`, `token_ids` has the whole text, and `tokens` is how many tokens were scored."""
+
+    tokens: Any
+    scores: list[RecordToken] | None
+    token_ids: list[Natural] | None
+    sequence: Natural
+    usage: Usage | None
+    model: Word
+    backend: Word
+    text: Word
+
+
+def _record(data: Record) -> Iterator[Row]:
+    scores = data.get("scores")
+    if (tokens := scores or data.get("tokens")) is None or isinstance(tokens, int):
+        raise BadShape("tokens: expected tokens with log-probabilities (--scores or --top-logprobs K writes them)")
+    pieces = [
+        TracePiece(one.get("id"), one.get("text"), one.get("logprob"), tuple(map(Listed._make, one.get("top") or ())))
+        for one in fit(list[RecordToken], tokens, "tokens")
+    ]
+    own = {"pieces": tuple(pieces), "text": data.get("text"), "sequence": data.get("sequence", 0)}
+    own["model"] = "" if data.get("backend") else data.get("model") or ""
+    if scores is None:
+        counted = (data.get("usage") or {}).get("prompt_tokens")
+        yield {**prompt_of(data), **own, "prompt_tokens": counted, "is_exact": not data.get("backend")}
     else:
-        yield {**prompt_of(data), "pieces": tuple(pieces), "text": data.get("text")}
+        ids = data.get("token_ids") or []
+        if len(ids) < len(pieces):
+            raise BadShape(f"token_ids: expected at least {len(pieces)} items, got {len(ids)}")
+        yield {**own, "prompt_ids": tuple(ids[: len(ids) - len(pieces)])}
 
 
-def _harness(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+class Harness(TypedDict):
+    """A sample of lm-evaluation-harness."""
+
+    arguments: Any
+    resps: list[Any]
+
+
+def _harness(data: Harness) -> Iterator[Row]:
     given = data["arguments"]
-    requests = list(given.values()) if isinstance(given, dict) else _list(given, "arguments")
-    for place, (request, answer) in enumerate(zip(requests, _list(data["resps"], "resps"), strict=False)):
-        words = [*request.values()] if isinstance(request, dict) else _list(request, f"arguments[{place}]")
-        while isinstance(answer, list) and answer and isinstance(answer[0], list):
+    requests = [*given.values()] if isinstance(given, dict) else fit(list[Any], given, "arguments")
+    for place, (request, answer) in enumerate(zip(requests, data["resps"], strict=False)):
+        path = f"arguments.{place}"
+        words = fit(list[str], [*request.values()][:2] if isinstance(request, dict) else request, path)
+        if len(words) < 2:
+            raise BadShape(f"{path}: expected a context and a continuation")
+        while isinstance(answer, list) and answer:
             answer = answer[0]
-        if len(words) < 2 or not isinstance(words[1], str) or not isinstance(answer, list) or not answer:
-            raise UnfitShape(f"resps[{place}]", "a log-likelihood of a continuation", answer)
-        total = _number(float(answer[0]) if isinstance(answer[0], str) else answer[0], f"resps[{place}][0]")
-        yield {"prompt": _text(words[0], "arguments"), "pieces": (), "text": words[1], "total": total}
+        try:
+            total = float(answer) if isinstance(answer, str) else fit(Written, answer, f"resps.{place}")
+        except ValueError:
+            raise BadShape(f"resps.{place}: expected the log-likelihood of a continuation") from None
+        yield {"prompt": words[0], "pieces": (), "text": words[1], "total": total}
 
 
-PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "context_ids")
 COMPLETION_IDS = (
     "completion_ids", "response_ids", "completion_token_ids", "response_token_ids", "output_ids", "output_token_ids",
     "token_ids", "responses",
@@ -275,83 +266,106 @@ LOGPROBS = (
     "logprobs", "completion_logprobs", "response_logprobs", "rollout_log_probs", "rollout_logprobs", "old_log_probs",
     "sampling_logprobs", "log_probs", "token_logprobs", "output_logprobs",
 )  # fmt: skip
-FIELDS = ("id", "prompt", "prompt_ids", "messages", "completion", "completion_ids", "logprobs", "top_logprobs")
 
 
-def _trainer(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    ids_key = next((key for key in COMPLETION_IDS if isinstance(data.get(key), list)), "")
-    values_key = next((key for key in LOGPROBS if isinstance(data.get(key), list)), "")
-    if not ids_key:
-        raise UnfitShape("completion_ids", "a list of token ids", data.get("completion_ids"))
-    if not values_key:
-        raise UnfitShape("logprobs", "a list of numbers", data.get("logprobs"))
-    ids, values = data[ids_key], data[values_key]
-    if ids and isinstance(ids[0], list) and len(ids) == 1:  # a batch of one
-        ids, values = ids[0], values[0]
-    ids = _ids(ids, ids_key)
-    if len(_list(values, values_key)) != len(ids):
-        raise UnfitShape(values_key, f"{len(ids)} numbers, one for each of {ids_key}", values)
-    tops = data.get("top_logprobs") or [None] * len(ids)
-    if len(_list(tops, "top_logprobs")) != len(ids):
-        raise UnfitShape("top_logprobs", f"{len(ids)} lists, one for each of {ids_key}", tops)
-    pieces = []
-    for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True)):
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        top = _list_of(top, f"top_logprobs[{place}]", ids=True)
-        pieces.append(TracePiece(id, None, _number(value, f"{values_key}[{place}]"), top))
+def _trainer(data: Row) -> Iterator[Row]:
+    ids_key = next((key for key in COMPLETION_IDS if isinstance(data.get(key), list)), "completion_ids")
+    values_key = next((key for key in LOGPROBS if isinstance(data.get(key), list)), "logprobs")
+    ids, values = (fit(list[Any], data.get(key), key) for key in (ids_key, values_key))
+    if len(ids) == len(values) == 1 and isinstance(ids[0], list):  # a batch of one
+        ids, values = ids[0], fit(list[Any], values[0], values_key)
+    ids = fit(list[Natural], ids, ids_key)
+    values = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in values]
+    values = fit(list[Number], values, values_key)
+    tops = fit(list[Any], data.get("top_logprobs") or [None] * len(ids), "top_logprobs")
+    same_length(values_key, values, ids)
+    same_length("top_logprobs", tops, ids)
+    pieces = tuple(
+        TracePiece(id, None, value, best_of(top, f"top_logprobs.{place}"))
+        for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True))
+    )
     text = data.get("completion", data.get("response"))
-    yield {**prompt_of(data), "pieces": tuple(pieces), "text": text if isinstance(text, str) else None}
+    yield {**prompt_of(data), "pieces": pieces, "text": text if isinstance(text, str) else None}
 
 
-_SHAPES: tuple[tuple[Callable[[dict[str, Any]], bool], Callable[[dict[str, Any]], Iterator[dict[str, Any]]]], ...] = (
-    (lambda data: "choices" in data, _openai),
-    (lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), _llama),
-    (lambda data: "meta_info" in data, _sglang),
-    (lambda data: data.get("schema") == "genctl/1", _record),
-    (lambda data: "resps" in data and "arguments" in data, _harness),
-    (lambda data: isinstance(data.get("output"), list) and any(
-        isinstance(item, dict) and "content" in item for item in data["output"]), _responses),
-    (lambda data: isinstance(data.get("logprobs"), list)
-     and bool(data["logprobs"]) and isinstance(data["logprobs"][0], dict), _ollama),
-    (lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), _trainer),
-)  # fmt: skip
+class Shape(NamedTuple):
+    """How a document is recognised, what it has to be, and the rows that it has."""
+
+    fits: Callable[[Row], bool]
+    hint: Any
+    rows: Callable[[Any], Iterator[Row]]
+
+
+def _first_has(data: Row, key: str, inner: str = "") -> bool:
+    """Whether there is a list of objects, and one of these has a part."""
+    found = data.get(key)
+    objects = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return any(inner in one for one in objects) if inner else bool(objects)
+
+
+TRAINER = Shape(lambda data: any(key in data for key in (*COMPLETION_IDS, *LOGPROBS)), dict[str, Any], _trainer)
 SHAPES = (
-    "fits: OpenAI's completions and chats with logprobs (batch files and streams, too), vLLM, SGLang, llama-server, "
-    "Ollama, LM Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with "
-    "--top-logprobs; samples of lm-evaluation-harness"
+    Shape(lambda data: "choices" in data, OpenAI, _openai),
+    Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), Llama, _llama),
+    Shape(lambda data: "meta_info" in data, SGLang, _sglang),
+    Shape(lambda data: data.get("schema") == SCHEMA, Record, _record),
+    Shape(lambda data: "resps" in data and "arguments" in data, Harness, _harness),
+    Shape(lambda data: _first_has(data, "output", "content"), Responses, _responses),
+    Shape(lambda data: _first_has(data, "logprobs"), Ollama, _ollama),
+    TRAINER,
 )
+FITTING = (
+    "fits: OpenAI's completions and chats with logprobs (batch files and streams, too), vLLM, SGLang, llama-server, "
+    "Ollama, LM Studio; prompt_ids, completion_ids and logprobs (--field names them); genctl's records with --scores "
+    "or --top-logprobs; samples of lm-evaluation-harness"
+)
+
+# -- documents ---------------------------------------------------------------------------------------------------------
+
+OF_PROMPTS = ("prompt", "prompt_ids", "messages")
+FIELDS = ("id", *OF_PROMPTS, "completion", "completion_ids", "logprobs", "top_logprobs")
+
+
+def id_of(data: Mapping[str, Any]) -> str | None:
+    """The id of a row or of a request; None if it has none. Raises BadShape."""
+    key = next((key for key in ("custom_id", "id") if data.get(key) is not None), None)
+    if key is not None and (isinstance(data[key], bool) or not isinstance(data[key], (str, int))):
+        raise BadShape(f"{key}: expected a string or an integer, got {kind_of(data[key])}")
+    return None if key is None else str(data[key])
+
+
+def body_of(data: Row) -> Row:
+    """The request or the answer in a line of a batch file; else the line."""
+    found = (part.get("body") for part in (data.get("response"), data) if isinstance(part, dict))
+    return next((body for body in found if isinstance(body, dict)), data)
+
+
+def _at(data: Any, path: str) -> Any:
+    for part in path.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def rows_of(data: Any, where: str, id: str, fields: Mapping[str, str] = {}) -> list[TraceRow]:
-    """The rows of one JSON value. Raises InputError with the first path that does not fit."""
+    """The rows of one JSON value. Raises InputError with the first path that does not fit. `fields`: of --field."""
     try:
-        data, own = _dict(data, "the row"), False
-        for key in ("custom_id", "id", "index"):
-            if isinstance(data.get(key), (str, int)) and not isinstance(data.get(key), bool):
-                id, own = str(data[key]), key != "index"
-                break
+        data = fit(Row, data, "the row")
         if isinstance(data.get("error"), dict) and "choices" not in data:
-            raise UnfitShape("error", "an answer", data["error"])
-        if isinstance(data.get("response"), dict) and "body" in data["response"]:
-            data = _dict(data["response"]["body"], "response.body")
-        elif isinstance(data.get("body"), dict):
-            data = data["body"]
-        for name, path in fields.items():
-            value: Any = data
-            for part in path.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is None:
-                raise UnfitShape(path, f"{name}, as --field says", value)
-            data = {**data, name: value}
-        shape = next((shape for fits, shape in _SHAPES if fits(data)), None)
-        if shape is None or fields:
-            shape = _trainer if fields else None
-        if shape is None:
-            keys = ", ".join(printable(key[:40]) for key in [*data][:8]) or "nothing"
-            raise InputError(f"{where}: no numbers of tokens: it has {keys}", hint=SHAPES)
-        found = [*shape(data)]
-    except UnfitShape as error:
-        raise InputError(f"{where}: {error}", hint=SHAPES) from None
-    names = [id if len(found) == 1 else f"{id}.{place}" for place in range(len(found))]
-    return [TraceRow(id=name, own_id=own, **one) for name, one in zip(names, found, strict=True)]
+            raise BadShape("error: expected an answer, got an object")
+        body = body_of(data)
+        named = {name: _at(body if _at(data, path) is None else data, path) for name, path in fields.items()}
+        if missing := next((name for name, value in named.items() if value is None), None):
+            raise BadShape(f"{fields[missing]}: expected {missing}, as --field says, got null")
+        own = id_of({"id": named.pop("id")} if "id" in named else data)
+        if not named.keys().isdisjoint(OF_PROMPTS):
+            body = {key: value for key, value in body.items() if key not in (*OF_PROMPTS, *PROMPT_IDS, "input")}
+        # what is named of a completion is that of a trainer
+        shapes = (shape for shape in SHAPES if shape.fits(body)) if named.keys() <= {*OF_PROMPTS} else iter([TRAINER])
+        if (shape := next(shapes, None)) is None:
+            keys = ", ".join(printable(key[:40]) for key in [*body][:8]) or "nothing"
+            raise BadShape(f"no numbers of tokens: it has {keys}")
+        rows = [*shape.rows(value_of(shape.hint, {**body, **named}))]
+    except BadShape as error:
+        raise InputError(f"{where}: {error}", hint=FITTING) from None
+    given = {"id": id if own is None else own, "own_id": own is not None}
+    return [TraceRow(**{**given, "sequence": place, **row}) for place, row in enumerate(rows)]

@@ -1,173 +1,367 @@
-"""Files of traces: one JSON value, JSON lines, or the events of a stream. Imports no torch."""
+"""Files of traces: one JSON value, JSON lines, or the events of streams. Imports no torch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
-from genctl.errors import InputError, nearest, printable
-from genctl.parity.shapes import FIELDS, SHAPES, TraceRow, UnfitShape, prompt_of, rows_of
+from genctl.documents.shapes import BadShape, value_of
+from genctl.errors import InputError, nearest, printable, quote
+from genctl.parity.shapes import FIELDS, FITTING, OF_PROMPTS, Llama, Ollama, OpenAI, SGLang, body_of, id_of, rows_of
+from genctl.parity.trace_rows import TraceRow, fit, prompt_of
+
+MOST_SHOWN = 100  # failed rows whose reasons are kept
+_BOM = b"\xef\xbb\xbf"
 
 
-def _joined(parts: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Chunks of a stream as one answer, in the order of their first."""
-    whole: dict[str, tuple[int, dict[str, Any]]] = {}
-    for number, part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("choices"), list):
-            yield number, part
-            continue
-        _, answer = whole.setdefault(str(part.get("id")), (number, {**part, "choices": []}))
-        for choice in part["choices"]:
-            if not isinstance(choice, dict):
-                continue
-            place = choice.get("index", 0)
-            while isinstance(place, int) and len(answer["choices"]) <= place < 1024:
-                answer["choices"].append({"logprobs": {}})
-            _add(answer["choices"][place], choice)
-    yield from whole.values()
+class Document(NamedTuple):
+    """A JSON value of a file, or why there is none at its place."""
+
+    where: str  # "line 3"
+    value: Any
+    error: str = ""
 
 
-def _add(answer: dict[str, Any], choice: dict[str, Any]) -> None:
-    said = choice.get("delta", choice.get("message"))
-    key, text = ("text", choice.get("text")) if "text" in choice else ("message", (said or {}).get("content"))
-    if key == "text":
-        answer["text"] = answer.get("text", "") + (text or "")
-    else:
-        answer["message"] = {"content": answer.get("message", {}).get("content", "") + (text or "")}
-    for name, value in (choice.get("logprobs") or {}).items():
-        if isinstance(value, list):
-            answer["logprobs"].setdefault(name, []).extend(value)
-    if isinstance(choice.get("token_ids"), list):
-        answer.setdefault("token_ids", []).extend(choice["token_ids"])
+# -- events of a stream are one answer ---------------------------------------------------------------------------------
 
 
-def _values(path: str) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a file with their lines. Raises InputError."""
-    name = printable(path)
-    lines = reader.lines(path)
-    stream: list[tuple[int, Any]] = []
-    begun: list[bytes] = []  # of a document of several lines
-    number = 0
-    try:
-        for number, line in enumerate(lines, 1):
-            text = line.strip()
-            if text.startswith(b"data:"):
-                text = text.removeprefix(b"data:").strip()
-                if text != b"[DONE]":
-                    stream.append((number, reader.loads(text, finite=False)))
-                continue
-            if not text or text.startswith((b"event:", b":")):
-                continue
-            if begun or (number == 1 and not _is_whole(text)):
-                begun.append(line)
-                if sum(map(len, begun)) > reader.MOST:
-                    raise Unreadable("a document of several lines, and larger than 64 MiB")
-                continue
-            value = reader.loads(text, finite=False)
-            chunk = isinstance(value, dict) and str(value.get("object", "")).endswith(".chunk")
-            if chunk:
-                stream.append((number, value))
-            elif isinstance(value, list):
-                yield from enumerate(value, 1)
+_TEXTS = ("text", "content", "response")
+_OBJECTS = ("logprobs", "message", "meta_info")
+_LISTS = (
+    "content", "tokens", "token_logprobs", "top_logprobs", "token_ids", "completion_probabilities", "probs", "logprobs",
+    "output_token_logprobs", "output_top_logprobs",
+)  # fmt: skip
+_NUMBERS = ("logprobs", "completion_probabilities", "probs", "meta_info")
+
+
+class _Answer:
+    """What the events of an answer add up to."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.error = where, ""
+        self.whole: dict[str, Any] = {}
+        self.parts: dict[int, dict[str, Any]] = {}  # its choices, of other servers itself
+        self.open: set[int] = set()  # parts that have not ended
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Add an event to those before."""
+        self.whole |= {key: value for key, value in event.items() if value is not None}
+        for place, part in _parts(event):
+            own = self.parts.setdefault(place, {})
+            _extend(own, part, repeats="meta_info" in part)
+            ends = own.get("finish_reason") or _object(own, "meta_info").get("finish_reason")
+            (self.open.discard if ends or True in (own.get("stop"), own.get("done")) else self.open.add)(place)
+
+    def document(self) -> Document:
+        """The whole answer."""
+        for part in self.parts.values():
+            for holder in (part, _object(part, "message")):
+                for key in _TEXTS:
+                    if isinstance(pieces := holder.get(key), list):
+                        holder[key] = "".join(text for text in pieces if isinstance(text, str))
+        parts = [part for _, part in sorted(self.parts.items())]
+        whole = {**self.whole, "choices": parts} if "choices" in self.whole else parts[0] if parts else None
+        return Document(self.where, whole, self.error)
+
+
+def _parts(event: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for part in event.get("choices", [event]):
+        message = part.get("message") or part.get("delta")
+        yield part.get("index") or 0 if "choices" in event else 0, {**part, "message": message, "delta": None}
+
+
+def _object(part: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object within a part; empty where there is none."""
+    return value if isinstance(value := part.get(key), dict) else {}
+
+
+def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) -> None:
+    """Add values to those before: texts as lists of parts. SGLang `repeats` what it wrote."""
+    for key, value in part.items():
+        before = whole.get(key)
+        if isinstance(value, str) and key in _TEXTS:
+            if repeats or not isinstance(before, list):
+                whole[key] = before = []
+            before.append(value)
+        elif isinstance(value, list) and isinstance(before, list) and key in _LISTS:
+            if repeats and value[: len(before)] == before:
+                whole[key] = value
             else:
-                yield number, value
-        if begun:
-            value = reader.loads(b"".join(begun), finite=False)
-            yield from enumerate(value if isinstance(value, list) else [value], 1)
-    except Unreadable as error:
-        raise InputError(f"the trace could not be read: {error}: {name}") from None
-    except BadJson as error:
-        where = f"{name}, line {number}" if not begun else name
-        raise InputError(f"{where}: {error}", hint=SHAPES) from None
-    yield from _joined(stream)
+                before.extend(value)
+        elif isinstance(value, dict) and key in _OBJECTS:
+            whole[key] = before if isinstance(before, dict) else {}
+            _extend(whole[key], value, repeats=repeats)
+        elif value is not None:
+            whole[key] = value
 
 
-def _is_whole(text: bytes) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
+class _Streams:
+    """Answers whose events come one by one, those of several among each other."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, _Answer] = {}
+
+    def take(self, where: str, event: Any) -> Iterator[Document]:
+        """Take an event. Yields what is no part of an answer, and an answer where another one begins in its place."""
+        kind = event.get("type") if isinstance(event, dict) else None
+        if isinstance(kind, str) and kind.startswith(
+            "response."
+        ):  # the last event of OpenAI's responses has them whole
+            if kind in ("response.completed", "response.incomplete"):
+                yield Document(where, event.get("response"))
+            return
+        if (hint := _event(event)) is None:
+            yield Document(where, event)
+            return
+        about = event["meta_info"] if isinstance(event.get("meta_info"), dict) else event
+        key = f"{hint.__name__} {about.get('id')} {about.get('id_slot')}"
+        try:
+            event = value_of(hint, event)
+        except BadShape as error:
+            self.spoil(f"{where}: {error}", key if about.get("id") is not None else "")
+            self._answers.setdefault(key, _Answer(where)).error = f"{where}: {error}"
+            return
+        answer = self._answers.get(key)
+        ended = [place for place, _ in _parts(event) if answer and place in answer.parts and place not in answer.open]
+        if answer is not None and ended and any(part.get(name) for _, part in _parts(event) for name in _NUMBERS):
+            yield self._answers.pop(key).document()
+        self._answers.setdefault(key, _Answer(where)).add(event)
+
+    def spoil(self, error: str, key: str = "") -> bool:
+        """An event that cannot be read spoils its answer; if nobody knows which, all that are open."""
+        spoiled = [one for name, one in self._answers.items() if name == key or (not key and one.open)]
+        for one in spoiled:
+            one.error = error
+        return bool(spoiled)
+
+    def is_open(self, event: Mapping[str, Any]) -> bool:
+        """Whether an answer is open of which this may be the last event."""
+        return any(one.open for name, one in self._answers.items() if name.startswith(_event(event).__name__))
+
+    def end(self, *, all: bool = True) -> Iterator[Document]:
+        """The answers; unless `all`, those that have ended."""
+        for key, answer in [*self._answers.items()]:
+            if all or not answer.open:
+                yield self._answers.pop(key).document()
+
+
+def _event(event: Any) -> Any:
+    """The shape of an event of a stream; None if it is none."""
+    keys = event.keys() if isinstance(event, dict) else ()
+    hints = {OpenAI: ("choices",), SGLang: ("meta_info",), Llama: ("stop", "content"), Ollama: ("done",)}
+    return next((hint for hint, names in hints.items() if all(name in keys for name in names)), None)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _documents(given: Iterable[bytes]) -> Iterator[Document]:
+    """The JSON values in the lines of a file. Raises Unreadable."""
+    lines = ((number, line.removeprefix(_BOM)) for number, line in enumerate(given, 1))
+    lines = ((number, line) for number, line in lines if line.strip())
+    if (first := next(lines, None)) is None:
+        return
+    held, size = [first], 0
+    if not first[1].startswith((b"data:", b"event:", b"id:", b":")) and isinstance(_loaded(first[1]), BadJson):
+        for each in lines:
+            held.append(each)
+            if (size := size + len(each[1])) > reader.MOST:
+                break
+        value = _loaded(b"".join(line for _, line in held)) if size <= reader.MOST else BadJson()
+        # one document of several lines; else lines, of which the first is broken
+        if not isinstance(value, BadJson) or all(isinstance(_loaded(line), BadJson) for _, line in held[:2]):
+            yield from _items("the document", value)
+            return
+    yield from _lines(chain(held, lines))
+
+
+def _lines(lines: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
+    """The JSON values of lines, and of events that are sent in lines."""
+    streams = _Streams()
+    for number, line in lines:
+        where, text = f"line {number}", line.strip()
+        is_sent = text.startswith(b"data:")
+        text = text.removeprefix(b"data:").strip() if is_sent else text
+        if text == b"[DONE]":
+            yield from streams.end(all=False)
+        elif not text.startswith((b"event:", b"id:", b"retry:", b":")):
+            value = _loaded(text)
+            if isinstance(value, BadJson):
+                if not (is_sent and streams.spoil(f"{where}: {value}")):
+                    yield Document(where, None, str(value))
+            elif is_sent or _is_event(value, streams):
+                yield from streams.take(where, value)
+            else:
+                yield from _items(where, value)
+    yield from streams.end()
+
+
+def _is_event(value: Any, streams: _Streams) -> bool:
+    """Whether a line that is not said to be an event is one."""
+    if not isinstance(value, dict) or _event(value) is None:
         return False
-    return True
+    ends = value.get("stop", value.get("done"))
+    return str(value.get("object", "")).endswith(".chunk") or ends is False or (ends is True and streams.is_open(value))
+
+
+def _items(where: str, value: Any) -> Iterator[Document]:
+    if isinstance(value, BadJson):
+        yield Document(where, None, str(value))
+    elif isinstance(value, list):
+        yield from (Document(f"{where}, item {place}", each) for place, each in enumerate(value, 1))
+    else:
+        yield Document(where, value)
+
+
+def _loaded(text: bytes) -> Any:
+    """A JSON value, or why it is none."""
+    try:
+        return reader.loads(text, finite=False)
+    except BadJson as error:
+        return error
+
+
+class Place(NamedTuple):
+    """Where a row is in its file: among the requests, and among all rows."""
+
+    request: int
+    row: int
 
 
 @dataclass
 class TraceFile:
-    """Rows of a file, spread evenly over it, with the first mistake of each row that is none."""
+    """Rows of a file, spread evenly over it, and the first mistake of each that cannot be read."""
 
     rows: list[TraceRow] = field(default_factory=list)
-    bad: dict[str, str] = field(default_factory=dict)
+    places: list[Place] = field(default_factory=list)
+    bad: dict[str, str] = field(default_factory=dict)  # reasons, of the first `MOST_SHOWN`
+    failed: int = 0
     hint: str = ""
-    total: int = 0
-    places: list[int] = field(default_factory=list)  # of the rows among all
+    total: int = 0  # rows
+    requests: int = 0
+    step: int = 1  # of the rows that are kept
+
+    def take(self, document: Document, name: str, id: str, fields: Mapping[str, str]) -> list[TraceRow]:
+        """The rows of a document."""
+        where, rows = f"{name}, {document.where}", list[TraceRow]()
+        try:
+            if document.error:
+                raise InputError(f"{where}: {document.error}", hint=FITTING)
+            rows = rows_of(document.value, where, id, fields)
+        except InputError as error:
+            self.hint = error.hint
+            self.fail(id, error.message)
+        self.requests += not (len(rows) == 1 and rows[0].sequence)  # genctl writes a record for each sequence
+        return rows
+
+    def fail(self, id: str, reason: str) -> None:
+        """A row that cannot be audited."""
+        self.failed += 1
+        if len(self.bad) < MOST_SHOWN:
+            self.bad[id] = reason
 
 
 def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     """At most `most` rows of a file. Raises InputError if it has none."""
-    trace, step = TraceFile(), 1
-    kept: list[tuple[int, TraceRow]] = []
-    for number, value in _values(path):
-        where = f"{printable(path)}, row {number}"
-        try:
-            found = rows_of(value, where, str(number), fields)
-        except InputError as error:
-            trace.bad[str(number)] = error.message
-            trace.hint = error.hint
-            if len(trace.bad) > 100 and not kept:
+    trace, kept, name = TraceFile(), list[tuple[Place, TraceRow]](), printable(path)
+    try:
+        for number, document in enumerate(_documents(reader.lines(path)), 1):
+            rows = trace.take(document, name, str(number), fields)
+            if trace.failed > MOST_SHOWN and not trace.total:
                 break
-            continue
-        for row in found:
-            if trace.total % step == 0:
-                kept.append((trace.total, row))
-            trace.total += 1
-            if len(kept) >= 2 * most:
-                step *= 2
-                kept = [(place, one) for place, one in kept if place % step == 0]
+            for row in rows:
+                if trace.total % trace.step == 0:
+                    kept.append((Place(trace.requests - 1, trace.total), row))
+                trace.total += 1
+                if len(kept) >= 2 * most:
+                    trace.step *= 2
+                    kept = [(place, one) for place, one in kept if place.row % trace.step == 0]
+    except Unreadable as error:
+        raise InputError(f"the trace could not be read: {error}: {name}") from None
     if not kept:
-        message = next(iter(trace.bad.values()), f"{printable(path)}: there is no row")
-        raise InputError(message, hint=trace.hint or SHAPES)
+        raise InputError(next(iter(trace.bad.values()), f"{name}: there is no row"), hint=trace.hint or FITTING)
     spread = [kept[place * len(kept) // min(most, len(kept))] for place in range(min(most, len(kept)))]
-    trace.rows, trace.places = [row for _, row in spread], [place for place, _ in spread]
+    trace.places, trace.rows = [place for place, _ in spread], [row for _, row in spread]
     return trace
+
+
+# -- prompts of another file -------------------------------------------------------------------------------------------
+
+
+def _prompts(path: str) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The id and the prompt of each row of a file: of JSON, if its name or its first line says so; else lines.
+
+    Raises BadShape and Unreadable.
+    """
+    lines = [line.removeprefix(_BOM) for line in reader.lines(path)]
+    while lines and not lines[-1].strip():
+        lines.pop()
+    is_json = isinstance(_loaded(next((line for line in lines if line.strip()), b"")), dict)
+    if not is_json and not path.endswith((".json", ".jsonl", ".ndjson")):
+        for number, line in enumerate(lines, 1):
+            try:
+                yield None, {"prompt": line.rstrip(b"\r\n").decode()}
+            except UnicodeDecodeError as error:
+                raise BadShape(f"line {number}: byte {error.start + 1} is not UTF-8") from None
+        return
+    for where, value, wrong in _documents(lines):
+        try:
+            row = {"prompt": value} if isinstance(value, str) else fit(dict[str, Any], value, "the row")
+            found = prompt_of(body_of(row)) if not wrong else {}
+            if not found.keys() & {*OF_PROMPTS}:
+                raise BadShape(wrong or "expected a prompt, prompt_ids or messages")
+            yield id_of(row), found
+        except BadShape as error:
+            raise BadShape(f"{where}: {wrong or error}") from None
 
 
 def with_prompts(trace: TraceFile, path: str) -> None:
     """Give rows the prompts of a file: by their id, else in order. Raises InputError."""
-    found: dict[str, dict[str, Any]] = {}
-    ordered: list[dict[str, Any]] = []
+    name = f"--prompts {printable(path)}"
     try:
-        for line in reader.lines(path):
-            text = line.decode("utf-8", "replace").rstrip("\r\n")
-            value: Any = {"prompt": text}
-            if text.startswith("{"):
-                value = reader.loads(text)
-                id = next((str(value[key]) for key in ("custom_id", "id") if key in value), None)
-                value = value["body"] if isinstance(value.get("body"), dict) else value
-                if id is not None:
-                    found[id] = prompt_of(value)
-            ordered.append(prompt_of(value))
-    except (Unreadable, BadJson, UnfitShape) as error:
-        raise InputError(f"--prompts {printable(path)}: {error}") from None
-    by_id = bool(found) and any(row.id in found for row in trace.rows)
-    if not by_id and len(ordered) != trace.total:
-        raise InputError(f"--prompts {printable(path)} has {len(ordered)} prompts, and the trace {trace.total} rows")
-    trace.rows = [
-        replace(row, **(found.get(row.id, {}) if by_id else ordered[place]))
-        for place, row in zip(trace.places, trace.rows, strict=True)
-    ]
+        found = [*_prompts(path)]
+    except (Unreadable, BadShape) as error:
+        raise InputError(f"{name}: {error}") from None
+    by_id = {id: prompt for id, prompt in found if id is not None}
+    if any(row.own_id and row.id in by_id for row in trace.rows):
+        if len(by_id) < len(found):
+            raise InputError(f"{name}: rows have the same id, or none")
+        chosen = [by_id.get(row.id) for row in trace.rows]
+    elif len(found) in (trace.requests, trace.total):
+        by_request = len(found) == trace.requests
+        chosen = [found[place.request if by_request else place.row][1] for place in trace.places]
+    else:
+        requests = f" of {trace.requests} requests" if trace.requests != trace.total else ""
+        raise InputError(f"{name} has {len(found)} prompts, and the trace {trace.total} rows{requests}")
+    rows = []
+    for row, place, prompt in zip(trace.rows, trace.places, chosen, strict=True):
+        if prompt is None:
+            trace.fail(row.name, f"row {row.name}: no prompt of {name} has the id {quote(row.id)}")
+        else:
+            none: dict[str, Any] = {
+                "prompt": None,
+                "prompt_ids": None,
+                "messages": None,
+                "settings": {},
+                "prompt_tokens": None,
+            }
+            rows.append((place, replace(row, **{**none, **prompt})))
+    trace.places, trace.rows = [place for place, _ in rows], [row for _, row in rows]
 
 
 def field_paths(given: Sequence[str]) -> dict[str, str]:
     """`NAME=PATH` of --field. Raises InputError."""
-    found = {}
+    found: dict[str, str] = {}
     for text in given:
         name, equals, path = text.partition("=")
         if name not in FIELDS or not equals or not path:
             near = nearest(name, FIELDS)
             hint = f"did you mean {near}?" if near else f"NAME is one of {', '.join(FIELDS)}"
             raise InputError(f"--field {text}: expected NAME=PATH", hint=hint)
-        found[name] = path
+        if found.setdefault(name, path) != path:
+            raise InputError(f"--field {text}: {name} is {found[name]} already")
     return found

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from genctl.commands.audit.options import UNEXPLAINED, AuditOptions, check_words
@@ -16,14 +17,18 @@ from genctl.config.chat_settings import variables_of
 from genctl.config.layers import Layer, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
+from genctl.models.resolve import needs_download
 from genctl.models.runtime_choice import has_blocks, stored_dtype
 from genctl.models.text import detokenizer
+from genctl.params import Runtime
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
+from genctl.parity.audit_values import Audit
 from genctl.parity.hypotheses import DTYPES
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
+from genctl.parity.trace_rows import Settings
 from genctl.parity.traces import TraceFile
 from genctl.terminal.interrupt import Interrupt
 
@@ -38,14 +43,29 @@ class AuditJob(Job[AuditOptions]):
         super().__init__(options, interrupt, choice)
         self.report: AuditPage | None = None
         self.trace = TraceFile()
+        self.prompts: list[InputRow] = []
 
     def prepare(self) -> int | None:
         """Settings without those of the checkpoint."""
         check_words(self.options)
         status = super().prepare()
-        if not self.early.names_model:
-            raise UsageError("genctl audit needs the checkpoint that the engine should have run: -m ./model")
+        if self.options.is_server:
+            self._name_model()
         return status
+
+    def _name_model(self) -> None:
+        """Make the checkpoint that genctl's records name the reference, unless a flag does. Raises UsageError."""
+        known, names = self.early.settings.get("model"), {row.model for row in self.trace.rows} - {""}
+        if (known is not None and known.kind == "command") or (self.early.names_model and len(names) != 1):
+            return
+        words = "genctl audit needs the checkpoint that the engine should have run: -m ./model"
+        if len(names) != 1:
+            raise UsageError(words, hint=f"the records name {' and '.join(sorted(names))}" if names else "")
+        if needs_download(name := names.pop(), None):  # nothing is downloaded because of a trace
+            raise UsageError(words, hint=f"the records name {name}, which is not on this machine")
+        self.layers.append(Layer(f"the records of {self.options.trace}", {"model": name}, said="user"))
+        self.early = resolve(self.layers, tentative=True)
+        self.messages.note(f"the reference is {name}, which the records name; -m names another one")
 
     def read(self, stack: ExitStack) -> bool:
         """Read the trace; a server is asked later, once its prompts are there."""
@@ -54,14 +74,19 @@ class AuditJob(Job[AuditOptions]):
             self.trace = traces.read(options.trace, options.rows, traces.field_paths(options.field))
             if options.prompts_file is not None:
                 traces.with_prompts(self.trace, options.prompts_file)
+            self._name_model()
             return True
         prompts = replace(options, arguments=()).prompts(self.messages.say)
         if prompts is None:
             raise InputError("a server needs prompts: --input FILE")
-        rows = [row for row in stack.enter_context(prompts) if not isinstance(row, BadRow)]
-        if not rows:
-            raise InputError("there is no prompt")
-        self.prompts = rows[: options.rows]
+        for row in islice(stack.enter_context(prompts), options.rows):
+            if isinstance(row, BadRow):
+                self.trace.fail(row.id, row.message)
+                self.messages.error(row.message, "", "")
+            else:
+                self.prompts.append(row)
+        if not self.prompts:
+            raise InputError(next(iter(self.trace.bad.values()), "there is no prompt"))
         return True
 
     def open_page(self, stack: ExitStack, path: str) -> None:
@@ -79,9 +104,8 @@ class AuditJob(Job[AuditOptions]):
     def deliver(self, stack: ExitStack) -> None:
         """Read, explain, write."""
         declared = {"dtype": self.early.runtime.dtype, "quantize": self.early.runtime.quantize, **self.options.declared}
-        as_chat = self.early.runtime.is_chat
         if self.options.is_server:
-            self._ask(stack, as_chat=as_chat)
+            self._ask(stack)
         is_gguf = self.early.runtime.model.endswith(".gguf")
         plain = replace(self.early.runtime, quantize=None, dtype="float32", dequantize=is_gguf)
         early = replace(self.early, runtime=plain)
@@ -90,29 +114,31 @@ class AuditJob(Job[AuditOptions]):
             raise ModelError(f"{session.about.name} is an encoder-decoder: causal models alone are audited")
         resolved = greedy(session.resolve(self.layers), ("max_length",))
         side = LocalSide(session.about.name, session, resolved, whole=True)
-        prompts = AuditPrompts(
-            session.loaded, as_chat=as_chat, variables=variables_of(self.early.runtime), bos=session.planner.bos
-        )
-        failed = dict(self.trace.bad)
-        rows = [*self._rows(prompts, failed, session.planner.context)]
-        if not rows:
-            raise InputError(f"{self.options.trace}: no row can be audited")
+        prompts = AuditPrompts(session.loaded, resolved, bos=session.planner.bos)
+        rows = [*self._rows(prompts, session.planner.context)]
         checkpoint = session.loaded.checkpoint
         own = (checkpoint and stored_dtype(checkpoint)) or "float32"
         dtype, form = _declared(declared, own)
         blocks = "gguf" if checkpoint is not None and has_blocks(checkpoint) and dtype == own else None
-        auditor = Auditor(
-            side, rows, prompts, dtype=DTYPES[dtype], form=form or blocks, others=self.options.also,
-            interrupted=self.interrupt, on_stage=self.view.stage,
-        )  # fmt: skip
-        found = replace(auditor.run(self.options.trace), failed=failed)
+        found = Audit(self.options.trace, side.name, "unexplained", "")
+        if rows:
+            auditor = Auditor(
+                side, rows, prompts, dtype=DTYPES[dtype], form=form or blocks, others=self.options.also,
+                interrupted=self.interrupt, on_stage=self.view.stage,
+            )  # fmt: skip
+            found = auditor.run(self.options.trace)
+        found = replace(prompts.impossible.judge(found), failed=self.trace.bad)
+        if not found.reason:
+            raise InputError(f"{self.options.trace}: no row can be audited")
         notes = [*found.notes]
+        if self.trace.failed > len(self.trace.bad):
+            notes.append(f"{self.trace.failed:,} rows cannot be audited; the first {len(self.trace.bad)} are listed")
         if self.trace.total > len(self.trace.rows):
             notes.append(f"{len(self.trace.rows)} of {self.trace.total:,} rows are audited; --rows says how many")
         if dtype != own or form:
             notes.append(f"the engine is said to compute in {form or dtype}")
         self.found = replace(found, notes=tuple(notes))
-        self.failed = len(failed)
+        self.failed = self.trace.failed
         self.hide()
         piece = detokenizer(session.loaded.tokenizer).piece
         self.results.take(self.found, piece, self._failed_check())
@@ -120,21 +146,22 @@ class AuditJob(Job[AuditOptions]):
             self.report.take(self.found, piece, [("digest", session.loaded.fingerprint()), *session.about.facts])
         self.results.finish()
 
-    def _rows(self, prompts: AuditPrompts, failed: dict[str, str], context: int | None) -> Iterator[AuditRow]:
+    def _rows(self, prompts: AuditPrompts, context: int | None) -> Iterator[AuditRow]:
         for place, row in enumerate(self.trace.rows, 1):
-            name = row.id if row.own_id else str(place)
+            name = row.name if row.own_id else str(place)
             try:
-                one = prompts.row(row, name)
+                if (one := prompts.row(row, name)) is None:
+                    continue
                 length = len(one.text.prompt_ids) + len(one.text.token_ids)
                 if context is not None and length > context:
                     raise InputError(f"{length} tokens, and the model reads {context}")
                 yield one
             except GenctlError as error:
-                failed[row.id] = f"row {name}: {error.message}"
+                self.trace.fail(row.name, f"row {name}: {error.message}")
                 self.hide()
                 self.messages.error(error.message, f"row {name}: ", error.hint)
 
-    def _ask(self, stack: ExitStack, *, as_chat: bool) -> None:
+    def _ask(self, stack: ExitStack) -> None:
         """Ask the server: every prompt greedily, then drawn."""
         from genctl.engines.server.session import RemoteSession
         from genctl.engines.server.told import answers
@@ -146,20 +173,23 @@ class AuditJob(Job[AuditOptions]):
         self.view.stage("asking")
         most = self.early.generation.max_new_tokens or TOKENS
         asked = [(row, drawn) for drawn in (0.0, DRAWN_TOO) for row in self.prompts]
-        bodies = [_body(row, drawn, most, as_chat=as_chat) for row, drawn in asked]
+        bodies = [_body(row, self.settings_of(row, self.early).runtime, drawn, most) for row, drawn in asked]
         for (row, drawn), (id, answer) in zip(asked, answers(engine.servers, bodies, self.interrupt), strict=False):
             name = f"{row.id} drawn" if drawn else row.id
-            if isinstance(answer, GenctlError):
-                self.trace.bad[name] = answer.message
-                continue
             try:
+                if isinstance(answer, GenctlError):
+                    raise answer
                 found = rows_of(answer, f"the answer to prompt {row.name}", id)
-            except InputError as error:
-                self.trace.bad[name] = error.message
+                if len(found) != 1:
+                    raise InputError(f"prompt {row.name}: the server was asked for one text, and gives {len(found):,}")
+            except GenctlError as error:
+                self.trace.fail(name, error.message)
                 continue
             own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
-            own = {key: tuple(value) if isinstance(value, list) else value for key, value in own.items()}
-            self.trace.rows += [replace(one, id=name, own_id=True, **own) for one in found]  # type: ignore[arg-type]
+            settings = {
+                key: value for key, value in {**row.params, **row.extra}.items() if key in Settings.__annotations__
+            }
+            self.trace.rows.append(replace(found[0], id=name, own_id=True, settings=settings, **own))  # type: ignore[arg-type]
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
         self.trace.total = len(self.trace.rows)
@@ -181,17 +211,27 @@ class AuditJob(Job[AuditOptions]):
         return super().status()
 
 
-def _body(row: InputRow, temperature: float, most: int, *, as_chat: bool) -> tuple[str, str, dict[str, Any]]:
+def _body(row: InputRow, runtime: Runtime, temperature: float, most: int) -> tuple[str, str, dict[str, Any]]:
     """The id, the path and the fields of a request."""
-    from genctl.engines.server.body import COMPLETIONS, EXPLICIT
+    from genctl.engines.server.body import COMPLETIONS, EXPLICIT, messages_of
 
     body: dict[str, Any] = {"max_tokens": most, "temperature": temperature}
     if temperature:
         body |= {name: plain for name, plain in EXPLICIT.items() if name in COMPLETIONS}
         body["seed"] = row.index
-    if row.messages is not None or as_chat:
-        messages = list(row.messages) if row.messages else [{"role": "user", "content": row.prompt or ""}]
-        return row.id, "/chat/completions", {**body, "messages": messages, "logprobs": True, "top_logprobs": 20}
+    if row.messages is not None or runtime.is_chat:
+        body |= {
+            "messages": messages_of(row.prompt, row.messages, runtime.system),
+            "logprobs": True,
+            "top_logprobs": 20,
+        }
+        variables = variables_of(runtime)
+        tools = {"tools": variables.pop("tools")} if "tools" in variables else {}
+        return (
+            row.id,
+            "/chat/completions",
+            {**body, **tools, **({"chat_template_kwargs": variables} if variables else {})},
+        )
     prompt: Any = row.prompt if row.prompt is not None else list(row.prompt_ids or ())
     return row.id, "/completions", {**body, "prompt": prompt, "logprobs": 20}
 
@@ -202,7 +242,4 @@ def _declared(declared: dict[str, Any], own: str) -> tuple[str, str | None]:
     dtype = own if dtype == "auto" else dtype
     if dtype not in DTYPES:
         raise UsageError(f"dtype = {dtype}: must be one of {', '.join(DTYPES)}")
-    quantize = declared["quantize"]
-    if quantize not in (None, "int8", "int4"):
-        raise UsageError(f"quantize = {quantize}: an audit knows int8 and int4; give the GGUF file as --model")
-    return dtype, quantize
+    return dtype, None if declared["quantize"] == "gguf" else declared["quantize"]  # of a GGUF file that is --model

@@ -220,8 +220,9 @@ class RemoteSession:
             shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))
         seed = request.seed if resolved.generation.draws else None
         yield events.Began(
-            request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown, run=request.run
-        )
+            request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown, run=request.run,
+            prompt_ids=request.prompt_ids or (),
+        )  # fmt: skip
         try:
             lane, exchanges = self._planned(request, report, server)
         except GenctlError as error:

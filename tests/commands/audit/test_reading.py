@@ -11,7 +11,8 @@ import pytest
 
 from genctl.models.text import detokenizer
 from genctl.parity import traces
-from genctl.parity.shapes import TraceRow, rows_of
+from genctl.parity.shapes import rows_of
+from genctl.parity.trace_rows import TraceRow
 from tests.cli.tool import genctl
 from tests.commands.audit.traces import MARKS, PROMPTS, STORIES, audit, rollouts, tokenizer, written
 

@@ -1,0 +1,202 @@
+"""What engines wrote, as values: completions with their tokens, numbers and prompts. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias, TypedDict
+
+from genctl.documents.shapes import BadShape, Natural, Written, value_of
+
+
+class Listed(NamedTuple):
+    """A token by its id or its text, and its number."""
+
+    id: int | None
+    text: str | None
+    number: float | None
+
+
+@dataclass(frozen=True)
+class TracePiece:
+    """A token as it was written. Its number is None where there is none, and may be NaN or infinite."""
+
+    id: int | None
+    text: str | None
+    number: float | None
+    top: tuple[Listed, ...] = ()
+
+
+@dataclass(frozen=True)
+class TraceRow:
+    """A completion with its numbers. `total` is a number for all of it, where its tokens have none."""
+
+    id: str  # of the request
+    pieces: tuple[TracePiece, ...]
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
+    text: str | None = None
+    is_chat: bool = False
+    total: float = math.nan
+    own_id: bool = True
+    sequence: int = 0  # among the completions of the request
+    prompt_tokens: int | None = None  # that the engine counted in `prompt`, where it reports both
+    is_exact: bool = False  # the engine is genctl, which reads `prompt` as the tokenizer does
+    model: str = ""  # of a record of genctl
+
+    @property
+    def name(self) -> str:
+        """What tells it from other rows."""
+        return f"{self.id}.{self.sequence}" if self.sequence else self.id
+
+
+Number: TypeAlias = Written | None
+Count: TypeAlias = Natural | None
+Word: TypeAlias = str | None
+
+
+def fit(hint: Any, value: Any, path: str) -> Any:
+    """A value of the type `hint`, at a path. Raises BadShape."""
+    return value_of(dict[str, hint], {path: value})[path]
+
+
+def same_length(path: str, values: Sequence[Any], others: Sequence[Any]) -> None:
+    """Raises BadShape unless there is a value for each token."""
+    if len(values) != len(others):
+        raise BadShape(f"{path}: expected {len(others)} items, one for each token, got {len(values)}")
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+_AS_ID = re.compile(r"token_id:(\d{1,9})")  # vLLM with return_tokens_as_token_ids
+
+
+class Token(TypedDict, total=False):
+    """A token of OpenAI's chats, Ollama, llama-server (which has `prob` after its sampler), vLLM's `Logprob`."""
+
+    id: Count
+    token_id: Count
+    token: Word
+    tok_str: Word
+    content: Word
+    logprob: Number
+    prob: Number
+
+
+class Entry(Token, total=False):
+    """A token that was chosen, with the best ones."""
+
+    top_logprobs: list[Token] | None
+    top_probs: list[Token] | None
+    probs: list[Token] | None
+
+
+def listed(id: int | None, text: str | None, number: float | None) -> Listed:
+    """A token; its id may be its text."""
+    match = None if text is None else _AS_ID.fullmatch(text)
+    return Listed(id, text, number) if match is None else Listed(int(match[1]), None, number)
+
+
+def _token(one: Token) -> Listed:
+    number, share = one.get("logprob"), one.get("prob")
+    if number is None and share is not None:
+        number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
+    text = next((text for text in (one.get("token"), one.get("tok_str"), one.get("content")) if text is not None), None)
+    return listed(one.get("token_id") if (id := one.get("id")) is None else id, text, number)
+
+
+def piece_of(one: Entry) -> TracePiece:
+    """The token of an entry."""
+    top = tuple(map(_token, one.get("top_logprobs") or one.get("top_probs") or one.get("probs") or ()))
+    own = _token(one)
+    if "logprob" not in one and "prob" not in one:  # llama-server's older form has a list alone
+        own = own._replace(number=next((each.number for each in top if each.text == own.text), None))
+    return TracePiece(*own, top)
+
+
+def best_of(tops: Any, path: str) -> tuple[Listed, ...]:
+    """The best tokens of a trainer: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
+    if not tops and (tops is None or isinstance(tops, list)):
+        return ()
+    if isinstance(tops, dict):
+        are_ids = all(key.isdecimal() and len(key) < 19 for key in tops)
+        tops = [[int(key) if are_ids else key, number] for key, number in tops.items()]
+    found: list[Any] = []
+    for place, each in enumerate(fit(list[Any], tops, path)):
+        if isinstance(each, dict):
+            found.append(_token(fit(Token, each, f"{path}.{place}")))
+        elif isinstance(each, list) and len(each) in (2, 3):
+            id, text, number = each if len(each) == 3 else (None, *each) if isinstance(each[0], str) else (
+                each[0], None, each[1])  # fmt: skip
+            found.append((id, text, number.get("logprob") if isinstance(number, dict) else number))  # vLLM's Logprob
+        else:
+            raise BadShape(f"{path}.{place}: expected a token and its number")
+    return tuple(listed(*one) for one in fit(list[tuple[Count, Word, Number]], found, path))
+
+
+def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str) -> tuple[TracePiece, ...]:
+    """Pieces with the ids of all tokens; one that their list leaves out has no number. Raises BadShape.
+
+    llama-server lists no token that ends within a character.
+    """
+    if not ids or not pieces:
+        return tuple(pieces)
+    if any(piece.id is None for piece in pieces):
+        if len(ids) < len(pieces):
+            raise BadShape(f"{path}: expected {len(pieces)} items, one for each number, got {len(ids)}")
+        return tuple(replace(piece, id=id) for piece, id in zip(pieces, ids, strict=False))
+    found, at = [], 0
+    for id in ids:
+        is_listed = at < len(pieces) and pieces[at].id == id
+        found.append(pieces[at] if is_listed else TracePiece(id, None, None))
+        at += is_listed
+    if at < len(pieces):
+        raise BadShape(f"{path}: expected the ids of all tokens, but {pieces[at].id} is not at its place")
+    return tuple(found)
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------------
+
+PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "context_ids")
+
+
+class Settings(TypedDict, total=False):
+    """What a request, or a row of genctl, sets of the chat template."""
+
+    chat: bool
+    system: str
+    tools: list[dict[str, Any]]
+    chat_template_kwargs: dict[str, Any]
+    enable_thinking: bool
+    chat_template: str
+
+
+def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TraceRow that say what was read, as far as a document has them. Raises BadShape."""
+    prompt, messages = data.get("prompt"), data.get("messages")
+    if prompt is None and isinstance(data.get("input"), (str, list)):  # of OpenAI's responses
+        prompt = data["input"]
+    key = next((key for key in PROMPT_IDS if data.get(key) is not None), "prompt")
+    ids = None if key == "prompt" else data[key]
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):  # a batch of one
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        are_messages = bool(prompt) and isinstance(prompt[0], dict)
+        ids = prompt if ids is None and not are_messages else ids
+        messages, prompt = prompt if messages is None and are_messages else messages, None
+    if isinstance(ids, list) and len(ids) == 1 and isinstance(ids[0], list):
+        ids = ids[0]
+    found: dict[str, Any] = {}
+    if ids is not None:
+        found["prompt_ids"] = tuple(fit(list[Natural], ids, key))
+    if messages is not None:
+        found["messages"] = tuple(fit(list[dict[str, Any]], messages, "messages"))
+    if prompt := fit(Word, prompt, "prompt"):
+        found["prompt"] = prompt
+    own = {**data, **params} if isinstance(params := data.get("params"), dict) else data
+    settings = {name: own[name] for name in Settings.__annotations__ if own.get(name) is not None}
+    return {**found, "settings": value_of(Settings, settings)} if settings else found
