@@ -12,17 +12,18 @@ from genctl.comparing.outputs import ComparedPrompt, Measured, number, signed
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+LEAST = 10  # values for an interval: the bootstrap of two or three is the range from the smallest to the largest
+LEGEND = f"{CONFIDENCE:.0%} intervals from {LEAST} prompts on"
 TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval (`CONFIDENCE`); both ends equal the mean for a single value."""
+    """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
 
     mean: float
-    low: float
-    high: float
+    ends: tuple[float, float] | None
     count: int
 
 
@@ -36,6 +37,8 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
     import numpy
 
     data = numpy.asarray(values, dtype=numpy.float64)
+    if len(data) < LEAST:
+        return Interval(float(data.mean()), None, len(data))
     random = numpy.random.default_rng(seed)
     means = numpy.empty(resamples)
     block = max(_AT_ONCE // len(data), 1)
@@ -44,7 +47,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
         means[start : start + count] = data[random.integers(0, len(data), (count, len(data)))].mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     low, high = numpy.quantile(means, [tail, 1 - tail])
-    return Interval(float(data.mean()), float(low), float(high), len(data))
+    return Interval(float(data.mean()), (float(low), float(high)), len(data))
 
 
 @dataclass
@@ -102,7 +105,8 @@ class RunStatistics:
             mean = self.interval(run, "mean_logprob")
             if mean is None:
                 return None
-            return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
+            ends = None if mean.ends is None else (perplexity(mean.ends[1]), perplexity(mean.ends[0]))
+            return Interval(perplexity(mean.mean), ends, mean.count)
         values = [value for value in self.column(run, key) if value is not None]
         return bootstrap(values) if values else None
 
@@ -207,7 +211,7 @@ def _digits(key: str, *values: float | None) -> int:
 def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
     if interval is None:
         return "–"
-    ends = (interval.low, interval.high) if intervals else ()
+    ends = (interval.ends or ()) if intervals else ()
     digits = _digits(key, interval.mean, *ends)
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
-    return f"{text} [{number(interval.low, digits)}, {number(interval.high, digits)}]" if intervals else text
+    return f"{text} [{', '.join(number(end, digits) for end in ends)}]" if ends else text

@@ -15,7 +15,7 @@ from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import RunStatistics, Table, tables
+from genctl.comparing.statistics import LEGEND, RunStatistics, Table, tables
 from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
@@ -239,10 +239,11 @@ class ComparisonOutput:
         wanted = self.markdown or (self.options.format == "text" and not self.silent)
         if wanted and (done > 1 or (done and not self.markdown and not self.comparison.texts)):
             title = f"over {count(done, 'prompt')}"
-            intervals = self.markdown or done > 1
+            if done > 1:
+                title += f" ({LEGEND})"
             parts = [
                 part
-                for table in tables(self.tally, self.options.baseline, intervals=intervals)
+                for table in tables(self.tally, self.options.baseline, intervals=self.markdown or done > 1)
                 for part in self._table(table)
             ]
             if self.markdown:
