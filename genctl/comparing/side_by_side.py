@@ -112,7 +112,7 @@ def _metrics(statistics: RunStatistics) -> list[dict[str, Any]]:
         runs = {}
         for run in statistics.runs:
             interval = statistics.interval(run, key)
-            numbers = () if interval is None else (interval.mean, *(interval.ends or ()))
+            numbers = () if interval is None else (interval.mean, *interval.ends)
             if interval is not None and all(map(math.isfinite, numbers)):
                 mean, *ends = (float(f"{value:.6g}") for value in numbers)
                 runs[run] = [mean, *(ends or (None, None)), interval.count]

@@ -23,8 +23,14 @@ class Interval:
     """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
 
     mean: float
-    ends: tuple[float, float] | None
+    low: float | None
+    high: float | None
     count: int
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Both ends, if there is an interval."""
+        return () if self.low is None or self.high is None else (self.low, self.high)
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
@@ -38,7 +44,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
 
     data = numpy.asarray(values, dtype=numpy.float64)
     if len(data) < LEAST:
-        return Interval(float(data.mean()), None, len(data))
+        return Interval(float(data.mean()), None, None, len(data))
     random = numpy.random.default_rng(seed)
     means = numpy.empty(resamples)
     block = max(_AT_ONCE // len(data), 1)
@@ -47,7 +53,7 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
         means[start : start + count] = data[random.integers(0, len(data), (count, len(data)))].mean(axis=1)
     tail = (1 - CONFIDENCE) / 2
     low, high = numpy.quantile(means, [tail, 1 - tail])
-    return Interval(float(data.mean()), (float(low), float(high)), len(data))
+    return Interval(float(data.mean()), float(low), float(high), len(data))
 
 
 @dataclass
@@ -105,8 +111,8 @@ class RunStatistics:
             mean = self.interval(run, "mean_logprob")
             if mean is None:
                 return None
-            ends = None if mean.ends is None else (perplexity(mean.ends[1]), perplexity(mean.ends[0]))
-            return Interval(perplexity(mean.mean), ends, mean.count)
+            low, high = map(perplexity, reversed(mean.ends)) if mean.ends else (None, None)
+            return Interval(perplexity(mean.mean), low, high, mean.count)
         values = [value for value in self.column(run, key) if value is not None]
         return bootstrap(values) if values else None
 
@@ -211,7 +217,7 @@ def _digits(key: str, *values: float | None) -> int:
 def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
     if interval is None:
         return "–"
-    ends = (interval.ends or ()) if intervals else ()
+    ends = interval.ends if intervals else ()
     digits = _digits(key, interval.mean, *ends)
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
     return f"{text} [{', '.join(number(end, digits) for end in ends)}]" if ends else text

@@ -151,7 +151,7 @@ def test_given_texts_are_read_and_have_no_prompts(tmp_path: Path) -> None:
 
 def test_by_text_compares_bits_per_byte_of_different_tokenizers(gpt2: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n")
+    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n" * 5)
     refused = parity("builtin:stories", str(gpt2), "the cat sat on")
     assert refused.status == 3
     assert f"builtin:stories and {gpt2} have different vocabularies: id " in refused.err
@@ -165,6 +165,9 @@ def test_by_text_compares_bits_per_byte_of_different_tokenizers(gpt2: Path, tmp_
         assert record[f"bpb_{name}"] == pytest.approx(bits)
     assert record["difference"]["mean"] == pytest.approx(record["bpb_other"] - record["bpb_reference"])
     assert record["difference"]["low"] <= record["difference"]["mean"] <= record["difference"]["high"]
+    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n")
+    few = parity("builtin:stories", str(gpt2), "--by-text", "--texts", str(texts), "--format", "jsonl").records[0]
+    assert (few["difference"]["low"], few["difference"]["high"]) == (None, None)
 
 
 def test_by_text_without_texts_scores_what_the_reference_writes() -> None:
