@@ -484,7 +484,9 @@ class Generation:
 
     # -- stopping ----------------------------------------------------------------------------------------------------
     stop_strings: str | Words | None = knob(
-        None, "texts that end a sequence; they are removed unless keep_stop is set", STOPPING
+        None,
+        "a text that ends a sequence, or a JSON list of them; it is removed unless keep_stop is set",
+        STOPPING,
     )
     stop_regex: str | None = knob(
         None, "a regular expression that ends a sequence when it matches in the new text", STOPPING

@@ -38,7 +38,7 @@ class ParityCommandOptions(ModelOptions):
         f"sides, the reference first: {FORM}; arguments with a space are prompts", "SIDE"
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as TOML or JSON", "KEY=VALUE")
     format: ReportFormat = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save, --report and --svg")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
