@@ -626,6 +626,8 @@ class Runtime:
         None, 'variables for the chat template: {reasoning_effort = "low"}', RUN, rare=True
     )
     enable_thinking: bool | None = knob(None, "the chat template's variable of this name", RUN, rare=True)
+    src_lang: str | None = knob(None, "language of the prompts, as a multilingual tokenizer names it", RUN, rare=True)
+    tgt_lang: str | None = knob(None, "language to translate into: its token is forced first", RUN, rare=True)
     tools: list[dict[str, Any]] | None = knob(
         None, "functions that the chat template offers to the model, as OpenAI's API describes them", RUN, rare=True
     )

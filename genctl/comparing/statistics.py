@@ -9,11 +9,12 @@ from typing import NamedTuple
 from genctl.comparing import metrics
 from genctl.comparing.metrics import Values, mean_of, perplexity
 from genctl.comparing.outputs import ComparedPrompt, Measured, number, signed
+from genctl.errors import percent
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 LEAST = 10  # values for an interval: the bootstrap of two or three is the range from the smallest to the largest
-LEGEND = f"{CONFIDENCE:.0%} intervals from {LEAST} prompts on"
+LEGEND = f"{percent(CONFIDENCE, 0)} intervals from {LEAST} prompts on"
 TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 

@@ -119,6 +119,8 @@ class LaneSettings(TypedDict, total=False):
     truncated: Natural
     runtime: str
     structure: str
+    src_lang: str
+    tgt_lang: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
@@ -84,6 +84,7 @@ class Result:
     truncated: int = 0  # tokens dropped from the prompt
     num_return_sequences: int = 1
     backend: str = ""  # the server that generated it
+    languages: Mapping[str, str] = field(default_factory=dict)  # src_lang and tgt_lang of a translation
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -117,6 +118,7 @@ class Result:
         """Additional fields of its records."""
         remarks: dict[str, Any] = {"backend": self.backend, "exact": False} if self.backend else {}
         remarks |= {"truncated": self.truncated} if self.truncated else {}
+        remarks |= self.languages
         if self.fewer:
             remarks |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
         return remarks
@@ -219,6 +221,7 @@ def _result(lane: LaneHistory, sequences: list[Sequence], **more: Any) -> Result
         accepted=lane.accepted,
         truncated=int(_setting(lane, "truncated", 0)),
         backend=str(_setting(lane, "backend", "")),
+        languages={name: str(value) for name, value in began.settings.items() if name in ("src_lang", "tgt_lang")},
         **more,
     )
 

@@ -54,7 +54,16 @@ OWN = {
 }  # fmt: skip
 NO_FIELD = "has no field for it"
 # settings of the run that no server takes
-_HERE = ("prompt_cache", "draft_corpus", "truncate", "chat_template", "tools", "processed_logprobs")
+_HERE = (
+    "prompt_cache",
+    "draft_corpus",
+    "truncate",
+    "chat_template",
+    "tools",
+    "processed_logprobs",
+    "src_lang",
+    "tgt_lang",
+)
 
 
 def sampling_fields(
