@@ -61,7 +61,6 @@ class Side:
     mode: str | None = None  # the way to decode that it names (`modes.NAMED`)
     word: str = "run"  # in messages
     resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
-    declared: Layer | None = None  # what a server is said to compute with
 
     @property
     def place(self) -> str:

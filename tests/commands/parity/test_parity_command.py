@@ -18,6 +18,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from genctl.commands.parity import gate
+from genctl.errors import UsageError
 from genctl.models.resolve import BUILTIN
 from genctl.parity.forms import asymmetric, symmetric
 from genctl.parity.sides import LocalSide
@@ -177,13 +179,25 @@ def test_by_text_without_texts_scores_what_the_reference_writes() -> None:
     assert "bits/byte" in done.out
 
 
-def test_a_server_is_a_side_of_by_text(tmp_path: Path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("I drink tea\nthe cat sat\n")
+@pytest.mark.parametrize("words", [(), ("--by-text",), ("--layers",), ("--save", "golden.jsonl")])
+def test_a_server_is_no_side(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as server:
-        done = parity("builtin:stories", server.url, "--by-text", "--texts", str(texts), "--format", "jsonl")
-        assert done.status == 0, done.err
-        assert done.records[0]["bpb_other"] > 0
+        for sides in (
+            (server.url,),
+            ("builtin:stories", server.url),
+            (f"{server.url}@dtype=bfloat16", "builtin:stories"),
+        ):
+            done = parity(*sides, "x y", *words)
+            assert done.status == 2
+            assert "a server is no side: it reports its most probable tokens alone" in done.err
+            assert f"hint: genctl audit {server.url} -m MODEL compares what a server computes" in done.err
+        with pytest.raises(UsageError, match="a server is no side"):
+            gate.compare("builtin:stories", server.url, ["x y"])
+        monkeypatch.setenv("GENCTL_BACKEND", server.url)
+        done = parity("builtin:stories", "builtin:stories@threads=1", "x y", *words)
+        assert done.status == 2
+        assert "side builtin:stories: backend (GENCTL_BACKEND): a server is no side" in done.err
+        assert server.asked == []
 
 
 def test_a_resumed_run_is_a_side() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from genctl.engines.server import failure
 from tests.cli.tool import genctl
-from tests.commands.parity.test_servers import Model
+from tests.engines.server.model import Model
 from tests.engines.server.stand_in import Body, Failure, StandIn, running
 
 
