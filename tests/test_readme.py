@@ -37,7 +37,7 @@ pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 BLOCKS = blocks()
-SHORT = ("batch", "presets", "replay", "report", "models")  # commands without --help-all
+SHORT = ("presets", "replay", "report", "models")  # commands without --help-all
 PROMPTS = ("Once upon a time", "One day")
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import typer
 import typer.main
 
-from genctl.commands.help import SETTINGS, CommandGroup, option_hint, replacement, write_rows
+from genctl.commands.help import SETTINGS, CommandGroup, option_hint, removed_flag, write_rows
+from genctl.config import removed
 from genctl.errors import Exit, GenctlError, nearest, without_secrets
 from genctl.identity import __version__
 from genctl.terminal.standard_streams import let_go
@@ -105,7 +106,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "replay": ("genctl.commands.run.replay:REPLAY", "Show a recorded run again, as it was seen, or step by step."),
     "report": ("genctl.commands.run.replay:REPORT", "Make a page of a recorded run, to open in a browser."),
-    "batch": ("genctl.commands.batch:app", "Write and read the batch files of OpenAI's interface."),
     "models": ("genctl.commands.models:MODELS", "List the built-in and the cached checkpoints."),
     "presets": ("genctl.commands.presets:app", "List, show and check presets: TOML files that hold any setting."),
 }
@@ -260,12 +260,21 @@ def _usage(error: typer.TyperException, arguments: Sequence[str]) -> int:
         print(context.get_help(), file=sys.stderr)
         return int(Exit.USAGE)
 
+    if gone := _removed(error, context, arguments):
+        return _say(gone, "", int(Exit.USAGE), color=_color(arguments))
     flag = vars(error).get("option_name", "")
     message = plain_words(error.message if "option_name" in vars(error) else error.format_message(), arguments)
     hint = "" if context is None else option_hint(context, flag)
-    if type(error).__name__ == "NoSuchOption" and (instead := replacement(context, flag, arguments)):
-        message, hint = f"{flag} is gone", f"use {instead}"
     return _say(message, hint, int(Exit.USAGE), color=_color(arguments))
+
+
+def _removed(error: typer.TyperException, context: Any, arguments: Sequence[str]) -> str:
+    """The sentence for a flag or a format that was removed; "" for every other mistake."""
+    if type(error).__name__ == "NoSuchOption":
+        return removed_flag(context, vars(error)["option_name"], arguments)
+    pattern = r"Invalid value for '(--[a-z-]+)'.*?: (?:Value error, )?'(.*?)' is not one of .*"
+    choice = re.fullmatch(pattern, error.format_message(), re.DOTALL)
+    return removed.sentence("format", f"{choice[1]} {choice[2]}") if choice else ""
 
 
 def _explained(error: BaseException) -> tuple[str, str, Exit | int]:

@@ -13,6 +13,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from genctl.config import removed
 from genctl.errors import UsageError, nearest
 
 GENERAL, ALSO = "General", "Also"
@@ -130,6 +131,8 @@ class CommandGroup(TyperGroup):
         """The command of a command line. Raises UsageError."""
         name = args[0]
         if self.get_command(ctx, name) is None and not ctx.resilient_parsing:
+            if not ctx.parent and (error := removed.sentence("command", name, shown=f"genctl {name}")):
+                raise UsageError(error)
             near = meant(name, self.list_commands(ctx), cutoff=0.6)
             shown = name if name.isprintable() else ascii(name)[1:-1]
             hint = f'did you mean "{near}"?' if near else f"see {ctx.command_path} --help"
@@ -199,15 +202,6 @@ _FOREIGN: Mapping[str, str] = {
 }
 ELSEWHERE = {foreign: ours for ours, names in _FOREIGN.items() for foreign in names.split()}
 
-# flags that commands with settings had -> what does the same; MODEL is that of the command line
-GONE = {
-    "--check-batch": "genctl parity MODEL MODEL@batch_size=1 -i FILE",
-    "--check-runtime": 'genctl parity MODEL MODEL@runtime=transformers "A PROMPT"',
-    "--fsdp": "--device-map auto, --tensor-parallel or --workers N",
-    "--raw": "`| cat`: a pipe gets texts as they are",
-    "--trace": "--events FILE",
-}
-
 
 def meant(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
     """The one of `names` that `name` abbreviates or misspells, else an empty string."""
@@ -236,15 +230,20 @@ def option_hint(context: Any, flag: str) -> str:
     return hint
 
 
-def replacement(context: Any, flag: str, words: Sequence[str]) -> str:
-    """What does the same as a `flag` of the command line `words` that went; for other flags an empty string."""
-    if flag not in GONE or "--set" not in _flags(context.command, context):
-        return ""
+def removed_flag(context: Any, flag: str, words: Sequence[str]) -> str:
+    """The error for a removed `flag` of the command line `words`; "" for other flags."""
+    names = [f"{context.command.name} {flag}"]
+    if "--set" in _flags(context.command, context):  # flags of all commands with settings
+        names.append(flag)
+    setting = flag.removeprefix("--").replace("-", "_")
+    error = removed.sentence("flag", *names) or removed.sentence("setting", setting, shown=flag)
+    if "MODEL" not in error:
+        return error
     import argparse
 
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-m", "--model", nargs="?", const="MODEL", default="MODEL")
-    return GONE[flag].replace("MODEL", shlex.quote(parser.parse_known_args(words)[0].model))
+    return error.replace("MODEL", shlex.quote(parser.parse_known_args(words)[0].model))
 
 
 def _flags(command: Any, context: Any) -> list[str]:

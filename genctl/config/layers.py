@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from genctl import params
+from genctl.config import removed
 from genctl.config.check import (
     REFUSED,
     UNSAFE,
@@ -269,6 +270,8 @@ def _value(layer: Layer, key: str, value: Any) -> Any:
     """The value of a key, checked. Raises Wrong or ListMistakes."""
     if key in REFUSED and key not in known():
         raise Wrong(f"{named(key)} is not supported: {REFUSED[key]}")
+    if gone := removed.sentence("setting", key):
+        raise Wrong(gone)
     if key in UNSAFE and (layer.kind != "command" or layer.origin.startswith(SET)):
         raise Wrong(f"{key} runs code that others wrote; only the flag --{key.replace('_', '-')} can enable it")
     if layer.kind == "model" and key in OUTWARD:

@@ -82,7 +82,6 @@ def test_an_empty_file_name_has_its_own_sentence(flag: str) -> None:
         (["replay", ""], "FILE"),
         (["report", ""], "EVENTS"),
         (["report", "x", "-o", ""], "--output"),
-        (["batch", "import", "-i", ""], "--input"),
     ],
 )
 def test_an_empty_name_of_a_recording_has_the_same_sentence(arguments: list[str], name: str) -> None:

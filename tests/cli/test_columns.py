@@ -141,13 +141,6 @@ def test_events_and_pages_have_them(rows: Path, tmp_path: Path) -> None:
     assert genctl("replay", str(events)).status == 0
 
 
-def test_an_exported_batch_says_that_requests_have_no_columns(rows: Path) -> None:
-    rows.write_text(json.dumps(ROWS[0]) + "\n")
-    done = genctl("batch", "export", "-m", "x", "-i", str(rows))
-    assert "no place for columns ('label', 'n')" in done.err
-    assert "label" not in done.out
-
-
 def test_tsv_has_no_column_more(rows: Path) -> None:
     head, first, *_ = genctl("run", "-i", str(rows), "-n", "2", "--format", "tsv").out.splitlines()
     assert head.split("\t")[-1] == "error"

@@ -18,7 +18,6 @@ COMMANDS = {
     "compare": ("compare", "-m", "builtin:numbers", "--strategy", "a:", "--strategy", "b:num_beams=2"),
     "score": ("score", "-m", "builtin:stories"),
     "inspect-cache": ("inspect-cache", "-m", "builtin:numbers", "--steps", "1"),
-    "batch export": ("batch", "export", "-m", "builtin:numbers"),
 }
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from genctl import params
 from genctl.commands.app import COMMANDS
-from genctl.commands.help import ELSEWHERE, GONE
+from genctl.commands.help import ELSEWHERE
+from genctl.config.check import known
 from genctl.config.presets import schema
+from genctl.config.removed import REMOVED, Removed
 from tests.cli.tool import genctl
 
-TABLES = [name for name in COMMANDS if name not in ("batch", "presets", "replay", "report", "models")]
+TABLES = [name for name in COMMANDS if name not in ("presets", "replay", "report", "models")]
 
-PRESETS, BATCH = ("presets", "presets list", "presets check"), ("batch", "batch export", "batch import")
-OTHERS = ("replay", "report", "models", *PRESETS, *BATCH)
+OTHERS = ("replay", "report", "models", "presets", "presets list", "presets check")
 
 
 @pytest.fixture(params=[60, 80, 200])
@@ -134,23 +136,57 @@ def test_a_hint_names_what_was_meant(words: tuple[str, ...], hint: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
+    ("words", "sentence"),
     [
-        ("run x --check-batch", "genctl parity MODEL MODEL@batch_size=1 -i FILE"),
+        ("batch", "genctl batch was removed: genctl run -i FILE"),
+        ("batch export -m x -i rows.jsonl", "genctl batch was removed: genctl run -i FILE"),
+        ("help batch", "genctl batch was removed: genctl run -i FILE"),
+        ("run x --check-batch", "--check-batch was removed: use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
         (
             "run -m builtin:numbers 12 --check-batch",
-            "genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
+            "--check-batch was removed: use genctl parity builtin:numbers builtin:numbers@batch_size=1 -i FILE",
         ),
-        ("beam --check-runtime -m ./a x", 'genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
-        ("run --fsdp x", "--device-map auto, --tensor-parallel or --workers N"),
-        ("run --raw x", "`| cat`: a pipe gets texts as they are"),
-        ("beam --trace=run.jsonl x", "--events FILE"),
+        ("beam --check-runtime -m ./a x", 'use genctl parity ./a ./a@runtime=transformers "A PROMPT"'),
+        ("run --fsdp x", "--fsdp was removed: use --device-map auto, --tensor-parallel or --workers N"),
+        ("run --raw x", "--raw was removed: use `| cat`: a pipe gets texts as they are"),
+        ("beam --trace=run.jsonl x", "--trace was removed: use --events FILE"),
     ],
 )
-def test_a_flag_that_went_is_answered_with_what_does_the_same(words: str, hint: str) -> None:
-    flag = next(word for word in words.replace("=", " ").split() if word in GONE)
+def test_a_removed_name_is_answered_with_what_does_its_job(words: str, sentence: str) -> None:
     done = genctl(*words.split())
-    assert (done.status, done.out, done.err) == (2, "", f"error: {flag} is gone\nhint: use {hint}\n")
+    assert (done.status, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith("error: ")
+    assert sentence in done.err
+
+
+def test_a_row_of_the_table_is_all_that_a_removal_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = (
+        Removed("setting", "warmth", "use temperature"),
+        Removed("flag", "score --rows", "use --input FILE"),
+        Removed("format", "--format html", "use --report FILE"),
+    )
+    monkeypatch.setattr("genctl.config.removed.REMOVED", rows)
+    (tmp_path / "old.toml").write_text("warmth = 1\n")
+    for words, sentence in {
+        "run x --warmth 2": "--warmth was removed: use temperature",
+        "run x --set warmth=2": "--set warmth: warmth was removed: use temperature",
+        f"run x -p {tmp_path}/old.toml": "old.toml:1: warmth was removed: use temperature",
+        "score x --rows 3": "score --rows was removed: use --input FILE",
+        "run x --format html": "--format html was removed: use --report FILE",
+        "run x --format=html": "--format html was removed: use --report FILE",
+    }.items():
+        done = genctl(*words.split())
+        assert (done.status, done.out) == (2, "")
+        assert done.err.endswith(f"{sentence}\n"), words
+    assert "no such option" in genctl("run", "x", "--rows", "3").err, "the flag of another command"
+
+
+def test_no_removed_name_is_still_there() -> None:
+    assert not [row for row in REMOVED if row.kind == "command" and row.name in COMMANDS]
+    assert not [row for row in REMOVED if row.kind == "setting" and row.name in known()]
+    for row in (row for row in REMOVED if row.kind == "flag"):
+        command, _, flag = row.name.rpartition(" ")
+        assert f"{flag} " not in genctl(command or "run", "--help-all").out, row
 
 
 def test_the_short_help_of_run_names_the_views() -> None:

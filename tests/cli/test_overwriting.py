@@ -16,7 +16,6 @@ import pytest
 import typer
 
 from genctl.commands.app import COMMANDS
-from genctl.commands.batch import TABLES
 from genctl.io import output
 from tests.cli.tool import Done, genctl
 from tests.io.disk import Disk
@@ -42,11 +41,9 @@ CASES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("inspect-cache", *TINY, "12", "--steps", "1"): ("output", "save_cache", "report", "svg"),
     ("replay", "recorded"): ("report", "svg"),
     ("report", "recorded"): ("output",),
-    ("batch", "export", *TINY, "12"): ("output", "report", "svg"),
-    ("batch", "import", "-i", "results"): ("output",),
 }  # fmt: skip
 SINGLE = [(words, name) for words, names in CASES.items() for name in names]
-NAMES = [f"{' '.join(words[:2]) if words[0] == 'batch' else words[0]} --{name}" for words, name in SINGLE]
+NAMES = [f"{words[0]} --{name}" for words, name in SINGLE]
 SUFFIXES = {"report": ".html", "svg": ".svg", "save": ".saved", "save_cache": ".cache"}
 
 
@@ -56,8 +53,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     done = genctl("run", *TINY, "12", "--events", "recorded")
     assert done.status == 0, done.err
-    answer = {"choices": [{"text": "x", "finish_reason": "stop", "index": 0}], "usage": {"completion_tokens": 1}}
-    Path("results").write_text(json.dumps({"custom_id": "0", "response": {"status_code": 200, "body": answer}}) + "\n")
     written = {"prompt": "Once upon a time", "completion_ids": [14, 437], "logprobs": [-1.75236e-05, -1.01009107]}
     Path("trace").write_text(json.dumps(written))
     made = tmp_path / "disk"
@@ -106,7 +101,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(
     assert f"No space left on device ({path})" in failed.err
     assert untouched()
     if "-m" in words:
-        assert done(words, name, path, "-m", "./no/such/model").status in (0, 3)  # `batch export` loads none
+        assert done(words, name, path, "-m", "./no/such/model").status == 3
         path.write_bytes(OLD)
     disk = Disk(folder)
     with disk.recording():
@@ -143,12 +138,10 @@ def tables() -> Iterator[tuple[tuple[str, ...], Any]]:
         target = getattr(import_module(module), variable)
         if not isinstance(target, typer.Typer):
             yield (name,), target.options
-    for name, (command, _) in TABLES.items():
-        yield ("batch", name), command.options
 
 
 def test_every_file_that_force_replaces_is_tried_above() -> None:
-    tried = {((words[0],) if words[0] != "batch" else words[:2], name) for words, name in SINGLE}
+    tried = {((words[0],), name) for words, name in SINGLE}
     for words, table in tables():
         options = {field.name: field.metadata for field in dataclasses.fields(table)}
         if "help" not in options.get("force", {}):

@@ -11,11 +11,9 @@ import copy
 import gzip
 import json
 import math
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -259,7 +257,6 @@ def hostile() -> Iterator[Callable[[bytes], str]]:
         run = genctl("run", *shared, "--row-timeout", ROW_S, "--top-logprobs", "2", "bad", "Hi")
         became = _checked(run, "text", TEXT)
         _checked(genctl("score", *shared, "--row-timeout", ROW_S, "bad", "I drink tea"), "nll", 3.0)
-        _checked_import(data.partition(b"\r\n\r\n")[2])
         return became
 
     try:
@@ -280,29 +277,6 @@ def _checked(done: Done, key: str, beside: object) -> str:
     if len(records) != 2 or records[1].get(key) != beside:
         raise Breach(f"the row beside it was touched: {done.out[:500]}")
     return _check_record(records[0])
-
-
-def _checked_import(body: bytes) -> None:
-    """The same body as a result of a batch."""
-    try:
-        content = json.loads(body)
-    except (ValueError, RecursionError):
-        return
-    good = {"choices": [{"index": 0, "text": "x", "finish_reason": "stop"}]}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "results.jsonl"
-        lines = [
-            json.dumps({"custom_id": name, "response": {"status_code": 200, "body": one}})
-            for name, one in (("bad", content), ("good", good))
-        ]
-        path.write_text("\n".join(lines), encoding="utf-8")
-        done = genctl("batch", "import", "-i", str(path))
-    _check_messages(done)
-    records = [json.loads(line, parse_constant=_no_number) for line in done.out.splitlines()]
-    if done.status not in (0, 1) or not records or records[-1].get("text") != "x":
-        raise Breach(f"batch import: exit status {done.status}: {done.err}")
-    for record in records[:-1]:
-        _check_record(record)
 
 
 def _check_record(record: dict[str, Any]) -> str:

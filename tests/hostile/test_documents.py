@@ -38,8 +38,6 @@ READERS: dict[str, tuple[str, ...]] = {
     "compare --expect": ("compare", "--expect", "{}"),
     "compare --references": ("compare", *PROMPT, "-p", "greedy", "-p", "nucleus", "--references", "{}"),
     "parity --expect": ("parity", "builtin:stories", "--expect", "{}"),
-    "batch import": ("batch", "import", "-i", "{}"),
-    "batch import --requests": ("batch", "import", "-i", os.devnull, "--requests", "{}"),
     "--template": ("run", *PROMPT, "--template", "@{}"),
     "--json-schema": ("run", *PROMPT, "--json-schema", "{}"),
     "--grammar": ("run", *PROMPT, "--grammar", "{}"),
@@ -102,8 +100,6 @@ TEXTS = {"no UTF-8", "UTF-16"}  # what no reader of text takes
 # what these commands may take: an empty script, no results, a schema after a byte order mark
 TAKEN = {
     "--json-schema": {"a byte order mark"},
-    "batch import": {"an empty file", "an empty line"},
-    "batch import --requests": {"an empty file", "an empty line"},
     "explore --script": {"an empty file", "an empty line"},
     "--preset": {"an empty file", "an empty line"},
     "presets show": {"an empty file", "an empty line"},

@@ -82,19 +82,6 @@ def _chat_read(path: Path) -> tuple[Done, ...]:
     return *_both(path), genctl("chat", "--open", str(again), *STORIES, "-n", "2", stdin="And then?\n")
 
 
-def _results(path: Path) -> Done:
-    answer = {
-        "id": "r", "custom_id": "0", "error": None,
-        "response": {"status_code": 200, "body": {
-            "model": "m", "usage": {"prompt_tokens": 2, "completion_tokens": 1, "total_tokens": 3},
-            "choices": [{"index": 0, "finish_reason": "stop", "text": " sea", "logprobs": {
-                "tokens": [" sea"], "token_logprobs": [-0.5], "top_logprobs": [{" sea": -0.5}], "text_offset": [0]}}],
-        }},
-    }  # fmt: skip
-    path.write_bytes(_lines([answer]))
-    return Done(0, b"", "")
-
-
 def _resumed(path: Path) -> tuple[Done, ...]:
     path.with_suffix("").write_bytes(path.with_suffix(".whole").read_bytes())
     return (genctl(*RESUMED, "-i", str(path.parent / "in.txt"), "-o", str(path.with_suffix("")), "--resume"),)
@@ -162,18 +149,8 @@ KINDS: dict[str, Kind] = {
         gate=True,
         whole=True,
     ),
-    "results": Kind(_results, lambda path: (genctl("batch", "import", "-i", str(path)),)),
-    "requests": Kind(
-        lambda path: genctl("batch", "export", *STORIES, "-n", "2", "Once upon", "-o", str(path)),
-        lambda path: (genctl("batch", "import", "-i", str(_results_beside(path)), "--requests", str(path)),),
-    ),
     "journal": Kind(_journal, _resumed),
 }
-
-
-def _results_beside(path: Path) -> Path:
-    _results(path.with_suffix(".results"))
-    return path.with_suffix(".results")
 
 
 def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -1,0 +1,38 @@
+"""Names that genctl no longer has, and what does their job now. Using one is a usage error (exit status 2)."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+Kind: TypeAlias = Literal["command", "flag", "format", "setting"]
+
+
+class Removed(NamedTuple):
+    """A removed name. `instead` does its job; MODEL in it is the model of the command line.
+
+    A flag of one command alone is named with it ("compare --save"), a format with its flag ("--format md"). A setting
+    needs one row: it covers its flag too.
+    """
+
+    kind: Kind
+    name: str
+    instead: str
+
+
+REMOVED = (
+    Removed("command", "batch", "genctl run -i FILE reads the rows of OpenAI's batch files"),
+    Removed("flag", "--check-batch", "use genctl parity MODEL MODEL@batch_size=1 -i FILE"),
+    Removed("flag", "--check-runtime", 'use genctl parity MODEL MODEL@runtime=transformers "A PROMPT"'),
+    Removed("flag", "--fsdp", "use --device-map auto, --tensor-parallel or --workers N"),
+    Removed("flag", "--raw", "use `| cat`: a pipe gets texts as they are"),
+    Removed("flag", "--trace", "use --events FILE"),
+)
+
+
+def sentence(kind: Kind, *names: str, shown: str = "") -> str:
+    """The error for the first of `names` that was removed; "" if none was. `shown` is how the user wrote it."""
+    rows = {row.name: row for row in REMOVED if row.kind == kind}
+    row = next((rows[name] for name in names if name in rows), None)
+    if row is None:
+        return ""
+    return f"{shown or row.name} was removed: {row.instead}"
