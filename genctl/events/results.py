@@ -109,6 +109,9 @@ class Result:
             if sequence.hypothesis.incomplete:
                 cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
                 warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+            elif sequence.hypothesis.thought_text and sequence.hypothesis.thought_cut:
+                cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
+                warnings.append(f"{what}{which}the thought has not ended, so there is no answer: {cut}")
             if sequence.unmet:
                 warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")
         return warnings

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from genctl.engines.server.told import TokenNames
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel
 from genctl.models.text import check_ids, continuation, detokenizer, encode, encode_prompt
 from genctl.parity.shapes import TraceRow
+from genctl.parity.token_names import TokenNames
 from genctl.parity.values import Text
 
 Ids: TypeAlias = "tuple[int, ...]"
