@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypedDict
 
@@ -68,19 +68,19 @@ def part_of(data: str) -> dict[str, Any]:
 
 
 class _Message(TypedDict, total=False):
-    content: str | list[dict[str, Any]] | None  # a list of parts: Mistral
+    content: Any  # a text, or a list of parts (Mistral)
 
 
-class _Top(TypedDict):
+class _Listed(TypedDict):
     token: str
 
 
-class _Entry(_Top, total=False):
-    top_logprobs: list[_Top] | None
+class _ListedToken(_Listed, total=False):
+    top_logprobs: list[_Listed] | None
 
 
 class _Logprobs(TypedDict, total=False):
-    content: list[_Entry] | None  # of a chat, and of llama-server
+    content: list[_ListedToken] | None  # of a chat, and of llama-server
     tokens: list[str] | None
     token_logprobs: list[Any] | None
     top_logprobs: list[dict[str, Any] | None] | None
@@ -94,7 +94,7 @@ class _Choice(TypedDict, total=False):
     finish_reason: str | None
 
 
-class _Answer(TypedDict, total=False):
+class _WholeAnswer(TypedDict, total=False):
     choices: list[_Choice] | None
 
 
@@ -126,7 +126,7 @@ def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str]) -> list[Answe
     Raises ServerError for another shape than that of OpenAI's answers.
     """
     try:
-        value_of(_Answer, part)
+        value_of(_WholeAnswer, part)
         return [_piece(choice, top, doubts) for choice in part.get("choices") or ()]
     except BadShape as error:
         raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
@@ -185,6 +185,8 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece
     thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
     if isinstance(text, list):
         thought, text = ("".join(_texts_of(text, kind)) for kind in ("thinking", "text"))
+    elif not isinstance(text, str):
+        raise BadShape("content: expected a text")
     if not isinstance(thought, str):
         doubts.add(NO_THOUGHT)
         thought = ""
@@ -205,14 +207,14 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece
     )
 
 
-def _texts_of(parts: Iterable[Mapping[str, Any]], kind: str) -> Iterable[str]:
+def _texts_of(parts: Iterable[Any], kind: str) -> Iterator[str]:
     """The texts of the parts of a message that are of one kind; a part may hold parts."""
     for part in parts:
-        inner = part.get(kind)
+        inner = part.get(kind) if isinstance(part, Mapping) else None
         if isinstance(inner, str):
             yield inner
         elif isinstance(inner, list):
-            yield from _texts_of([one for one in inner if isinstance(one, Mapping)], "text")
+            yield from _texts_of(inner, "text")
 
 
 def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
@@ -226,9 +228,9 @@ def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
     while first and length < len(text):
         first -= 1
         length += len(tokens[first].text)
-    whole = "".join(token.text for token in tokens[first:]) == text
-    bare = [replace(token, text="") for token in tokens]
-    return (*bare[:first], *tokens[first:]) if whole else (*bare[:-1], replace(tokens[-1], text=text))
+    if "".join(token.text for token in tokens[first:]) != text:
+        first, tokens = len(tokens) - 1, [*tokens[:-1], replace(tokens[-1], text=text)]
+    return (*(replace(token, text="") for token in tokens[:first]), *tokens[first:])
 
 
 def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:

@@ -234,10 +234,12 @@ class Client:
         connection.restart(SILENCE_S, deadline)
 
         def took(part: dict[str, Any]) -> None:
-            connection.ended = take(part) or connection.ended
-            connection.restart(AFTER_S if connection.ended else SILENCE_S, deadline)
-            if time.monotonic() >= deadline:
-                raise TimedOut
+            has_ended = take(part)
+            if not connection.ended:
+                connection.ended = has_ended
+                connection.restart(AFTER_S if has_ended else SILENCE_S, deadline)
+            if time.monotonic() >= connection.until:  # parts come faster than `tick`
+                connection.shut()
 
         self._busy.add(connection)
         failed: Exception | None = None
@@ -254,8 +256,8 @@ class Client:
             connection.http.close()
         else:
             self._idle.append(connection)
-        if connection.ended and (connection.is_over or failed is None):
-            return
+        if connection.ended:
+            return  # whatever went wrong behind the last text
         if self._closed.is_set():
             raise Disconnected
         if time.monotonic() >= deadline:

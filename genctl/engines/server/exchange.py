@@ -17,6 +17,7 @@ from genctl.errors import GenctlError
 from genctl.io.rows import row_seed
 
 PARTS = 64  # of a stream for each token, at most: servers may send single characters
+FEWEST = 1024  # parts that any stream may have
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,7 @@ class Exchanges:
 def _sent(exchange: Exchange, report: Callable[[Update], None]) -> Answered | TooMany:
     """Send a request once, or again without what the server turns out to be unable to do. Raises ServerError."""
     report(Attempt())
-    answer, server, count = _Answer(exchange, report), exchange.server, len(exchange.slots)
+    answer, server, count = _Attempt(exchange, report), exchange.server, len(exchange.slots)
     body = exchange.body(exchange.seed, count)
     try:
         server.client.stream(exchange.path, body, answer.take, sequences=count, deadline=exchange.deadline)
@@ -115,7 +116,7 @@ def _sent(exchange: Exchange, report: Callable[[Update], None]) -> Answered | To
 
 
 @dataclass
-class _Answer:
+class _Attempt:
     """One attempt at an answer: takes its parts and checks them."""
 
     exchange: Exchange
@@ -123,7 +124,8 @@ class _Answer:
     usage: Usage | None = None
     counts: dict[int, Usage] = field(default_factory=dict)  # of single choices, as llama-server reports them
     lengths: dict[int, int] = field(default_factory=dict)  # choice -> tokens so far
-    parts: dict[int, int] = field(default_factory=dict)  # choice -> parts so far, where tokens are not counted
+    begun: set[int] = field(default_factory=set)
+    parts: int = 0
     ended: set[int] = field(default_factory=set)
 
     def take(self, part: dict[str, Any]) -> bool:
@@ -131,6 +133,9 @@ class _Answer:
         exchange, count = self.exchange, len(self.exchange.slots)
         if exchange.lane.is_over:
             raise Disconnected
+        self.parts += 1
+        if self.parts > max(PARTS * exchange.most, FEWEST) * count:
+            raise ServerError(f"the stream does not end: it has {self.parts} parts for at most {exchange.most} tokens")
         doubts: set[str] = set()
         pieces = pieces_of(part, exchange.top, doubts)
         for piece in pieces:
@@ -138,6 +143,7 @@ class _Answer:
                 raise ServerError(f"the answer has more than {count} sequences")
             if piece.choice in self.ended:
                 continue
+            self.begun.add(piece.choice)
             piece = self._within(piece)
             self.report(piece)
             if piece.finish is not None:
@@ -152,17 +158,10 @@ class _Answer:
         return len(self.ended) == count
 
     def _within(self, piece: AnswerPiece) -> AnswerPiece:
-        """The piece without tokens beyond max_tokens, where the server lists its tokens.
-
-        Raises ServerError for a stream that continues without end.
-        """
-        most = self.exchange.most
+        """The piece without tokens beyond max_tokens, where the server lists its tokens."""
         if not piece.counted:
-            parts = self.parts[piece.choice] = self.parts.get(piece.choice, 0) + 1
-            if parts > PARTS * most:
-                raise ServerError(f"the stream does not end: it has {parts} parts for at most {most} tokens")
             return piece
-        before = self.lengths.get(piece.choice, 0)
+        most, before = self.exchange.most, self.lengths.get(piece.choice, 0)
         left = most - before
         self.lengths[piece.choice] = before + min(left, len(piece.tokens))
         if len(piece.tokens) <= left:
@@ -174,8 +173,8 @@ class _Answer:
 
     def result(self) -> Answered:
         """The whole answer. Raises ServerError where a sequence was cut off, or none is there."""
-        count, begun = len(self.exchange.slots), {*self.lengths, *self.parts}
-        if not self.ended or begun - self.ended:
+        count = len(self.exchange.slots)
+        if not self.ended or self.begun - self.ended:
             raise ServerError("the answer was cut off before its end", again=True)
         usage, most = self.usage, self.exchange.most * count
         if usage is not None and usage.new is not None and usage.new > most:

@@ -320,6 +320,11 @@ ODD = {
     "no choices": {"choices": None},
     "an empty list of choices": {"choices": []},
     "a null choice": {"choices": [None]},
+    "a null index": {"choices": [{"index": None, "text": "x", "finish_reason": "stop"}]},
+    "2,000 choices": {"choices": [{"index": at, "text": "x", "finish_reason": "stop"} for at in range(2000)]},
+    "a message that is a list": {"choices": [{"message": [1], "finish_reason": "stop"}]},
+    "a content that is a number": {"choices": [{"message": {"content": 1}, "finish_reason": "stop"}]},
+    "choices that are an object": {"choices": {"0": 1}},
     "an index below 0": {"choices": [{"index": -1, "text": "x", "finish_reason": "stop"}]},
     "a boolean index": {"choices": [{"index": True, "text": "x", "finish_reason": "stop"}]},
     "a huge index": {"choices": [{"index": 10**400, "text": "x", "finish_reason": "stop"}]},
@@ -433,19 +438,39 @@ def test_more_tokens_than_were_asked_for_are_reported_where_only_their_number_is
         assert done.err == f"note: {server.url}: it counts 50 tokens for a request of at most 8\n"
 
 
-def test_a_stream_without_end_is_the_error_of_its_row() -> None:
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"choices": [{"index": 0, "text": " a"}]}, "it has 1025 parts for at most 8 tokens"),
+        ({"choices": [{"index": 0, **scored(-0.5)}]}, ""),  # cut at 8 tokens
+        ({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}, "it has 1025 parts for at most 8 tokens"),
+        ({"choices": [], "usage": {"prompt_tokens": 1}}, "it has 1025 parts for at most 8 tokens"),
+        ({"id": "x", "choices": [{"index": 1023, "text": " a"}]}, "the answer has more than 1 sequences"),
+        ({"choices": [{"index": 0, "text": " a", "finish_reason": "stop"}]}, ""),
+    ],
+)
+def test_a_stream_without_end_costs_no_time(part: Request, words: str) -> None:
     def write(send: Write) -> None:
         send(HEAD)
-        for _ in range(20_000):  # 64 parts for each of 8 tokens are 512
-            send(b'data: {"choices": [{"index": 0, "text": " a"}]}\n\n')
+        while True:  # until the client has left
+            send((b"data: " + json.dumps(part).encode() + b"\n\n") * 100)
 
-    def fault(server: StandIn, body: Request) -> Failure | None:
-        return Failure(raw=write) if body.get("stream") and body["prompt"] == "bad" else None
-
-    with running(fault=fault) as server:
+    with running(fault=for_rows(Failure(raw=write))) as server:
+        began = time.monotonic()
         done = run(server, "-n", "8", "bad", "Hi")
-        message = f"{server.url}: the stream does not end: it has 513 parts for at most 8 tokens"
-        assert done.records[0]["error"]["message"] == message
+        assert time.monotonic() - began < 8
+        assert words in done.records[0].get("error", {}).get("message", "")
+        assert ("error" in done.records[0]) is bool(words)
+        assert done.records[1]["text"] == TEXT
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_giant_number_is_no_id_and_no_count(digits: int) -> None:
+    body = answer(token_ids=[1], usage=1).replace(b"[1]", b"[%s]" % (b"9" * digits))
+    with running(fault=for_rows(Failure(200, body))) as server:
+        done = run(server, "bad", "Hi")
+        assert (done.records[0].get("token_ids") == []) is (digits == 400)
+        assert ("a number has too many digits" in str(done.records[0].get("error"))) is (digits == 5000)
         assert done.records[1]["text"] == TEXT
 
 
