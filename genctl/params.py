@@ -473,7 +473,9 @@ class Generation:
 
     # -- stopping ----------------------------------------------------------------------------------------------------
     stop_strings: str | Words | None = knob(
-        None, "texts that end a sequence; they are removed unless keep_stop is set", STOPPING
+        None,
+        "a text that ends a sequence, or a JSON list of them; it is removed unless keep_stop is set",
+        STOPPING,
     )
     stop_regex: str | None = knob(
         None, "a regular expression that ends a sequence when it matches in the new text", STOPPING
@@ -623,6 +625,8 @@ class Runtime:
         None, 'variables for the chat template: {reasoning_effort = "low"}', RUN, rare=True
     )
     enable_thinking: bool | None = knob(None, "the chat template's variable of this name", RUN, rare=True)
+    src_lang: str | None = knob(None, "language of the prompts, as a multilingual tokenizer names it", RUN, rare=True)
+    tgt_lang: str | None = knob(None, "language to translate into: its token is forced first", RUN, rare=True)
     tools: list[dict[str, Any]] | None = knob(
         None, "functions that the chat template offers to the model, as OpenAI's API describes them", RUN, rare=True
     )

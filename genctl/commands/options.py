@@ -200,7 +200,7 @@ class PresetOptions(ModelOptions):
     presets: tuple[str, ...] = SETTINGS.repeated(
         "a preset by name or path; the last one wins", "NAME", "--preset", "-p"
     )
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value; or --KEY VALUE", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
     strategy: str | None = SETTINGS.option("how to decode: greedy, beam, sample…", "NAME")
     allow_plugins: bool = PLUGINS
     beneath: Sequence[Layer] = ()  # settings of the command itself, below everything else

@@ -278,14 +278,14 @@ def _knob_parameters(kinds: Sequence[type], without: frozenset[str]) -> Iterator
 
 def knob_layers(knobs: Mapping[str, Any], sets: Sequence[str] = (), strategy: str | None = None) -> list[Layer]:
     """The layers of flags, `--set` and `--strategy`."""
-    from genctl.config.presets import parse_sets, parse_value
+    from genctl.config.presets import parse_sets, parse_texts, parse_value
 
     values: dict[str, Any] = {}
     for key, value in knobs.items():
         if isinstance(value, Mixed):
             values[key] = parse_value(key, value)
         elif value is not None and value != []:
-            values[key] = list(value) if isinstance(value, (list, tuple)) else value
+            values[key] = parse_texts(key, value) if isinstance(value, (list, tuple)) else value
     layers = [flags_layer(values)] if values else []
     layers += parse_sets(list(sets)) if sets else []
     if strategy is None:

@@ -57,7 +57,7 @@ class TokensOptions(PresetOptions):
     count: bool = SHOWN.switch("the number of tokens alone")
     format: writers.Format = FORMAT
     force: bool = IN_OUT.switch("replace an existing --output file")
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as a TOML value", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key, as TOML or JSON", "KEY=VALUE")
     # what prompts have elsewhere, and a tokenizer has no use for
     report: str | None = None
     strategy: str | None = None

@@ -42,7 +42,8 @@ class SideBySide:
 
         A parting is where the first text of a run leaves that of the base run with the same seed, or else the first
         one: `position` counts the tokens before it, `token` and `other` are [id, text, log-probability], null where a
-        text had ended. A metric has by run its mean, both ends of its interval, and the number of prompts.
+        text had ended. A metric has by run its mean, both ends of its interval (null for fewer than ten prompts), and
+        the number of prompts.
         """
         if self._others or not self._lanes:
             return None
@@ -111,9 +112,10 @@ def _metrics(statistics: RunStatistics) -> list[dict[str, Any]]:
         runs = {}
         for run in statistics.runs:
             interval = statistics.interval(run, key)
-            if interval is not None and all(map(math.isfinite, (interval.mean, interval.low, interval.high))):
-                ends = (interval.mean, interval.low, interval.high)
-                runs[run] = [*(float(f"{value:.6g}") for value in ends), interval.count]
+            numbers = () if interval is None else (interval.mean, *interval.ends)
+            if interval is not None and all(map(math.isfinite, numbers)):
+                mean, *ends = (float(f"{value:.6g}") for value in numbers)
+                runs[run] = [mean, *(ends or (None, None)), interval.count]
         if runs:
             metrics.append({"label": label, "digits": digits, "runs": runs})
     return metrics

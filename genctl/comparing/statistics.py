@@ -9,21 +9,29 @@ from typing import NamedTuple
 from genctl.comparing import metrics
 from genctl.comparing.metrics import Values, mean_of, perplexity
 from genctl.comparing.outputs import ComparedPrompt, Measured, number, signed
+from genctl.errors import percent
 
 RESAMPLES = 1000
 CONFIDENCE = 0.95
+LEAST = 10  # values for an interval: the bootstrap of two or three is the range from the smallest to the largest
+LEGEND = f"{percent(CONFIDENCE, 0)} intervals from {LEAST} prompts on"
 TIE = 1e-5  # nats per token: the rounding of another batch shape
 _AT_ONCE = 4_000_000  # numbers drawn at a time
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its confidence interval (`CONFIDENCE`); both ends equal the mean for a single value."""
+    """A mean and its confidence interval (`CONFIDENCE`), which fewer than `LEAST` values do not have."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     count: int
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Both ends, if there is an interval."""
+        return () if self.low is None or self.high is None else (self.low, self.high)
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
@@ -36,6 +44,8 @@ def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMP
     import numpy
 
     data = numpy.asarray(values, dtype=numpy.float64)
+    if len(data) < LEAST:
+        return Interval(float(data.mean()), None, None, len(data))
     random = numpy.random.default_rng(seed)
     means = numpy.empty(resamples)
     block = max(_AT_ONCE // len(data), 1)
@@ -102,7 +112,8 @@ class RunStatistics:
             mean = self.interval(run, "mean_logprob")
             if mean is None:
                 return None
-            return Interval(perplexity(mean.mean), perplexity(mean.high), perplexity(mean.low), mean.count)
+            low, high = map(perplexity, reversed(mean.ends)) if mean.ends else (None, None)
+            return Interval(perplexity(mean.mean), low, high, mean.count)
         values = [value for value in self.column(run, key) if value is not None]
         return bootstrap(values) if values else None
 
@@ -207,7 +218,7 @@ def _digits(key: str, *values: float | None) -> int:
 def _interval(interval: Interval | None, key: str, *, intervals: bool, sign: bool = False) -> str:
     if interval is None:
         return "–"
-    ends = (interval.low, interval.high) if intervals else ()
+    ends = interval.ends if intervals else ()
     digits = _digits(key, interval.mean, *ends)
     text = signed(interval.mean, digits) if sign else number(interval.mean, digits)
-    return f"{text} [{number(interval.low, digits)}, {number(interval.high, digits)}]" if intervals else text
+    return f"{text} [{', '.join(number(end, digits) for end in ends)}]" if ends else text

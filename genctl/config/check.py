@@ -358,8 +358,26 @@ def named(key: str) -> str:
     return printable(write_key(key), 60)
 
 
+class Unparsed(str):
+    """A text that was meant as a list or a table, and cannot be read as one."""
+
+    def __new__(cls, text: str, reason: str) -> Unparsed:
+        self = super().__new__(cls, text)
+        self.reason = reason
+        return self
+
+    reason: str
+
+
+def structured(hint: Any) -> bool:
+    """Whether values of a type may be lists or tables."""
+    return get_origin(hint) in (list, tuple, dict) or any(map(structured, get_args(hint)))
+
+
 def check(key: str, value: Any) -> Any:
     """`value` in the type of its knob. Raises Wrong with a sentence: `top_k = -1: must be at least 0`."""
+    if isinstance(value, Unparsed):
+        raise Wrong(f"{key} = {shown(value)}: {value.reason}")
     try:
         return fit(known()[key][1], value)
     except Misfit as misfit:

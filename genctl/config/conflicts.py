@@ -187,8 +187,8 @@ def _add(key: str, value: str, setting: Setting) -> str:
 
 
 def find_clashes(settings: Settings) -> list[Clash]:
-    """Every conflict: sampling, numbers of sequences, lengths, caches, compiling, what refines another, lists, chat."""
-    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _listing, _chat)
+    """Every conflict: sampling, sequences, lengths, caches, compiling, what refines another, lists, chat, languages."""
+    kinds = (_sampling, _sequences, _lengths, _caches, _compiling, _drafting, _refining, _listing, _chat, _languages)
     return [clash for kind in kinds for clash in kind(settings)]
 
 
@@ -254,6 +254,12 @@ def _chat(settings: Settings) -> Iterator[Clash]:
     table, thinking = _get(settings, "chat_template_kwargs"), _get(settings, "enable_thinking")
     for sentence in chat_settings.mistakes(table.value or {}, thinking=thinking.value is not None):
         yield Clash(frozenset({"chat_template_kwargs"}), f"{sentence} ({table.place})")
+
+
+def _languages(settings: Settings) -> Iterator[Clash]:
+    forced, language = _get(settings, "forced_bos_token_id"), _get(settings, "tgt_lang")
+    if language.value is not None and forced.value is not None and forced.kind != "model":
+        yield _between(settings, "tgt_lang", "forced_bos_token_id", "both are the first token of a text")
 
 
 def _unrefined(settings: Settings) -> Iterator[tuple[str, Setting]]:

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import tomli
 
 from genctl import params
-from genctl.config.check import UNSAFE, Wrong, check, default, did_you_mean, known, named, shown
+from genctl.config.check import (
+    UNSAFE,
+    Unparsed,
+    Wrong,
+    check,
+    default,
+    did_you_mean,
+    known,
+    named,
+    shown,
+    structured,
+)
 from genctl.config.conflicts import Found
 from genctl.config.layers import SET, Layer
 from genctl.config.toml import decode, item_lines, lines, parse, printable, read_bytes
+from genctl.documents import reader
+from genctl.documents.reader import BadJson
 from genctl.errors import PresetError, reason_of
 from genctl.params import Generation, Runtime
 
@@ -300,23 +314,53 @@ def about(path: Path) -> str:
     return text
 
 
-def parse_value(key: str, text: str) -> Any:
-    """A value from the command line or the environment: TOML, else the bare text.
+_OF_TEXTS = re.compile(r'\s*[\[{][\s\[{]*"')  # a list or table of texts, which no plain text is taken for
 
-    Of several readings, the first that fits the knob counts: the revision 1234567 is text, the temperature .5 a number.
+
+def parse_value(key: str, text: str) -> Any:
+    """A value from the command line or the environment: a JSON list or object, TOML, else the bare text.
+
+    Of several readings, the first that fits the knob counts: the revision 1234567 is text, the temperature .5 a number,
+    the stop string [INST] no list. A knob of lists or tables gets `Unparsed` for one that cannot be read.
     """
-    value: Any = text
+    readings, reason = list[Any](), ""
+    is_bracketed = text.lstrip()[:1] in ("[", "{") and key != "json_schema"  # a schema may be a text that is read later
+    if is_bracketed:
+        try:
+            readings.append(reader.loads(text))
+        except BadJson as error:
+            reason = str(error).removeprefix("not JSON: ")
     try:
         table = tomli.loads(f"value = {text}")
-        value = table["value"] if len(table) == 1 else text
+        readings += [table["value"]] if len(table) == 1 else []
     except (ValueError, RecursionError):
         with contextlib.suppress(ValueError):  # 007, .5 and 1. are not TOML
-            value = int(text) if text.isdecimal() else float(text)
-    for reading in (value, text) if key in known() else ():
+            readings.append(int(text) if text.isdecimal() else float(text))
+    if key not in known():
+        return [*readings, text][0]
+    hint = known()[key][1]
+    of_texts = bool(_OF_TEXTS.match(text))
+    for reading in (*readings, *([] if is_bracketed and of_texts and structured(hint) else [text])):
         with contextlib.suppress(Wrong):
             check(key, reading)
             return reading
-    return value
+    if is_bracketed and not readings and structured(hint):
+        reason = f"neither JSON nor TOML: {reason}"
+        if list[str] in (hint, *get_args(hint)):
+            reason += f"; a text that begins so stands in a list: {json.dumps([text])}"
+        return Unparsed(text, reason)
+    return [*readings, text][0]
+
+
+def parse_texts(key: str, texts: Sequence[str]) -> Any:
+    """The value of a flag that may be repeated: texts as they are, and the items of JSON lists."""
+    items = list[Any]()
+    for text in texts:
+        value = parse_value(key, text) if text.lstrip()[:1] in ("[", "{") else text
+        if isinstance(value, (Unparsed, dict)):
+            return value
+        items += value if isinstance(value, list) else [text]
+    return items
 
 
 def parse_set(text: str) -> Layer:

@@ -7,7 +7,6 @@ Values are TOML or JSON; commas inside quotes and brackets belong to the value.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -62,7 +61,6 @@ class Side:
     mode: str | None = None  # the way to decode that it names (`modes.NAMED`)
     word: str = "run"  # in messages
     resume: int | None = None  # rows that an earlier run has decoded, where this one continues it
-    declared: Layer | None = None  # what a server is said to compute with
 
     @property
     def place(self) -> str:
@@ -299,10 +297,5 @@ def split_pairs(text: str, place: str) -> list[str]:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """A value as JSON if it is JSON (`true`, `{"a": 1}`, `null`), else as TOML, else the bare text."""
-    if text == "null" or text[:1] in ("{", "["):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            pass
-    return presets.parse_value(key, text)
+    """A value as on the command line; `null` is one, too."""
+    return None if text == "null" else presets.parse_value(key, text)

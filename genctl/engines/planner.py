@@ -18,6 +18,7 @@ from genctl.models.sizes import context_of, trained_length
 from genctl.params import DEFAULT_NEW_TOKENS, GRAMMARS, Generation, Runtime
 
 if TYPE_CHECKING:
+    from genctl.config.layers import Resolved
     from genctl.decode.processors import Processor
     from genctl.decode.processors.build import Unconditional
     from genctl.decode.runtime import ModelRuntime
@@ -116,6 +117,7 @@ class Planner:
         self.allow_plugins = allow_plugins
         self.flags = flags  # how further checkpoints (assistants, amateurs) are loaded
         self.auxiliary_models: dict[str, tuple[LoadedModel, ModelRuntime]] = {}
+        self.translating: tuple[Resolved, Generation] | None = None  # the last settings with a language
         self.latest: tuple[Generation, tuple[Strategy, RerankPlan | None]] | None = None
         self.drafted: tuple[Strategy, Strategy] | None = None  # the last strategy, and the same with drafts
         self.drafts = True  # whether what was written before is drafted, where that changes no byte
@@ -174,6 +176,7 @@ class Planner:
     def read(self, request: Request) -> Prompt:
         """The request's prompt in token ids. Raises InputError or ModelError."""
         from genctl.models import text
+        from genctl.models.languages import reading
 
         tokenizer = self.loaded.tokenizer
         runtime = request.resolved.runtime
@@ -187,6 +190,8 @@ class Planner:
         if request.messages is not None or runtime.is_chat:
             from genctl.models import chat
 
+            if runtime.src_lang is not None:
+                raise UsageError("src_lang would change nothing: the prompt is a chat, whose template writes all of it")
             messages, how = _conversation(request)
             if request.prefill:
                 rendered = chat.render_prefilled(tokenizer, messages, request.prefill, name=self.loaded.name, **how)
@@ -204,7 +209,8 @@ class Planner:
                 note = note or (f"the chat template does not use {' or '.join(unused)}" if unused else "")
             return Prompt(ids, rendered, events.conversation(messages, runtime.system), note)
         assert request.prompt is not None
-        ids = tuple(text.encode_prompt(self.loaded, request.prompt))
+        with reading(tokenizer, runtime.src_lang):
+            ids = tuple(text.encode_prompt(self.loaded, request.prompt))
         note = self._note(ids, "the tokenizer writes it before each prompt")
         return Prompt(ids, request.prompt, note=note, spelled=ids)
 
@@ -222,7 +228,7 @@ class Planner:
         from genctl.decode.types import Lane
         from genctl.models.text import detokenizer
 
-        generation = request.resolved.generation
+        generation = self._in_language(request.resolved)
         began = time.monotonic()
         self._check_special(generation)
         prompt = self.read(request)
@@ -271,6 +277,8 @@ class Planner:
         )
         settings: dict[str, Any] = {"length_penalty": strategy.length_penalty, "runtime": self.forward.kind}
         settings |= generation.several
+        languages = ("src_lang", request.resolved.runtime.src_lang), ("tgt_lang", request.resolved.runtime.tgt_lang)
+        settings |= {name: language for name, language in languages if language is not None}
         if truncated:
             settings["truncated"] = truncated
         if prompt.note:
@@ -282,6 +290,31 @@ class Planner:
         kind, phrases = ranking.kind if ranking else strategy.kind, self._forced_phrases(generation, strategy, words)
         draws = generation.draws or bool(request.resolved.processors)
         return PlannedLane(lane, prompt, kind, settings, ranking, phrases, draws)
+
+    def _in_language(self, resolved: Resolved) -> Generation:
+        """The settings, whose text begins with the token of `tgt_lang`. Raises UsageError for a language it lacks."""
+        named = {name: getattr(resolved.runtime, name) for name in ("src_lang", "tgt_lang")}
+        if not any(named.values()):
+            return resolved.generation
+        if self.translating is not None and self.translating[0] is resolved:
+            return self.translating[1]
+        from genctl.models.languages import language_id
+
+        ids = {
+            name: language_id(
+                self.loaded.tokenizer,
+                f"{name} = {language} ({resolved.origins.get(name, 'default')})",
+                language,
+                self.loaded.name,
+            )
+            for name, language in named.items()
+            if language is not None
+        }
+        generation = resolved.generation
+        if "tgt_lang" in ids:
+            generation = replace(generation, forced_bos_token_id=ids["tgt_lang"])
+        self.translating = resolved, generation
+        return generation
 
     def _strategy(self, generation: Generation) -> tuple[Strategy, RerankPlan | None]:
         """The strategy for these knobs. It has no state, so requests with equal knobs share one."""

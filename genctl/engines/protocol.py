@@ -266,14 +266,12 @@ class JobPlan:
     remarks: tuple[str, ...] = ()  # what everybody should know of it
     reads_hidden: bool = False  # states: its prefill then serves other jobs too, but not the other way round
     batch_invariant_by: str = ""  # how its numbers are computed, if a row's depend on no other rows and no threads
-    without_logprobs: str = ""  # the server that gives no log-probabilities
+    without_logprobs: Callable[[], str] = never  # the server that gives no log-probabilities
 
     def require_logprobs(self, flag: str) -> None:
         """Raises BackendError where tokens have no log-probabilities, which `flag` shows."""
-        if self.without_logprobs:
-            raise BackendError(
-                f"{self.without_logprobs}: {flag} needs log-probabilities, which the server does not give"
-            )
+        if server := self.without_logprobs():
+            raise BackendError(f"{server}: {flag} needs log-probabilities, which the server does not give")
 
 
 @dataclass(frozen=True)

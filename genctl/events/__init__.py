@@ -76,6 +76,7 @@ class Row:
     total: Score  # what the search ranks by: processors and penalties included
     slot: Natural | None = None  # which returned sequence this row will be, where rows are independent
     note: str = ""  # of the strategy: accepted drafts, progress of constraints
+    thought: str = ""  # what a server adds to a thought that it keeps apart from the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,9 @@ class Hypothesis:
     incomplete: str = ""  # the grammar (json_schema, regex, grammar) whose text was cut before it could end
     thought: Natural | None = None  # tokens of thought, if there is a budget
     thought_cut: bool = False  # whether the budget ended the thought
-    counted: Natural = 0  # new tokens, where a server does not tell their ids, so that `tokens` is empty
+    thought_text: str = ""  # that a server keeps apart from the text
+    counted: Natural = 0  # new tokens, where a server does not tell all their ids
+    seed: Seed | None = None  # its own, where a server gave it to another request than those before it
 
     @property
     def length(self) -> int:
@@ -120,6 +123,8 @@ class LaneSettings(TypedDict, total=False):
     trained: Natural  # the length of the texts of the training, where a text may be longer
     runtime: str
     structure: str
+    src_lang: str
+    tgt_lang: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from genctl import events
@@ -85,6 +85,7 @@ class Result:
     num_return_sequences: int = 1
     backend: str = ""  # the server that generated it
     prompt_ids: tuple[int, ...] = ()  # that were read, where `prompt` alone does not give them
+    languages: Mapping[str, str] = field(default_factory=dict)  # src_lang and tgt_lang of a translation
 
     def __repr__(self) -> str:
         if self.error is not None:
@@ -109,6 +110,9 @@ class Result:
             if sequence.hypothesis.incomplete:
                 cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
                 warnings.append(f"{what}{which}{sequence.hypothesis.incomplete}: the text is incomplete, {cut}")
+            elif sequence.hypothesis.thought_text and sequence.hypothesis.thought_cut:
+                cut = f"cut by {sequence.finish_reason} after {count(sequence.hypothesis.length, 'token')}"
+                warnings.append(f"{what}{which}the thought has not ended, so there is no answer: {cut}")
             if sequence.unmet:
                 warnings.append(f"{what}{which}the text {sequence.lack} (force_words)")
         return warnings
@@ -118,6 +122,7 @@ class Result:
         """Additional fields of its records."""
         remarks: dict[str, Any] = {"backend": self.backend, "exact": False} if self.backend else {}
         remarks |= {"truncated": self.truncated} if self.truncated else {}
+        remarks |= self.languages
         if self.fewer:
             remarks |= {"returned": len(self.sequences), "num_return_sequences": self.num_return_sequences}
         return remarks
@@ -221,6 +226,7 @@ def _result(lane: LaneHistory, sequences: list[Sequence], **more: Any) -> Result
         truncated=int(_setting(lane, "truncated", 0)),
         backend=str(_setting(lane, "backend", "")),
         prompt_ids=began.prompt_ids,
+        languages={name: str(value) for name, value in began.settings.items() if name in ("src_lang", "tgt_lang")},
         **more,
     )
 

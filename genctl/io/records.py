@@ -52,7 +52,7 @@ def record(
         "logprob": hypothesis.logprob,
         "score": hypothesis.score,
         "strategy": strategy,
-        "seed": seed,
+        "seed": seed if hypothesis.seed is None else hypothesis.seed,
         "model": model,
         "usage": {
             "prompt_tokens": prompt_tokens,
@@ -67,8 +67,9 @@ def record(
         fields["usage"]["reused_tokens"] = reused_tokens
     if hypothesis.unmet:
         fields["unmet"] = list(hypothesis.unmet)
-    if hypothesis.thought is not None:
+    if hypothesis.thought is not None or hypothesis.thought_text:
         fields["thinking"] = {"tokens": hypothesis.thought, "cut": hypothesis.thought_cut}
+        fields["thinking"] |= {"text": hypothesis.thought_text} if hypothesis.thought_text else {}
     if tokens is not None:
         fields["tokens"] = [token_entry(token, timing=timing is not None) for token in tokens]
     if timing is not None:

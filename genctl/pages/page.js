@@ -664,27 +664,31 @@
     }
   }
 
+  function measured([mean, low, high], digits) {
+    return low === null ? number(mean, digits) : `${number(mean, digits)} (${number(low, digits)} to ${number(high, digits)})`;
+  }
+
   function metrics(shown) {
     const wide = Math.min(420, column(false)), left = Math.min(130, wide / 3), high = 22;
     const several = shown.metrics.some((metric) => Object.values(metric.runs).some((one) => one[3] > 1));
     const figures = (several ? shown.metrics : []).map((metric) => {
       const entries = shown.runs.filter((run) => metric.runs[run]).map((run) => [run, ...metric.runs[run]]);
-      const low = Math.min(...entries.map(([, , one]) => one)), top = Math.max(...entries.map(([, , , one]) => one));
+      const low = Math.min(...entries.map(([, mean, one]) => one ?? mean)), top = Math.max(...entries.map(([, mean, , one]) => one ?? mean));
       const x = (value) => left + 10 + ((value - low) / (top - low || 1)) * (wide - left - 30);
       return el("figure", {}, el("figcaption", {}, metric.label), draw("svg", { width: wide, height: entries.length * high + 22, role: "img",
         "aria-label": `${metric.label}: ${entries.map(([run, mean]) => `${run} ${number(mean, metric.digits)}`).join(", ")}` },
       entries.map(([run, mean, from, to], at) => [
         draw("text", { x: left, y: at * high + 15, "text-anchor": "end" }, brief(run, 16)),
-        draw("line", { class: "one", x1: x(from), x2: x(to), y1: at * high + 11, y2: at * high + 11 }),
-        draw("circle", { class: "dot", cx: x(mean), cy: at * high + 11, r: 4 }, draw("title", {}, `${run}: ${number(mean, metric.digits)} (${number(from, metric.digits)} to ${number(to, metric.digits)})`))]),
+        from !== null && draw("line", { class: "one", x1: x(from), x2: x(to), y1: at * high + 11, y2: at * high + 11 }),
+        draw("circle", { class: "dot", cx: x(mean), cy: at * high + 11, r: 4 }, draw("title", {}, `${run}: ${measured([mean, from, to], metric.digits)}`))]),
       draw("text", { class: "soft", x: left + 10, y: entries.length * high + 16 }, number(low, metric.digits)),
       draw("text", { class: "soft", x: wide - 10, y: entries.length * high + 16, "text-anchor": "end" }, number(top, metric.digits))));
     });
     const rows = shown.metrics.map((metric) => [metric.label, ...shown.runs.map((run) => {
       const one = metric.runs[run];
-      return !one ? "–" : one[3] > 1 ? `${number(one[0], metric.digits)} (${number(one[1], metric.digits)} to ${number(one[2], metric.digits)})` : number(one[0], metric.digits);
+      return one ? measured(one, metric.digits) : "–";
     })]);
-    return el("div", {}, el("h3", {}, "Metrics"), el("div", { class: "wide" }, table("Means over the prompts, with 95% intervals where there are several", ["metric", ...shown.runs], rows)),
+    return el("div", {}, el("h3", {}, "Metrics"), el("div", { class: "wide" }, table("Means over the prompts; 95% intervals from 10 prompts on", ["metric", ...shown.runs], rows)),
       el("div", { class: "charts" }, figures));
   }
 

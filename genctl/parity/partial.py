@@ -12,13 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from genctl.engines.server.told import ToldTop
 from genctl.parity.statistics import first_choice
 from genctl.parity.values import Bounds, KnownTop, Position
 
 TOP = 20  # tokens of a distribution
 ENOUGH = 1e-6  # of the probability: where the best tokens leave less, the others are not listed
-SUM_ERROR = 1e-6  # of a server's probabilities, which it adds up in float32 at best
 
 
 def known_top(logits: Tensor, token: int) -> KnownTop:
@@ -101,50 +99,3 @@ def rows_of(known: Sequence[KnownTop]) -> tuple[list[Tensor], list[Tensor]]:
     """Ids and log-probabilities f64 of each distribution."""
     ids = [torch.tensor([id for id, _ in one.top]) for one in known]
     return ids, [torch.tensor([value for _, value in one.top], dtype=torch.float64) for one in known]
-
-
-def position_of_server(place: tuple[str, int, int], logits: Tensor, told: ToldTop) -> Position:
-    """The figures of a position where the reference's logits f32 [V] are known, and a server tells its best tokens.
-
-    KL is bounded from below by the log-sum inequality, with all tokens that are not listed as one. Nothing bounds it
-    from above: a token that is not listed may have any probability down to 0. Regret and ranks in the reference are
-    exact; a rank on the server is None where the list does not say it.
-    """
-    logits = logits.detach().cpu()
-    p = logits.double().log_softmax(-1)
-    known = told.known
-    ids = torch.tensor([*known])
-    q = torch.tensor([*known.values()], dtype=torch.float64)
-    mine = int(first_choice(logits.float()[None])[0])
-    best = max(known.values())
-    # of equals the reference's own choice, else the first
-    theirs = mine if known.get(mine) == best else min(id for id, value in known.items() if value == best)
-    rank = None
-    if mine in known and (not told.top or known[mine] >= told.top[-1][1]):
-        unnamed = [value for id, value in told.top if id is None]
-        rank = 1 + sum(value > known[mine] for value in (*known.values(), *unnamed))
-    low = float((p[ids].exp() * (p[ids] - q)).sum())
-    high = low
-    if len(known) < len(p):
-        others = p.clone()
-        others[ids] = -torch.inf
-        rest = float(others.logsumexp(-1))
-        left = max(1.0 - math.fsum(map(math.exp, known.values())), 0.0) + SUM_ERROR
-        low += math.exp(rest) * (rest - math.log(left)) if rest > -math.inf else 0.0
-        high = math.inf
-    two = p.topk(min(2, len(p))).values
-    return Position(
-        *place,
-        kl=max(low, 0.0),
-        same=mine == theirs,
-        regret=max(float(p[mine] - p[theirs]), 0.0),
-        first_reference=mine,
-        first_other=theirs,
-        rank_in_reference=1 + int((p > p[theirs]).sum()),
-        rank_in_other=rank,
-        logprob_reference=float(p[place[2]]),
-        logprob_other=told.logprob,
-        shift=float((q - p[ids]).square().mean().sqrt()),
-        margin=float(two[0] - two[-1]),
-        kl_bounds=Bounds(max(low, 0.0), max(high, 0.0)),
-    )

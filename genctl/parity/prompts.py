@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 from genctl.config.chat_settings import check_is_chat, variables_of
 from genctl.config.layers import Resolved, overlay, row_layer
 from genctl.documents.shapes import BadShape
-from genctl.engines.server.told import TokenNames
 from genctl.errors import GenctlError, InputError, ModelError, count, quote
 from genctl.models import chat
 from genctl.models.hub import LoadedModel
 from genctl.models.text import continuation, decode, detokenizer, encode, encode_prompt
 from genctl.params import Runtime
 from genctl.parity.audit_values import Impossible
+from genctl.parity.token_names import TokenNames
 from genctl.parity.trace_rows import TracePiece, TraceRow, with_ids
 from genctl.parity.values import Text
 

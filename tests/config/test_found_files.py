@@ -183,6 +183,7 @@ def test_what_may_hold_text_is_no_free_knob_unless_its_text_stays_in_the_run() -
         "dry_sequence_breakers", "negative_prompt", "watermarking_config", "bad_words", "logit_bias", "regex", "prefix",
         "force_words", "stop_strings", "stop_regex", "device", "device_map", "max_memory", "system", "grammar_after",
         "chat_template", "chat_template_kwargs", "tools", "thinking_tags", "thinking_end", "ban",
+            "src_lang", "tgt_lang",
     }  # fmt: skip
     for kind in (params.Generation, params.Runtime):
         texts = {name for name, hint in params.hints(kind).items() if _may_be_text(hint)}

@@ -13,6 +13,7 @@ from genctl.config import presets
 from genctl.config.layers import resolve
 from genctl.config.toml import lines, parse
 from genctl.errors import PresetError
+from tests.cli.tool import genctl
 
 SHIPPED = sorted(path.stem for path in presets.shipped_folder().glob("*.toml"))
 QUIET = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -307,3 +308,60 @@ def test_arbitrary_sets_never_fail_otherwise(text: str) -> None:
     except PresetError as error:
         if not error.message.startswith(("--set ", "temperature")) and "(--set " not in error.message:
             pytest.fail(f"nobody knows where: {error.message!r}")
+
+
+# -- JSON as values ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("logit_bias", '{" fox": -5}', {" fox": -5}),
+        ("logit_bias", '{" fox" = -5}', {" fox": -5}),
+        ("chat_template_kwargs", '{"enable_thinking": false, "x": null}', {"enable_thinking": False, "x": None}),
+        ("stop_strings", '["a", "\\ud83d\\ude00\\/"]', ["a", "\U0001f600/"]),
+        ("stop_strings", "['a']", ["a"]),
+        ("stop_strings", "[INST]", "[INST]"),
+        ("stop_strings", "[1]", "[1]"),
+        ("stop_strings", "{user}", "{user}"),
+        ("stop_strings", '["[\\"a\\"]"]', ['["a"]']),
+        ("force_words", '[["a", "b"], "c"]', [["a", "b"], "c"]),
+        ("thinking_tags", '["<t>", "</t>"]', ["<t>", "</t>"]),
+        ("eos_token_id", "[1, 2]", [1, 2]),
+        ("stop_regex", "[\"']x", "[\"']x"),
+        ("json_schema", '{"type": "object"}', '{"type": "object"}'),
+    ],
+)
+def test_a_list_or_table_is_read_as_json_and_as_toml(key: str, text: str, value: object) -> None:
+    assert presets.parse_value(key, text) == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--logit-bias", '{" fox": }'), "flag --logit-bias: logit_bias = "),
+        (("--set", 'logit_bias={" fox": }'), "neither JSON nor TOML: expected a value at column 10"),
+        (("--stop-token-ids", "[1,2"), "neither JSON nor TOML: expected a comma or a closing bracket"),
+        (("--stop-strings", "x", "--stop-strings", '["a"'), 'a text that begins so stands in a list: ["[\\"a\\""]'),
+        (("--stop-strings", '["a", 1]'), "item 2 must be a string, not a whole number"),
+        (("--stop-strings", '{"a": 1}'), "must be a string or a list of strings, not a table"),
+        (("--logit-bias", '{"a": 1, "a": 2}'), "the key 'a' occurs twice"),
+    ],
+)
+def test_json_that_cannot_be_read_is_one_line(arguments: tuple[str, ...], words: str) -> None:
+    done = genctl("run", *arguments, "Hi")
+    assert done.status == 2
+    assert words in done.err
+    assert done.err.count("error:") == 1
+
+
+def test_a_flag_that_may_be_repeated_takes_json_lists_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--stop-strings", '["a","b"]', "--stop-strings", "c", "--logit-bias", '{" fox": -5}')
+    done = genctl("run", "--dry", *words, "Hi")
+    assert 'stop_strings = ["a", "b", "c"]' in done.out
+    assert 'logit_bias = { " fox" = -5.0 }' in done.out
+    monkeypatch.setenv("GENCTL_STOP_STRINGS", '["d", "e"]')
+    assert 'stop_strings = ["d", "e"]' in genctl("run", "--dry", "Hi").out
+    one = 'a:logit_bias={" fox": -5},stop_strings=["x", "y"]'
+    compared = genctl("compare", "--dry", "--strategy", one, "--strategy", "greedy", "Hi")
+    assert 'stop_strings = ["x", "y"]' in compared.out, compared.err

@@ -243,8 +243,8 @@ _HEADERS: tuple[Callable[[Random], bytes], ...] = (
 @contextmanager
 def hostile() -> Iterator[Callable[[bytes], str]]:
     """A server that answers the row `bad` with given bytes; what is yielded takes them and returns what came of it."""
-    waits = failure.FIRST_S, failure.ASKED_S, client.AFTER_S
-    failure.FIRST_S, failure.ASKED_S, client.AFTER_S = 0.001, 0.5, 0.3
+    waits = failure.FIRST_S, failure.WAITS_S, client.AFTER_S
+    failure.FIRST_S, failure.WAITS_S, client.AFTER_S = 0.001, 0.5, 0.3
     bytes_now = [b""]
 
     def fault(server: StandIn, body: dict[str, Any]) -> Failure | None:
@@ -263,7 +263,7 @@ def hostile() -> Iterator[Callable[[bytes], str]]:
         with running(fault=fault) as server:
             yield target
     finally:
-        failure.FIRST_S, failure.ASKED_S, client.AFTER_S = waits
+        failure.FIRST_S, failure.WAITS_S, client.AFTER_S = waits
 
 
 def _checked(done: Done, key: str, beside: object) -> str:

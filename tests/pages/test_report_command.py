@@ -94,7 +94,13 @@ def test_runs_of_a_comparison_have_columns_and_intervals(tmp_path: Path) -> None
     assert genctl(*words, "--report", str(page)).out == plain.out
     shown = Parts(page.read_text()).data["comparison"]
     assert (shown["runs"], shown["base"], len(shown["prompts"])) == (["greedy", "nucleus"], "nucleus", 2)
-    assert all(one["runs"]["greedy"][3] == 2 for one in shown["metrics"])
+    assert all(one["runs"]["greedy"][1:] == [None, None, 2] for one in shown["metrics"])
+    many = ("".join(letter) for letter in zip("abcdefghij", "bcdefghijk", strict=True))
+    assert genctl(*words, "--report", str(page), "--force", *many).status == 0
+    shown = Parts(page.read_text()).data["comparison"]
+    one = next(one["runs"]["greedy"] for one in shown["metrics"] if one["label"] == "logprob/token")
+    assert one[1] <= one[0] <= one[2]
+    assert one[3] == 12
 
 
 def test_scored_texts_have_a_strip_and_figures(tmp_path: Path) -> None:

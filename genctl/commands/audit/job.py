@@ -163,8 +163,8 @@ class AuditJob(Job[AuditOptions]):
 
     def _ask(self, stack: ExitStack) -> None:
         """Ask the server: every prompt greedily, then drawn."""
+        from genctl.engines.server.logprobs import answers
         from genctl.engines.server.session import RemoteSession
-        from genctl.engines.server.told import answers
 
         layer = Layer("the trace", {"backend": self.options.trace}, said="user", typed=True)
         engine: Any = SERVERS.load(self.setup(resolve([layer], tentative=True), ()))

@@ -114,6 +114,16 @@ AUDIT = Command(
     },
     CONFLICTS,
     without=frozenset(params.knobs(params.Generation)) - {"max_new_tokens"}
-    | {"backend", "tensor_parallel", "row_timeout", "tokenizer", "prompt_cache", "compile", "truncate"},
+    | {
+        "backend",
+        "tensor_parallel",
+        "row_timeout",
+        "tokenizer",
+        "prompt_cache",
+        "compile",
+        "truncate",
+        "src_lang",
+        "tgt_lang",
+    },
     input="trace",
 )

@@ -37,6 +37,7 @@ class AnswerView:
         self._splitter = ThinkSplitter(begun)
         self._region = LiveRegion(out, clock)
         self._thought: list[str] = []  # its pieces
+        self._server_thought = ""
         self._thought_tokens = 0
         self._open = False  # whether a line has no end yet
         self._folded = False
@@ -53,8 +54,11 @@ class AnswerView:
         self._lane = (self._lane or LaneHistory(event.lane)).after(event)
         if isinstance(event, Finished) and event.hypotheses:
             text = event.hypotheses[0].text
+            self._take_thought(event.hypotheses[0].thought_text[len(self._server_thought) :], 1)
             self._take(text[len(self._shown) :] if text.startswith(self._shown) else f"\n{text}")
         elif isinstance(event, Stepped):
+            for row in event.rows[:1]:
+                self._take_thought(row.thought, event.new_tokens or 1)
             if self._splitter.closing:
                 self._thought_tokens += event.new_tokens
             self._take(self._certain(self._lane).text(len(self._shown)))
@@ -73,6 +77,15 @@ class AnswerView:
         if self._open:
             self._write("\n")
         self._out.file.flush()
+
+    def _take_thought(self, text: str, tokens: int) -> None:
+        """Show what a server adds to a thought that it keeps apart from the answer."""
+        if text:
+            self._server_thought += text
+            self._splitter.had_thought = True
+            self._thought_tokens += tokens
+            self._show("thought", text)
+            self._out.file.flush()
 
     def _take(self, text: str) -> None:
         if text:

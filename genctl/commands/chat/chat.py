@@ -71,6 +71,7 @@ class Chat:
     ) -> None:
         self.engine, self.partner, self.story = engine, partner, story
         self.seed, self.prefill = seed, prefill
+        self.thoughts: dict[int, str] = {}  # of a server, before the answer with this number
         if prefill and partner.kind == "alone":
             raise UsageError(
                 f"--prefill begins the answer in the prompt, and {engine.about.name} is an encoder-decoder, "
@@ -300,13 +301,14 @@ class Chat:
                     listener(event)
                 found = collector.feed(event)
                 result = found or result
-        if result is None or (result.error is None and not any(one.hypothesis.length for one in result.sequences)):
+        hypotheses = [] if result is None else [sequence.hypothesis for sequence in result.sequences]
+        if result is None or (result.error is None and not any(one.length or one.thought_text for one in hypotheses)):
             self.story.abandon()  # interrupted before anything was written
             return Result(turn.request.id, turn.opening, "", None, self.engine.about.name, ())
         if result.error is not None:
             self.story.abandon()
             raise Refused(result.error)
-        self.story.end_answer()
+        self.thoughts[self.story.end_answer().number] = hypotheses[0].thought_text
         return result
 
 

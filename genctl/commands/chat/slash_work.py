@@ -167,7 +167,8 @@ class SlashWork:
     # -- what was said -------------------------------------------------------------------------------------------------
 
     def _think(self, typed: slash.Typed) -> None:
-        thought, _ = thinking.split(self._last().content)
+        last = self._last()
+        thought = self.chat.thoughts.get(last.number) or thinking.split(last.content)[0]
         if not thought:
             raise UsageError("the last answer has no thought before it")
         self.out.print(Text(widgets.visible(thought), style=theme.DIM), soft_wrap=False)

@@ -47,7 +47,7 @@ class CompareOptions(ModelOptions):
     models: tuple[str, ...] = RUNS.repeated("each run on each of these checkpoints", "A,B")
     seeds: int | None = RUNS.option("repeat each run with N seeds (default: 1)", "N", least=1)
     baseline: str | None = RUNS.option("show differences against this run", "RUN")
-    set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as a TOML value; or --KEY VALUE", "KEY=VALUE")
+    set: tuple[str, ...] = RUNS.repeated("any preset key for every run, as TOML or JSON; or --KEY VALUE", "KEY=VALUE")
     references: str | None = IN_OUT.option("expected texts, a line for each prompt", "FILE")
     force: bool = IN_OUT.switch("replace existing files of --output, --save, --events and --report")
     format: Format = FORMAT

@@ -15,7 +15,7 @@ from genctl.commands.compare.options import CompareOptions
 from genctl.commands.job import Job
 from genctl.comparing import outputs
 from genctl.comparing.outputs import ComparedPrompt, Measured, measured, records
-from genctl.comparing.statistics import RunStatistics, Table, tables
+from genctl.comparing.statistics import LEGEND, RunStatistics, Table, tables
 from genctl.config.layers import Resolved
 from genctl.errors import count
 from genctl.io import writers
@@ -216,12 +216,15 @@ class ComparisonOutput:
         done = max((len(values) for values in self.tally.prompts.values()), default=0)
         wanted = self.options.format == "text" and not self.silent
         if wanted and (done > 1 or (done and not self.comparison.texts)):
+            title = f"over {count(done, 'prompt')}"
+            if done > 1:
+                title += f" ({LEGEND})"
             parts = [
                 part
                 for table in tables(self.tally, self.options.baseline, intervals=done > 1)
                 for part in self._table(table)
             ]
-            parts[0].insert(0, widgets.header(self.width or 80, f"over {count(done, 'prompt')}"))
+            parts[0].insert(0, widgets.header(self.width or 80, title))
             self._put(parts)
         if wanted and done and (note := self._penalties()):
             self._put([shown.wrapped(Text(note, style="dim"), self.out, self.width or shown.UNBROKEN)])

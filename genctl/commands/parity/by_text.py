@@ -10,7 +10,7 @@ from typing import Any
 from rich.text import Text as Line
 
 from genctl.commands.parity.view import short_names, signed
-from genctl.comparing.statistics import Interval, bootstrap
+from genctl.comparing.statistics import LEAST, Interval, bootstrap
 from genctl.engines.protocol import Engine, Flow, Report, Request, Scored, ScoringOptions, TextToScore
 from genctl.errors import GenctlError, InputError, count
 from genctl.events.results import Collector
@@ -90,10 +90,11 @@ def lines(found: Sequence[TextParity], width: int | None) -> list[Line]:
     rows = [[found[0].reference, f"{found[0].bpb_reference:.4f}", "", ""]]
     for one in found:
         change = one.difference
-        between = f"{signed(change.low)} to {signed(change.high)}" if one.texts > 1 else "–"  # one text has no spread
+        between = " to ".join(map(signed, change.ends)) or "–"
         rows.append([one.other, f"{one.bpb_other:.4f}", signed(change.mean), between])
     words = (
-        f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; the interval is that of the texts drawn again"
+        f"{count(found[0].texts, 'text')} of {found[0].bytes:,} bytes; "
+        f"the interval is that of the texts drawn again, from {LEAST} texts on"
     )
     names = [found[0].reference, *short_names([one.other for one in found], width)]
     rows = [[name, *row[1:]] for name, row in zip(names, rows, strict=True)]

@@ -9,17 +9,15 @@ from pathlib import Path
 
 from genctl.commands.parity import golden_file
 from genctl.commands.parity.loading import LoadedSides, check_same
-from genctl.commands.parity.options import check_server
 from genctl.commands.parity.sides import read_side
 from genctl.config.layers import Layer, Resolved
 from genctl.config.sides import Side
 from genctl.engines.protocol import EngineSetup, Request
-from genctl.errors import InputError, UsageError, count, quote
+from genctl.errors import InputError, count, quote
 from genctl.io import writers
 from genctl.models.text import detokenizer
 from genctl.parity.golden import compare as compare_golden
 from genctl.parity.measure import measure
-from genctl.parity.remote import compare as compare_server
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Golden, Parity
 
@@ -45,30 +43,14 @@ class GoldenOutcome:
 def compare(reference: str, other: str, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS) -> Parity:
     """Compare two sides on greedy texts of prompts. Raises GenctlError, also for a prompt that a side cannot read."""
     first, second = (_side(text, max_new_tokens) for text in (reference, other))
-    for side in (first, second):
-        if side.is_server:
-            check_server(side, is_reference=side is first)
     with closing(_loaded()) as loaded:
-        mine = _load(loaded, first, prompts)
-        compared = _with_server if second.is_server else _with_checkpoint
-        one = compared(loaded, (first, second), mine, prompts)
+        mine, theirs = (_load(loaded, side, prompts) for side in (first, second))
+        named = [(str(number), text) for number, text in enumerate(prompts, 1)]
+        check_same(mine.session.loaded, theirs.session.loaded, named)
+        one = measure(mine, theirs, _requests(mine, prompts))
     for id, reason in one.failed.items():
         raise InputError(f"text {int(id) + 1} could not be compared: {reason}")
     return one
-
-
-def _with_checkpoint(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    theirs = _load(loaded, sides[1], prompts)
-    named = [(str(number), text) for number, text in enumerate(prompts, 1)]
-    check_same(mine.session.loaded, theirs.session.loaded, named)
-    return measure(mine, theirs, _requests(mine, prompts))
-
-
-def _with_server(loaded: LoadedSides, sides: tuple[Side, Side], mine: LocalSide, prompts: Sequence[str]) -> Parity:
-    first, second = sides
-    engine, resolved = loaded.engine(second)
-    server = loaded.server(second, engine, resolved, first, mine, _ids(prompts))
-    return compare_server(mine, server, _requests(mine, prompts)).parity
 
 
 def check_golden(
@@ -79,11 +61,6 @@ def check_golden(
     Raises GenctlError.
     """
     name, read = path.stem, _side(side, max_new_tokens)
-    if read.is_server:
-        raise UsageError(
-            f"golden {name} and {read.name}: both tell the best tokens alone",
-            hint=f'genctl_parity("./model", "{read.name}", prompts) compares the server with the checkpoint itself',
-        )
     if not path.exists():
         if not update:
             raise InputError(f"golden {name}: there is no {path}", hint="pytest --genctl-update records it")

@@ -14,9 +14,9 @@ from genctl.commands.job import Job, request_of
 from genctl.commands.parity import by_text, golden_file
 from genctl.commands.parity.live import LivePairs
 from genctl.commands.parity.loading import WIDTH, GivenTexts, LoadedSides, check_models, check_same
-from genctl.commands.parity.options import LIMITS, ParityCommandOptions, check_servers, sides_of
+from genctl.commands.parity.options import LIMITS, ParityCommandOptions, sides_of
 from genctl.commands.parity.output import ParityOutput, failed_checks
-from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, told_tops, tops_of, worst_positions
+from genctl.commands.parity.report import ParityPage, Tops, recorded_tops, tops_of, worst_positions
 from genctl.commands.parity.sides import own_length, refused_settings, unused
 from genctl.commands.parity.view import Naming
 from genctl.config.layers import Resolved
@@ -27,7 +27,6 @@ from genctl.io import readers, scored, writers
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.text import detokenizer
 from genctl.parity import golden as against_golden
-from genctl.parity import remote
 from genctl.parity.measure import ParityOptions, measure
 from genctl.parity.reading import ReadOnce
 from genctl.parity.sides import LocalSide
@@ -54,7 +53,6 @@ class ParityJob(Job[ParityCommandOptions]):
         self.sides = sides_of(options)
         for side in self.sides:
             self.check_early(side.early)
-        check_servers(options, self.sides)
         if options.expect is not None:
             self.golden = golden_file.read(options.expect)
         return None
@@ -144,9 +142,6 @@ class ParityJob(Job[ParityCommandOptions]):
         requests, texts = self._work(reference)
         for side in self.sides[1:]:
             loaded.keep(self.sides[0], side)
-            if side.is_server:
-                self._compare_server(loaded, side, reference, requests, texts)
-                continue
             other = self._load(loaded, side)
             check_same(reference.session.loaded, other.session.loaded, prompts)
             self.view.begin(other.name)
@@ -161,18 +156,6 @@ class ParityJob(Job[ParityCommandOptions]):
     def _heard(self) -> dict[str, Any]:
         """Who hears of a comparison, and what may end it."""
         return {"on_position": self.view.position, "on_stage": self.view.stage, "interrupted": self.interrupt}
-
-    def _compare_server(
-        self, loaded: LoadedSides, side: Side, reference: LocalSide, requests: Sequence[Request], texts: Sequence[Text]
-    ) -> None:
-        engine, resolved = loaded.engine(side)
-        self._describe(side, engine, resolved)
-        ids = [row.id for row in self.rows]
-        server = loaded.server(side, engine, resolved, self.sides[0], reference, ids)
-        self.view.begin(server.name)
-        found = remote.compare(reference, server, requests, texts, **self._heard)
-        self._end_if_interrupted()
-        self._take(found.parity, tops_of(reference, self.interrupt), told_tops(found.told))
 
     def _compare_golden(self, loaded: LoadedSides, golden: Golden) -> None:
         side = self._load(loaded, self.sides[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import Tensor
 
-from genctl.commands.engine_choice import LOCAL, SERVERS
+from genctl.commands.engine_choice import LOCAL
 from genctl.commands.job import SPAN
 from genctl.commands.parity.options import FLAGS
 from genctl.commands.parity.sides import BY_TEXT
@@ -20,8 +20,7 @@ from genctl.engines.session import Session
 from genctl.errors import GenctlError, InputError, ModelError, quote
 from genctl.io.rows import InputRow
 from genctl.models.hub import LoadedModel
-from genctl.models.text import detokenizer, encode
-from genctl.parity.remote import ServerSide
+from genctl.models.text import encode
 from genctl.parity.sides import LocalSide, ReceiveLogits, greedy
 from genctl.parity.values import Text
 
@@ -135,8 +134,7 @@ class LoadedSides:
         """The engine of a side, and its settings. Raises what loading raises."""
         key = loaded_with(side.early.runtime, "prompt_cache")
         if key not in self.engines:
-            choice = SERVERS if side.is_server else LOCAL
-            self.engines[key] = choice.load(self.setup(side.early, side.layers))
+            self.engines[key] = LOCAL.load(self.setup(side.early, side.layers))
         engine = self.engines[key]
         resolved = greedy(engine.resolve(side.layers), (*FLAGS, "max_length"))
         engine.plan(resolved)
@@ -150,28 +148,6 @@ class LoadedSides:
         if side.resume is not None:
             return ResumedSide(side.name, engine, resolved, width=width, ids=ids, done=side.resume)
         return LocalSide(side.name, engine, resolved, width=width)
-
-    def server(
-        self, side: Side, engine: Engine, resolved: Resolved, first: Side, reference: LocalSide, ids: Sequence[str]
-    ) -> ServerSide:
-        """A server, ready to be asked; with what is declared of it, the `first` side is loaded a second time."""
-        from genctl.engines.server.session import RemoteSession
-        from genctl.engines.server.told import TokenNames, ToldDistributions
-
-        assert isinstance(engine, RemoteSession)
-        checkpoint = reference.session.loaded
-        if checkpoint.tokenizer is None:
-            raise ModelError(f"{side.name}: a server writes tokens as texts, and {checkpoint.name} has no tokenizer")
-        if checkpoint.is_encoder_decoder:
-            raise ModelError(f"{side.name}: a server continues texts, and {checkpoint.name} is an encoder-decoder")
-        width = engine.width(resolved, WIDTH)
-        names = TokenNames(checkpoint.tokenizer, detokenizer(checkpoint.tokenizer).piece)
-        told = ToldDistributions(engine.servers, names, reference.name, width=width, hint=BY_TEXT)
-        declared = None
-        if side.declared is not None:
-            own = replace(first, layers=(*first.layers, side.declared))
-            declared = self.load(own, ids)
-        return ServerSide(side.name, told, declared)
 
     def keep(self, *sides: Side) -> None:
         """Let go of all checkpoints but those of these sides."""
@@ -188,8 +164,8 @@ def check_models(sides: Sequence[Side]) -> None:
     """Look for every checkpoint before the first is loaded. Raises ModelError for one that is not there."""
     from genctl.models.resolve import resolve
 
-    local = [side.early.runtime for side in sides if not side.is_server]
-    for model, revision, offline in dict.fromkeys((each.model, each.revision, each.offline) for each in local):
+    runtimes = [side.early.runtime for side in sides]
+    for model, revision, offline in dict.fromkeys((each.model, each.revision, each.offline) for each in runtimes):
         resolve(model, revision=revision, offline=offline, configs_only=True)
 
 

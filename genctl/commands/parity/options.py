@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from genctl import params
 from genctl.commands.options import CHECKS, FORMAT, IN_OUT, PAGE, PLUGINS, SETTINGS, SHOWN, ModelOptions
-from genctl.commands.parity.sides import BY_TEXT, DECODING, is_prompt, read_sides
+from genctl.commands.parity.sides import DECODING, is_prompt, read_sides
 from genctl.commands.table import (
     Command,
     Conflict,
@@ -38,7 +37,7 @@ class ParityCommandOptions(ModelOptions):
         f"sides, the reference first: {FORM}; arguments with a space are prompts", "SIDE"
     )
     presets: tuple[str, ...] = SETTINGS.repeated("a preset for all sides; the last one wins", "NAME", "--preset", "-p")
-    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as a TOML value", "KEY=VALUE")
+    set: tuple[str, ...] = SETTINGS.repeated("any preset key for all sides, as TOML or JSON", "KEY=VALUE")
     format: Format = FORMAT
     force: bool = IN_OUT.switch("replace existing files of --output, --save and --report")
     texts: str | None = COMPARED.option("compare on these texts, not on greedy ones: a line each, or JSONL", "FILE")
@@ -96,37 +95,6 @@ def sides_of(options: ParityCommandOptions) -> tuple[Side, ...]:
     return sides
 
 
-def check_servers(options: ParityCommandOptions, sides: Sequence[Side]) -> None:
-    """Raises UsageError for what cannot be asked of a server."""
-    for number, side in enumerate(sides):
-        if not side.is_server:
-            continue
-        if options.by_text:
-            if side.declared is not None:
-                keys = " and ".join(side.declared.values)
-                raise UsageError(f"{side.place}: {keys} explains logits, and --by-text compares none")
-            continue
-        if options.expect is not None:
-            raise UsageError(
-                f"--expect {options.expect} and {side.name}: both tell the best tokens alone",
-                hint="compare the server with the checkpoint itself: genctl parity ./model openai:URL",
-            )
-        check_server(side, is_reference=number == 0)
-        if options.show_layers:
-            raise UsageError(f"--layers and {side.name}: no server tells of its layers")
-
-
-def check_server(side: Side, *, is_reference: bool) -> None:
-    """Raises UsageError for a server whose tokens cannot be compared."""
-    if is_reference:
-        raise UsageError(
-            f"{side.place}: a server tells its best tokens alone, and the reference's whole distribution is needed",
-            hint=f"give a checkpoint first, then {side.name}; {BY_TEXT}",
-        )
-    if side.early.runtime.tokenizer is not None:
-        raise UsageError(f"{side.place}: the tokenizer of the reference makes the ids, so tokenizer has no effect")
-
-
 def _sets_length(options: ParityCommandOptions) -> bool:
     return any("max_new_tokens" in layer.values for layer in options.flags)
 
@@ -173,8 +141,8 @@ PARITY = Command(
     "parity",
     ParityCommandOptions,
     "genctl.commands.parity.job:ParityJob",
-    """A side is [NAME=]WHAT[@setting=value,…], and WHAT a checkpoint, a preset or a server (openai:URL), which ends at
-    the first @ that a name and = follow. The first side is the reference, and may be a golden file. All sides read its
+    """A side is [NAME=]WHAT[@setting=value,…], and WHAT a checkpoint or a preset, which ends at the first @ that a name
+    and = follow. The first side is the reference, and may be a golden file. All sides read its
     greedy texts, so that every position can be compared, and each writes greedy texts of its own, whose first
     difference is a tie, a drift or a defect.""",
     (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,7 +12,6 @@ from torch import Tensor
 from genctl.commands.page_file import ReportPage
 from genctl.commands.parity import view
 from genctl.commands.parity.view import Naming
-from genctl.engines.server.told import ToldTop
 from genctl.errors import count
 from genctl.pages import page
 from genctl.parity.sides import LocalSide
@@ -71,15 +70,6 @@ def tops_of(side: LocalSide, interrupted: Callable[[], str]) -> Tops:
 def recorded_tops(golden: Golden) -> Tops:
     """The best tokens of a recording."""
     return lambda texts, places: {place: golden.known[place].top[:TOP] for place in places if place in golden.known}
-
-
-def told_tops(told: Mapping[Place, ToldTop]) -> Tops:
-    """The best tokens that a server told."""
-
-    def best(one: ToldTop) -> tuple[tuple[int, float], ...]:
-        return tuple(sorted(one.known.items(), key=lambda pair: -pair[1])[:TOP])
-
-    return lambda texts, places: {place: best(told[place]) for place in places if place in told}
 
 
 # -- the page: charts, texts and tables, without a script --------------------------------------------------------------

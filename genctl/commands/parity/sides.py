@@ -11,7 +11,7 @@ from genctl.config import presets
 from genctl.config.check import did_you_mean, known, named
 from genctl.config.layers import Layer, Resolved, overlay, row_layer
 from genctl.config.sides import LOADING, RESUME, Kind, Side, check, exists, read, split
-from genctl.errors import GenctlError, UsageError
+from genctl.errors import GenctlError, UsageError, hide_secrets
 from genctl.io.rows import InputRow
 from genctl.params import Generation, Runtime
 
@@ -37,7 +37,7 @@ DECODING = (*SPECULATION, "use_cache", "cache_implementation")
 _REASONS = {
     "seed": "greedy texts are compared, so nothing draws",
     "offline": "it decides where files come from, not what they compute; --offline holds for all sides",
-    "backend": "write a server as openai:URL",
+    "backend": "a server is no side; genctl audit compares it with a checkpoint",
     "tensor_parallel": "a side is one process; compare the output of such a run with genctl compare",
     "row_timeout": "it ends rows and computes nothing",
     "truncate": "all sides read the same prompts; --truncate holds for all sides",
@@ -46,8 +46,6 @@ _REASONS = {
 }
 COMPARED = (*(key for key in LOADING if key not in _REASONS), "batch_size", "prompt_cache", *DECODING, RESUME)
 BY_TEXT = "--by-text compares bits per byte of the texts alone"  # what may help where tokens differ
-OF_SERVERS = ("model", "tokenizer", "batch_size")
-DECLARED = ("dtype", "quantize")  # of a server: not set, but said of it, for what they explain
 _GROUP_REASONS = {
     params.LENGTH: "all sides have the same length; --max-new-tokens holds for all sides",
     params.SAMPLING: "greedy texts are compared, so nothing draws",
@@ -77,25 +75,27 @@ def read_sides(texts: Sequence[str], beneath: Sequence[Layer]) -> tuple[Side, ..
 def read_side(text: str, beneath: Sequence[Layer]) -> Side:
     """One side. Raises UsageError with all its mistakes."""
     side = read(text, "side", KINDS, refused=REFUSED, bare="checkpoint")
-    values, place, is_server = dict(side.settings), side.origin, side.kind == "server"
-    own = {key: value for key, value in values.items() if not (is_server and key == "backend")}
-    wrong = [f"{place}: {sentence}" for key in own if (sentence := refused(key))]
-    if is_server:  # what a server loads is not ours to choose
-        wrong += [
-            f"{place}: {key} is for a checkpoint here; a server has already loaded its own"
-            for key in own
-            if key in COMPARED and key not in (*OF_SERVERS, *DECLARED)
-        ]
-    declared = {key: values.pop(key) for key in DECLARED if is_server and key in values}
+    values, place = dict(side.settings), side.origin
+    if side.kind == "server":
+        raise _no_server(place, side.what)
+    wrong = [f"{place}: {sentence}" for key in values if (sentence := refused(key))]
     resume = values.pop(RESUME, None)
     if resume is not None and (isinstance(resume, bool) or not isinstance(resume, int) or resume < 1):
         wrong.append(f"{place}: resume = {resume}: must be a number of rows, at least 1")
     if wrong:
-        raise UsageError("\n".join(wrong), hint=_hint(own))
+        raise UsageError("\n".join(wrong), hint=_hint(values))
     side = replace(side, settings=values, word="side", resume=resume)
-    if declared:
-        side = replace(side, declared=Layer(place, declared, said="user", typed=True))
-    return replace(side, layers=(*beneath, *presets.load(side.presets), *side.own()))
+    side = replace(side, layers=(*beneath, *presets.load(side.presets), *side.own()))
+    if layer := next((one for one in side.layers if one.values.get("backend") is not None), None):
+        raise _no_server(f"{side.place}: backend ({layer.place('backend')})", "URL")
+    return side
+
+
+def _no_server(place: str, url: str) -> UsageError:
+    return UsageError(
+        f"{place}: a server is no side: it reports its most probable tokens alone",
+        hint=f"genctl audit {hide_secrets(url)} -m MODEL compares what a server computes with a checkpoint",
+    )
 
 
 def _hint(values: Iterable[str]) -> str:
@@ -116,7 +116,7 @@ def refused(key: str) -> str:
 
 def unused(resolved: Resolved) -> list[str]:
     """Notes on settings of files and variables that a comparison does not use: they only choose among tokens."""
-    used = {*COMPARED, "backend", "offline", "truncate", "chat", "system", "seed", "max_new_tokens"}
+    used = {*COMPARED, "offline", "truncate", "chat", "system", "seed", "max_new_tokens"}
     notes = []
     for kind, values in ((Generation, resolved.generation), (Runtime, resolved.runtime)):
         for key, item in params.knobs(kind).items():

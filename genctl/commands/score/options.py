@@ -100,7 +100,7 @@ SCORE = Command(
     knobs=(params.Runtime,),
     without=frozenset(
         {"seed", "chat", "system", "prompt_cache", "compile", "truncate", "processed_logprobs", "chat_template"}
-        | {"chat_template_kwargs", "enable_thinking", "tools"}
+        | {"chat_template_kwargs", "enable_thinking", "tools", "src_lang", "tgt_lang"}
     ),
     input="text",
 )

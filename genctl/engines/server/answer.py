@@ -1,15 +1,19 @@
-"""What a server's answer, or one part of its stream, says of each sequence."""
+"""What a server's answer, or one part of its stream, holds of each sequence: read as JSON, and checked."""
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypedDict
 
-from genctl.engines.server.failure import MALFORMED, Trouble, one_line
-from genctl.errors import InputError
+from annotated_types import Ge, Le
+
+from genctl.documents import reader
+from genctl.documents.reader import BadJson
+from genctl.documents.shapes import BadShape, value_of
+from genctl.engines.server.failure import ServerError, error_in, one_line
 from genctl.events import UNKNOWN_ID, Alternative, Token
 
 LEAST = -3.5e38  # below the smallest 32-bit float, which servers write for the logarithm of 0
@@ -17,40 +21,115 @@ MOST_TOKENS = 2**53  # that every JSON reader keeps
 NO_LOGPROB = "a log-probability that is not a number up to 0 counts as unknown"
 NO_COUNT = "a number of tokens that is not a whole number from 0 counts as unknown"
 NO_ID = "a token id that is not a whole number from 0 counts as unknown"
+NO_THOUGHT = "a thought that is no text is left out"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # the names that servers have for it
+_LONE = re.compile("[\ud800-\udfff]")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def object_of(text: str, what: str = "the answer", instead: str = "") -> dict[str, Any]:
+    """The JSON object of an answer or of a part of it. Raises ServerError, which calls it `what`, for anything else.
+
+    `instead` says what it is if it is not JSON. Lone surrogates, which no file can hold, become U+FFFD.
+    """
+    try:
+        value = reader.loads(text.removeprefix("\ufeff"), finite=False)
+    except reader.Incomplete:
+        raise ServerError(f"{what} is not JSON{instead}", again=True) from None
+    except BadJson as error:
+        raise ServerError(f"{what}: {error}") from None
+    if not isinstance(value, dict):
+        raise ServerError(f"{what} is JSON, but no object", again=True)
+    whole: dict[str, Any] = _without_surrogates(value) if _ESCAPED_SURROGATE.search(text) else value
+    return whole
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _LONE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_LONE.sub("\ufffd", key): _without_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def part_of(data: str) -> dict[str, Any]:
+    """The object of one event of a stream. Raises ServerError."""
+    part = object_of(data, "a part of the stream")
+    if part.get("error"):
+        raise ServerError(error_in(part) or "the stream holds an error", again=True)
+    return part
+
+
+# -- shapes: what cannot be read otherwise. Numbers beside a text cost no row: they are checked one by one -------------
+
+
+class _Message(TypedDict, total=False):
+    content: Any  # a text, or a list of parts (Mistral)
+
+
+class _Listed(TypedDict):
+    token: str
+
+
+class _ListedToken(_Listed, total=False):
+    top_logprobs: list[_Listed] | None
+
+
+class _Logprobs(TypedDict, total=False):
+    content: list[_ListedToken] | None  # of a chat, and of llama-server
+    tokens: list[str] | None
+    token_logprobs: list[Any] | None
+    top_logprobs: list[dict[str, Any] | None] | None
+
+
+class _Choice(TypedDict, total=False):
+    index: Annotated[int, Ge(0), Le(1 << 16)]
+    text: str | None
+    message: _Message | None
+    delta: _Message | None
+    finish_reason: str | None
+
+
+class _WholeAnswer(TypedDict, total=False):
+    choices: list[_Choice] | None
 
 
 @dataclass(frozen=True)
 class AnswerPiece:
-    """The next part of one sequence. `finish` is why it ended, as the server says it; None while it goes on."""
+    """The next part of one sequence. `finish` is why it ended, in the server's words; None while it goes on."""
 
     choice: int
     tokens: tuple[Token, ...]
+    thought: str = ""  # that the server keeps apart from the answer
     finish: str | None = None
     stop: str | int | None = None  # the stop string or token that ended it
-    tells_stop: bool = False  # the server says what stopped a sequence
+    names_stop: bool = False  # the server reports what stopped a sequence
     counted: bool = False  # `tokens` are the tokens of the server, not pieces of text
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a whole request, all its sequences together. None: the server does not say."""
+    """Tokens of a whole request, all its sequences together. None: the server does not report it."""
 
     prompt: int | None = None
     new: int | None = None
+    thought: int | None = None
 
 
 def pieces_of(part: Mapping[str, Any], top: int, doubts: set[str]) -> list[AnswerPiece]:
     """The pieces of one part. Numbers that cannot be true are unknown, and `doubts` says so.
 
-    Raises Trouble where it is not made as OpenAI's are.
+    Raises ServerError for another shape than that of OpenAI's answers.
     """
-    choices = part.get("choices")
-    if not isinstance(choices, list) and choices is not None:
-        raise Trouble("the answer has no list of choices", again=True)
     try:
-        return [_piece(choice, top, doubts) for choice in choices or ()]
-    except MALFORMED:
-        raise Trouble("the answer is not made as OpenAI's interface makes it", again=True) from None
+        value_of(_WholeAnswer, part)
+        return [_piece(choice, top, doubts) for choice in part.get("choices") or ()]
+    except BadShape as error:
+        raise ServerError(f"the answer has another shape than OpenAI's: {one_line(str(error))}", again=True) from None
 
 
 def usage_of(part: Mapping[str, Any], doubts: set[str]) -> Usage | None:
@@ -58,19 +137,19 @@ def usage_of(part: Mapping[str, Any], doubts: set[str]) -> Usage | None:
     usage = part.get("usage")
     if not isinstance(usage, Mapping):
         return None
-    return Usage(_count(usage.get("prompt_tokens"), doubts), _count(usage.get("completion_tokens"), doubts))
+    details = usage.get("completion_tokens_details")
+    thought = details.get("reasoning_tokens") if isinstance(details, Mapping) else None
+    counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"), thought)
+    return Usage(*(_number(count, MOST_TOKENS, NO_COUNT, doubts) for count in counts))
 
 
-def _count(value: Any, doubts: set[str]) -> int | None:
-    if value is None or _is_whole(value, MOST_TOKENS):
-        return None if value is None else int(value)
-    doubts.add(NO_COUNT)
+def _number(value: Any, most: int, doubt: str, doubts: set[str]) -> int | None:
+    """An integer from 0 to `most`, or None with a doubt. JSON's true is none."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
+        return value
+    if value is not None:
+        doubts.add(doubt)
     return None
-
-
-def _is_whole(value: Any, most: int) -> bool:
-    """Whether a value is an integer from 0 to `most`. JSON's true is none."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def _logprob(value: Any, doubts: set[str]) -> float:
@@ -83,18 +162,10 @@ def _logprob(value: Any, doubts: set[str]) -> float:
     return math.nan
 
 
-def _ids(values: Any, doubts: set[str]) -> list[int]:
-    """Token ids; an empty list where one of them is none."""
-    if not isinstance(values, list) or all(_is_whole(value, 2**31) for value in values):
-        return values if isinstance(values, list) else []
-    doubts.add(NO_ID)
-    return []
-
-
 def ending_of(piece: AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
     """Why a sequence ended: the reason, what stopped it, and what kind of thing that is.
 
-    `could_stop`: stop strings or tokens were asked for. Most servers do not tell them from EOS.
+    `could_stop`: stop strings or tokens were set. Most servers do not distinguish them from EOS.
     """
     if piece.finish == "length":
         return "length", "", ""
@@ -104,155 +175,103 @@ def ending_of(piece: AnswerPiece, *, could_stop: bool) -> tuple[str, str, str]:
         return "stop", piece.stop, "string"
     if piece.stop is not None:
         return "stop", str(piece.stop), "token"
-    return ("stop" if could_stop and not piece.tells_stop else "eos"), "", ""
+    return ("stop" if could_stop and not piece.names_stop else "eos"), "", ""
 
 
 def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece:
-    """The piece of one choice. Raises one of MALFORMED."""
-    index = choice.get("index", 0)
-    if "text" in choice:
-        text = choice["text"] or ""
-    else:
-        said = choice.get("delta", choice.get("message"))
-        text = (said or {}).get("content") or ""
-    finish = choice.get("finish_reason") or None
-    if not isinstance(text, str) or not _is_whole(index, 1 << 16) or not isinstance(finish, str | None):
-        raise ValueError
-    told = tokens_of(choice.get("logprobs"), top, doubts)
-    ids = _ids(choice.get("token_ids"), doubts)
-    if ids and len(ids) == len(told):
-        told = [_with_id(token, id) for token, id in zip(told, ids, strict=True)]
-    elif ids and not told:
-        told = [Token(id, math.nan) for id in ids]
+    """The piece of one choice. Raises BadShape."""
+    message = choice if "text" in choice else choice.get("delta") or choice.get("message") or {}
+    text = message.get("text" if message is choice else "content") or ""
+    thought = next((message[name] for name in THOUGHTS if message.get(name)), "")
+    if isinstance(text, list):
+        thought, text = ("".join(_texts_of(text, kind)) for kind in ("thinking", "text"))
+    elif not isinstance(text, str):
+        raise BadShape("content: expected a text")
+    if not isinstance(thought, str):
+        doubts.add(NO_THOUGHT)
+        thought = ""
+    tokens = tokens_of(choice.get("logprobs"), top, doubts)
+    ids = next((ids for name in ("token_ids", "tokens") if isinstance(ids := choice.get(name), list)), [])
+    known = [_number(id, 2**31, NO_ID, doubts) for id in ids]
+    if None not in known and len(known) == len(tokens):
+        tokens = [_with_id(token, id) for token, id in zip(tokens, known, strict=True) if id is not None]
+    elif None not in known and not tokens:
+        tokens = [Token(id, math.nan) for id in known if id is not None]
     stops = [key for key in ("stop_reason", "matched_stop") if key in choice]
     stop = choice[stops[0]] if stops else None
-    known = isinstance(stop, str) or _is_whole(stop, 2**31)
-    return AnswerPiece(index, _fitted(told, text), finish, stop if known else None, bool(stops), bool(told))
+    if not isinstance(stop, str):
+        stop = _number(stop, 2**31, "", set())
+    finish = choice.get("finish_reason") or None
+    return AnswerPiece(
+        choice.get("index", 0), _fitted(tokens, text), thought, finish, stop, bool(stops), counted=bool(tokens)
+    )
 
 
-def _fitted(told: Sequence[Token], text: str) -> tuple[Token, ...]:
-    """The tokens with texts that add up to `text`: a character may be spread over several tokens."""
-    if not told:
+def _texts_of(parts: Iterable[Any], kind: str) -> Iterator[str]:
+    """The texts of the parts of a message that are of one kind; a part may hold parts."""
+    for part in parts:
+        inner = part.get(kind) if isinstance(part, Mapping) else None
+        if isinstance(inner, str):
+            yield inner
+        elif isinstance(inner, list):
+            yield from _texts_of(inner, "text")
+
+
+def _fitted(tokens: Sequence[Token], text: str) -> tuple[Token, ...]:
+    """The tokens with texts that add up to `text`. Those of a thought before it have none.
+
+    A character may be spread over several tokens: then the last one has all of the text.
+    """
+    if not tokens:
         return (Token(UNKNOWN_ID, math.nan, text),) if text else ()
-    if "".join(token.text for token in told) == text:
-        return tuple(told)
-    bare = [_with_text(token, "") for token in told]
-    return (*bare[:-1], _with_text(told[-1], text))
+    first, length = len(tokens), 0
+    while first and length < len(text):
+        first -= 1
+        length += len(tokens[first].text)
+    if "".join(token.text for token in tokens[first:]) != text:
+        first, tokens = len(tokens) - 1, [*tokens[:-1], replace(tokens[-1], text=text)]
+    return (*(replace(token, text="") for token in tokens[:first]), *tokens[first:])
 
 
 def tokens_of(logprobs: Any, top: int, doubts: set[str]) -> list[Token]:
-    """The tokens of either form of log-probabilities; an empty list if there are none. Ids are unknown.
+    """The tokens of either form of log-probabilities; an empty list if there are none.
 
-    Numbers that cannot be true are NaN, and `doubts` says so. Raises one of MALFORMED.
+    Ids are unknown unless they are listed. Numbers that cannot be true are NaN, and `doubts` says so. Raises BadShape.
     """
     if not isinstance(logprobs, Mapping):
         return []
-    if isinstance(logprobs.get("content"), list):  # of a chat
-        return [
-            _token(
-                entry["token"],
-                entry.get("logprob"),
-                [(one["token"], one.get("logprob")) for one in entry.get("top_logprobs") or ()],
-                top,
-                doubts,
-            )
-            for entry in logprobs["content"]
-        ]
-    texts = logprobs.get("tokens") or []
+    value_of(_Logprobs, logprobs)
+    if logprobs.get("content") is not None:
+        found = []
+        for entry in logprobs["content"]:
+            best = [(one.get("id"), one["token"], one.get("logprob")) for one in entry.get("top_logprobs") or ()]
+            found.append(_token(entry.get("id"), entry["token"], entry.get("logprob"), best, top, doubts))
+        return found
+    texts, numbers = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
+    if not len(texts) == len(numbers) == len(tops):
+        raise BadShape(f"{len(texts)} tokens with {len(numbers)} log-probabilities and {len(tops)} lists")
+    lists = ([(None, other, value) for other, value in (one or {}).items()] for one in tops)
     return [
-        _token(text, logprob, (alternatives or {}).items(), top, doubts)
-        for text, logprob, alternatives in zip(texts, logprobs.get("token_logprobs") or [], tops, strict=True)
+        _token(None, text, number, best, top, doubts) for text, number, best in zip(texts, numbers, lists, strict=True)
     ]
 
 
-def _token(text: Any, logprob: Any, alternatives: Iterable[tuple[Any, Any]], top: int, doubts: set[str]) -> Token:
-    """A token of a server. Its rank is known where it is among the best ones that were asked for, at least one."""
-    best = [(other, _logprob(value, doubts)) for other, value in alternatives]
-    if not all(isinstance(one, str) for one in (text, *(other for other, _ in best))):
-        raise ValueError
-    ordered = sorted((pair for pair in best if not math.isnan(pair[1])), key=lambda pair: -pair[1])
-    best_ones = ordered[: max(top, 1)]  # an alternative beyond them is the token itself, wherever it ranks
-    rank = next((place for place, (other, _) in enumerate(best_ones, 1) if other == text), None)
+def _token(id: Any, text: str, logprob: Any, best: Sequence[tuple[Any, str, Any]], top: int, doubts: set[str]) -> Token:
+    """A token of a server. Its rank is known where it is among the best ones that were requested, at least one."""
+    own = _number(id, 2**31, NO_ID, doubts)
+    listed = [(_number(other, 2**31, NO_ID, doubts), name, _logprob(value, doubts)) for other, name, value in best]
+    listed = sorted((one for one in listed if not math.isnan(one[2])), key=lambda one: -one[2])
+    same = [other == own if None not in (other, own) else name == text for other, name, _ in listed]
     entries: list[Alternative] = []
-    for place, (other, value) in enumerate(ordered[:top]):
-        entries.append((UNKNOWN_ID if other == text else UNKNOWN_ID - 1 - place, other, value))
-    return Token(UNKNOWN_ID, _logprob(logprob, doubts), text, rank, None, tuple(entries))
+    for place, (other, name, value) in enumerate(listed[:top]):
+        unknown = UNKNOWN_ID if same[place] else UNKNOWN_ID - 1 - place
+        entries.append((unknown if other is None else other, name, value))
+    # an alternative beyond those that were requested is the token itself, wherever it ranks
+    rank = next((place for place, is_own in enumerate(same[: max(top, 1)], 1) if is_own), None)
+    return Token(UNKNOWN_ID if own is None else own, _logprob(logprob, doubts), text, rank, None, tuple(entries))
 
 
 def _with_id(token: Token, id: int) -> Token:
     top = tuple((id if other == UNKNOWN_ID else other, text, value) for other, text, value in token.top)
-    return Token(id, token.logprob, token.text, token.rank, token.entropy, top)
-
-
-def _with_text(token: Token, text: str) -> Token:
-    return Token(token.id, token.logprob, text, token.rank, token.entropy, token.top)
-
-
-# -- a prompt that a server sends back, token by token, with its log-probabilities -------------------------------------
-
-
-@dataclass(frozen=True)
-class EchoedPrompt:
-    """The tokens of a prompt, each with the character at which it begins. BOS and what was generated are left out."""
-
-    text: str
-    tokens: tuple[tuple[int, Token], ...]
-
-
-def echoed(answer: Mapping[str, Any], text: str, top: int = 0) -> EchoedPrompt:
-    """The prompt `text` in an answer to `echo`.
-
-    Raises InputError where its tokens are not those of the text or a number cannot be true, and one of MALFORMED.
-    """
-    doubts: set[str] = set()
-    logprobs = answer["choices"][0]["logprobs"]
-    tokens = tokens_of(logprobs, top, doubts)
-    if doubts:
-        raise InputError("the server gives a log-probability that is not a number up to 0")
-    starts = _starts(tokens, text)
-    if starts is None:
-        said = logprobs.get("text_offset") or ()  # where a character is spread over several tokens
-        starts = [int(offset) for offset in said] if len(said) == len(tokens) else None
-    if starts is None or not tokens:
-        raise InputError("the tokens that the server tells of do not add up to the text")
-    inside = [(start, token) for start, token in zip(starts, tokens, strict=True) if 0 <= start < len(text)]
-    if not inside or inside[0][0] != 0:
-        raise InputError("the tokens that the server tells of do not add up to the text")
-    return EchoedPrompt(text, tuple(inside))
-
-
-def _starts(tokens: Sequence[Token], text: str) -> list[int] | None:
-    """Where each token begins in the text, by their lengths; below 0 before it. None if they do not add up."""
-    whole = "".join(token.text for token in tokens)
-    before = whole.find(text)
-    first = len(tokens[0].text) if tokens else 0
-    if before not in (0, first):  # only BOS may come before
-        return None
-    starts, at = [], -before
-    for token in tokens:
-        starts.append(at)
-        at += len(token.text)
-    return starts
-
-
-def scored_after(prompt: EchoedPrompt, begin: int) -> tuple[int, list[Token]]:
-    """The scored tokens of what begins at a character, and the character at which the first of them begins.
-
-    At the beginning of a text, tokens without a score are left out. Raises InputError where nothing is left, and where
-    a token crosses `begin`.
-    """
-    own = [(start, token) for start, token in prompt.tokens if start >= begin]
-    if begin and (not own or own[0][0] != begin):
-        raise InputError("the server reads the end of the context and the beginning of the text as one token")
-    if begin and any(math.isnan(token.logprob) for _, token in own):
-        raise InputError("the server has no score for a token after the context")
-    scored = list(itertools.dropwhile(lambda pair: math.isnan(pair[1].logprob), own))
-    if any(math.isnan(token.logprob) for _, token in scored):
-        raise InputError("the server has no score for a token in the middle of the text")
-    if not scored:
-        raise InputError(
-            "the text is a single token, and the server has no score for the first one; "
-            "give what comes before it with --context"
-        )
-    return scored[0][0], [token for _, token in scored]
+    return replace(token, id=id, top=top)

@@ -1,171 +1,197 @@
-"""HTTP to one server: JSON answers, and streams of server-sent events.
+"""HTTP to one server, in threads: JSON answers, and streams of server-sent events.
 
-Requests run on an event loop in a thread of its own, so that one deadline covers all of a request: connecting, headers,
-body, and the pauses between attempts.
+Each request has a thread and a connection of its own. Whoever waits for it calls `tick`, which shuts connections whose
+time is over: so one deadline covers connecting, headers and body, however slowly they come.
 """
 
 from __future__ import annotations
 
-import asyncio
+import math
 import os
 import queue
 import re
+import socket
+import ssl
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import aclosing, suppress
+from contextlib import suppress
+from dataclasses import dataclass
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from importlib import import_module
 from typing import Any, TypeVar
 
 from genctl.engines.server.address import KEYS, Address, key_of
-from genctl.engines.server.failure import Gone, Late, Trouble, asked_s, one_line
-from genctl.engines.server.reading import (
-    ENCODINGS,
-    MOST_BYTES,
-    MOST_REFUSAL,
-    Body,
-    Lines,
-    message_of,
-    object_of,
-    part_of,
-)
-from genctl.errors import BackendError, extra
+from genctl.engines.server.answer import object_of, part_of
+from genctl.engines.server.failure import Disconnected, ServerError, TimedOut, message_of, one_line, retry_after
+from genctl.errors import BackendError, extra, size
 
 T = TypeVar("T")
+Take = Callable[[dict[str, Any]], bool]  # takes a part of an answer, and returns whether all texts have ended
 
 CONNECT_S = 10.0
 SILENCE_S = 600.0  # until an answer or the next part of it is there: a long prompt may take minutes to read
 AFTER_S = 10.0  # for what follows the end of the last text, such as the number of its tokens
-TICK_S = 0.1  # between two looks at what is to be reported
+TICK_S = 0.1  # between two calls of `tick`
+NOTED_S = 1.0  # longer pauses are reported
+MOST_BYTES = 64 << 20  # of a body, decoded; of a stream for each of its sequences
+MOST_REFUSAL = 1 << 20  # bytes that are read of the body of a failure
+ENCODINGS = "gzip, deflate"
 _BUSY = (408, 409, 425, 429)
 _PROXIES = ("all_proxy", "https_proxy", "http_proxy")
+_TEMPLATE = re.compile(r"template|jinja", re.IGNORECASE)  # in the message of a server that cannot use one
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A client of its own for each request in flight, so that its socket is known. It is kept for the next request."""
+
+    http: Any
+    until: float = math.inf  # on the monotonic clock
+    ended: bool = False  # all texts are there
+    is_over: bool = False  # it was shut
+    _stream: Any = None
+
+    def trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Remember the newest stream: plain, or within TLS."""
+        if event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            self._stream = info["return_value"]
+
+    def restart(self, seconds: float, deadline: float) -> None:
+        """The next part has so many seconds, and never more than `deadline` leaves."""
+        self.until = min(time.monotonic() + seconds, deadline)
+
+    def shut(self) -> None:
+        """End what is read or written. May be called again."""
+        self.is_over = True
+        if self._stream is not None:
+            with suppress(OSError):  # of TLS, too, without its own goodbye
+                socket.socket.shutdown(self._stream.get_extra_info("socket"), socket.SHUT_RDWR)
 
 
 class Client:
-    """A connection pool to one server, and the thread that serves it."""
+    """Requests to one server."""
 
-    def __init__(self, address: Address, say: Callable[[str], object] = lambda line: None) -> None:
-        """`say` reports a line, in the thread that calls `hear`. Raises BackendError."""
+    def __init__(self, address: Address, note: Callable[[str], object] = lambda line: None) -> None:
+        """`note` reports a line, in the thread that calls `tick`. Raises BackendError."""
         try:
-            self._http: Any = import_module("httpx2")
-            self._anyio: Any = import_module("anyio")
+            self._library: Any = import_module("httpx2")
         except ImportError:
             raise BackendError("--backend needs httpx2, which is not installed", hint=extra("server")) from None
         self.address = address
         key, self._key_hint = key_of(address)
         if not (key.isascii() and key.isprintable()):
             raise BackendError(f"the key in {KEYS[0]} or {KEYS[1]} holds characters that no header may hold")
-        self.has_key = bool(key)
-        self._say = say
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._reported: set[str] = set()
+        self._headers = {"Accept-Encoding": ENCODINGS, **({"Authorization": f"Bearer {key}"} if key else {})}
+        self._note, self._lines = note, queue.SimpleQueue[str]()
+        self._noted: set[str] = set()
+        self._quiet_until = 0.0
+        self._closed = threading.Event()
         if key and not address.is_here and not address.base.startswith("https:"):
             self.note("the key goes there over plain HTTP, where others can read it on its way")
-        self._quiet_until = 0.0
-        self._client = self._opened({"Authorization": f"Bearer {key}"} if key else {})
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(lambda loop, context: None)  # each request reports its own failure
-        self._thread = threading.Thread(target=self._loop.run_forever, name=address.name, daemon=True)
-        self._thread.start()
+        is_plain = address.is_here and not address.base.startswith("https:")
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if is_plain else self._library.create_ssl_context()
+        self._idle, self._busy = [self._opened()], set[_Connection]()
 
-    def _opened(self, headers: dict[str, str]) -> Any:
-        http = self._http
+    def _opened(self) -> _Connection:
+        library = self._library
         try:
-            return http.AsyncClient(
-                headers={"Accept-Encoding": ENCODINGS, **headers},
-                timeout=http.Timeout(None, connect=CONNECT_S),
-                limits=http.Limits(max_connections=None),
+            http = library.Client(
+                headers=self._headers,
+                timeout=library.Timeout(None, connect=CONNECT_S),
                 cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),  # a server may not store anything here
                 trust_env=not self.address.is_here,
+                verify=self._tls,
             )
         except Exception as error:  # of several kinds, and none of them documented
             proxies = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
-            names = " or ".join(sorted(proxies)) or "the environment"
+            where = f"{self.address.name}: the proxy of {' or '.join(sorted(proxies)) or 'the environment'}"
             if isinstance(error, ImportError):
                 raise BackendError(
-                    f"{self.address.name}: the proxy of {names} is a SOCKS proxy, which needs the package socksio",
+                    f"{where} is a SOCKS proxy, which needs the package socksio",
                     hint="pip install socksio, or list the server in NO_PROXY",
                 ) from None
             raise BackendError(
-                f"{self.address.name}: the proxy of {names} cannot be used: {one_line(str(error))}",
+                f"{where} cannot be used: {one_line(str(error))}",
                 hint="write it as http://host:port, or list the server in NO_PROXY",
             ) from None
+        return _Connection(http)
+
+    # -- for the thread that waits -------------------------------------------------------------------------------------
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Do `work` in a thread."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # it is raised where the result is read
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=self.address.name, daemon=True).start()
+        return future
+
+    def wait(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which a thread does; meanwhile notes are reported."""
+        future = self.start(work)
+        while True:
+            try:
+                return future.result(TICK_S)
+            except NotYet:
+                if future.done():
+                    raise
+            finally:
+                self.tick()
+
+    def tick(self) -> None:
+        """Report the notes that have come, and end requests whose time is over."""
+        with suppress(queue.Empty):
+            while True:
+                self._note(self._lines.get_nowait())
+        for connection in list(self._busy):
+            if time.monotonic() >= connection.until:
+                connection.shut()
 
     def close(self) -> None:
         """End all requests and close all connections."""
-        if not self._thread.is_alive():
-            return
-        with suppress(NotYet, RuntimeError):
-            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(1.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(1.0)
-        if not self._thread.is_alive():
-            self._loop.close()
+        self._closed.set()
+        for connection in list(self._busy):
+            connection.shut()
+        while self._idle:
+            self._idle.pop().http.close()
 
-    async def _end(self) -> None:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
-
-    # -- from other threads --------------------------------------------------------------------------------------------
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin `work` on the event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; meanwhile notices are reported."""
-        future = self.start(work)
-        try:
-            while True:
-                try:
-                    return future.result(TICK_S)
-                except NotYet:
-                    if future.done():
-                        raise
-                finally:
-                    self.hear()
-        finally:
-            future.cancel()
-
-    def hear(self) -> None:
-        """Report the notices that have come since."""
-        with suppress(queue.Empty):
-            while True:
-                self._say(self._lines.get_nowait())
-
-    # -- on the event loop ---------------------------------------------------------------------------------------------
+    # -- for the threads of requests -----------------------------------------------------------------------------------
 
     def note(self, words: str) -> None:
-        """Give notice of something that is wrong with answers, once for each thing."""
-        if words not in self._reported:
-            self._reported.add(words)
+        """Note something that is wrong with answers, once for each thing."""
+        if words not in self._noted:
+            self._noted.add(words)
             self._lines.put(f"{self.address.name}: {words}")
 
-    def note_pause(self, reason: str, seconds: float) -> None:
-        """Give notice of a pause, once for all that wait at the same time."""
+    def pause(self, reason: str, seconds: float) -> None:
+        """Wait; a long pause is noted, once for all that wait at the same time. Raises Disconnected."""
         now = time.monotonic()
-        if now >= self._quiet_until:
+        if seconds > NOTED_S and now >= self._quiet_until:
             self._quiet_until = now + seconds
             self._lines.put(f"{self.address.name}: {reason}: trying again in {seconds:.0f} s")
+        if self._closed.wait(seconds):
+            raise Disconnected
 
-    async def get(self, path: str, *, root: bool = False, deadline: float | None = None) -> dict[str, Any]:
-        """The JSON at a path of the interface, or of the server's root. Raises Trouble or Late."""
-        return await self._answer("GET", (self.address.root if root else self.address.base) + path, None, deadline)
+    def get(self, path: str, *, root: bool = False, deadline: float = math.inf) -> dict[str, Any]:
+        """The JSON at a path of the interface, or of the server's root. Raises ServerError or TimedOut."""
+        return self._whole("GET", path, None, root, deadline)
 
-    async def post(
-        self, path: str, body: Mapping[str, Any], *, root: bool = False, deadline: float | None = None
+    def post(
+        self, path: str, body: Mapping[str, Any], *, root: bool = False, deadline: float = math.inf
     ) -> dict[str, Any]:
-        """The JSON that answers `body`. Raises Trouble or Late."""
-        return await self._answer("POST", (self.address.root if root else self.address.base) + path, body, deadline)
+        """The JSON that answers `body`. Raises ServerError or TimedOut."""
+        return self._whole("POST", path, body, root, deadline)
 
-    async def _answer(
-        self, method: str, url: str, body: Mapping[str, Any] | None, deadline: float | None
+    def _whole(
+        self, method: str, path: str, body: Mapping[str, Any] | None, root: bool, deadline: float
     ) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
 
@@ -173,172 +199,161 @@ class Client:
             found.append(part)
             return True
 
-        await self._exchange(method, url, body, deadline, MOST_BYTES, take, streams=False)
+        base = self.address.root if root else self.address.base
+        self._exchange(method, base + path, body, take, deadline, MOST_BYTES, streams=False)
         return found[0]
 
-    async def stream(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        take: Callable[[dict[str, Any]], bool],
-        *,
-        deadline: float | None,
-        sequences: int,
+    def stream(
+        self, path: str, body: Mapping[str, Any], take: Take, *, sequences: int, deadline: float = math.inf
     ) -> None:
         """Give the parts of the answer to `take` as they come; one part where the server does not stream.
 
-        `take` returns whether all texts have ended; little time is left then for what follows. `deadline` is on the
-        monotonic clock. A stream that ends without `[DONE]` ends quietly: whether all is there is for the caller to
-        see. Raises Trouble, Late, and what `take` raises.
+        `deadline` is on the monotonic clock. A stream that ends without `[DONE]` ends quietly: whether all is there is
+        for the caller to see. Raises ServerError, TimedOut, and what `take` raises.
         """
         most = MOST_BYTES * sequences
-        await self._exchange("POST", self.address.base + path, body, deadline, most, take, streams=True)
+        self._exchange("POST", self.address.base + path, body, take, deadline, most, streams=True)
 
-    async def _exchange(
+    def _exchange(
         self,
         method: str,
         url: str,
         body: Mapping[str, Any] | None,
-        deadline: float | None,
+        take: Take,
+        deadline: float,
         most: int,
-        take: Callable[[dict[str, Any]], bool],
         *,
         streams: bool,
     ) -> None:
-        """Send a request and read all of its answer: the one place that waits for a server.
-
-        The time limit is `deadline`, or the silence of the server if that is earlier. A byte is not an answer: only a
-        part that is complete begins the time of silence anew.
-        """
-        timer = _Timer(self._anyio, deadline)
+        """Send a request and read all of its answer. A byte is no answer: only a whole part restarts the silence."""
         try:
-            with timer.scope:
-                async with self._client.stream(method, url, json=body) as response:
-                    await self._read(response, most, take, timer, streams=streams)
-        except self._http.TransportError as error:
-            raise self._broken(error) from None
-        except (Trouble, Late, Gone):
-            raise
-        except Exception as error:  # of any kind, and groups of them: an address or a proxy that cannot be
-            raise Trouble(f"the request cannot be sent: {_cause(error)}", fatal=True) from None
-        if timer.scope.cancelled_caught and not timer.ended:
-            if timer.is_over:
-                raise Late
-            raise Trouble(f"no answer within {SILENCE_S:g} s", again=True)
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._opened()
+        connection.ended, connection.is_over = False, False
+        connection.restart(SILENCE_S, deadline)
 
-    async def _read(
-        self, response: Any, most: int, take: Callable[[dict[str, Any]], bool], timer: _Timer, *, streams: bool
-    ) -> None:
-        """Take the parts of an answer. Raises Trouble for one that is not 200."""
-        headers = response.headers
-        kind = headers.get("content-type", "")
-        if response.status_code != 200:
-            raise self._refusal(response, await _refused(response))
-        pieces = _pieces(response, Body(headers.get("content-encoding", ""), most))
-        async with aclosing(pieces):
-            if not (streams and "text/event-stream" in kind.lower()):
-                content = bytearray()
-                async for piece in pieces:
-                    content += piece
-                name = one_line(kind.partition(";")[0]) or "something else"
-                take(object_of(content.decode("utf-8", "replace"), "the answer", f" but {name}"))
-                return
-            lines = Lines()
-            async for piece in pieces:
-                for line in lines.feed(piece):
-                    if not line.startswith("data:"):
-                        continue  # comments, names of events, and the empty lines between them
-                    data = line[5:].strip()
-                    if data == "[DONE]":
-                        return
-                    ended = take(part_of(data))
-                    timer.restart(ended=ended)
-                    if timer.is_over:
-                        raise Late
+        def took(part: dict[str, Any]) -> None:
+            has_ended = take(part)
+            if not connection.ended:
+                connection.ended = has_ended
+                connection.restart(AFTER_S if has_ended else SILENCE_S, deadline)
+            if time.monotonic() >= connection.until:  # parts come faster than `tick`
+                connection.shut()
 
-    def _broken(self, error: Exception) -> Trouble:
-        """Trouble with the connection."""
-        http = self._http
-        if isinstance(error, http.UnsupportedProtocol):
-            return Trouble("the URL cannot be used", fatal=True)
-        if isinstance(error, http.ConnectTimeout):
-            reason = f"no connection within {CONNECT_S:g} s"
-        elif isinstance(error, http.ConnectError):
-            reason = f"no connection: {_cause(error)}"
-        elif isinstance(error, http.ProxyError):
-            reason = f"no connection through the proxy: {one_line(str(error))}"
-        elif isinstance(error, http.RemoteProtocolError) and not re.search("disconnect|closed", str(error)):
-            reason = f"the answer is not HTTP: {one_line(str(error))}"
+        self._busy.add(connection)
+        failed: Exception | None = None
+        try:
+            extensions = {"trace": connection.trace}
+            if time.monotonic() < deadline:
+                with connection.http.stream(method, url, json=body, extensions=extensions) as response:
+                    self._read(response, took, most, streams=streams)
+        except Exception as error:  # of any kind: an address or a proxy that cannot be
+            failed = error
+        finally:
+            self._busy.discard(connection)
+        if connection.is_over:
+            connection.http.close()
         else:
-            reason = "the connection was cut"
-        return Trouble(reason, again=True)
+            self._idle.append(connection)
+        if connection.ended:
+            return  # whatever went wrong behind the last text
+        if self._closed.is_set():
+            raise Disconnected
+        if time.monotonic() >= deadline:
+            raise TimedOut
+        if connection.is_over:
+            raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
+        if failed is not None:
+            raise self._broken(failed) from None
 
-    def _refusal(self, response: Any, content: bytes) -> Trouble:
-        """Trouble with an answer that is not 200."""
-        status = int(response.status_code)
-        headers = response.headers
-        words = f"{status} {message_of(content, headers.get('content-type', ''))}".rstrip()
-        if status in (401, 403):
-            key = "the key is refused" if self.has_key else self._key_hint
-            return Trouble(f"{words} ({key})", fatal=True, status=status)
-        if status == 404:
-            return Trouble(words, fatal=True, status=status)
-        if 300 <= status < 400:
-            return Trouble(f"{words} (another address: {one_line(headers.get('location', ''))})", fatal=True)
-        if status in _BUSY or status >= 500:
-            return Trouble(words, again=True, wait_s=asked_s(headers.get("retry-after")), status=status)
-        return Trouble(words, status=status)
-
-
-class _Timer:
-    """The time limit of one request, which moves as parts of the answer come."""
-
-    def __init__(self, anyio: Any, deadline: float | None) -> None:
-        self.scope: Any = anyio.CancelScope()
-        self.ended = False  # all texts are there
-        self._deadline = deadline
-        self._now: Callable[[], float] = anyio.current_time
-        if self.is_over:
-            raise Late
-        self.restart()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the deadline has passed."""
-        return self._deadline is not None and time.monotonic() >= self._deadline - 0.001
-
-    def restart(self, *, ended: bool = False) -> None:
-        """A part of the answer has come; with `ended`, that of the last text."""
-        if self.ended:
+    def _read(self, response: Any, took: Callable[[dict[str, Any]], None], most: int, *, streams: bool) -> None:
+        """Take the parts of an answer. Raises ServerError for one that is not 200."""
+        kind, encoding = (response.headers.get(name, "") for name in ("content-type", "content-encoding"))
+        if response.status_code != 200:
+            content = b""
+            with suppress(ServerError, self._library.DecodingError):  # the status says enough
+                content = _content(response, MOST_REFUSAL)
+            raise self._refusal(response, content)
+        if encoding.strip().lower() not in ("", "identity", "gzip", "deflate"):
+            raise ServerError(f"the answer is encoded as {one_line(encoding, 40)}, which was not requested", again=True)
+        kind = kind.partition(";")[0].strip().lower()
+        if not (streams and kind == "text/event-stream"):
+            instead = f" but {one_line(kind) or 'something else'}"
+            took(object_of(_content(response, most).decode("utf-8", "replace"), instead=instead))
             return
-        self.ended = ended
-        left = AFTER_S if ended else SILENCE_S
-        if self._deadline is not None:
-            left = min(left, self._deadline - time.monotonic())
-        self.scope.deadline = self._now() + left
+        response.encoding = "utf-8-sig"  # whatever charset it names
+        length = 0
+        for event in self._library.EventSource(response, max_event_size=most):
+            if event.data == "[DONE]":
+                return
+            if (length := length + len(event.data)) > most:
+                raise _too_large(most)
+            if event.data:
+                took(part_of(event.data))
+
+    def _broken(self, error: Exception) -> Exception:
+        """Why a request failed: what was raised on purpose, or trouble with the connection."""
+        library, words = self._library, one_line(str(error))
+        if isinstance(error, (ServerError, TimedOut, Disconnected)):
+            return error
+        if isinstance(error, library.SSEError):
+            return _too_large(MOST_BYTES)
+        if isinstance(error, library.DecodingError):
+            return ServerError("the answer is not encoded as it says", again=True)
+        if not isinstance(error, library.TransportError) or isinstance(error, library.UnsupportedProtocol):
+            return ServerError(f"the request cannot be sent: {_cause(error)}", fatal=True)
+        if isinstance(error, library.ConnectTimeout):
+            words = f"no connection within {CONNECT_S:g} s"
+        elif isinstance(error, library.ConnectError):
+            words = f"no connection: {_cause(error)}"
+        elif isinstance(error, library.ProxyError):
+            words = f"no connection through the proxy: {words}"
+        elif isinstance(error, library.RemoteProtocolError) and not re.search("disconnect|closed", words):
+            words = f"the answer is not HTTP: {words}"
+        else:
+            words = "the connection was cut"
+        return ServerError(words, again=True)
+
+    def _refusal(self, response: Any, content: bytes) -> ServerError:
+        """The error of an answer that is not 200."""
+        status, headers = int(response.status_code), response.headers
+        message = message_of(content, headers.get("content-type", ""))
+        words = f"{status} {message}".rstrip()
+        if status in (401, 403):
+            key = "the key is refused" if "Authorization" in self._headers else self._key_hint
+            return ServerError(f"{words} ({key})", fatal=True, status=status)
+        if status == 404:
+            return ServerError(words, fatal=True, status=status)
+        if 300 <= status < 400:
+            return ServerError(f"{words} (another address: {one_line(headers.get('location', ''))})", fatal=True)
+        if "/chat/" in str(response.url) and _TEMPLATE.search(message):
+            return ServerError(
+                f"the server cannot use its chat template for these messages: {words}",
+                status=status,
+                hint="start it with another one (llama-server: --chat-template chatml, or --chat-template-file FILE)",
+            )
+        if status in _BUSY or status >= 500:
+            return ServerError(words, again=True, wait_s=retry_after(headers.get("retry-after")), status=status)
+        return ServerError(words, status=status)
 
 
-async def _pieces(response: Any, body: Body) -> AsyncGenerator[bytes, None]:
-    """The decoded pieces of a body."""
-    async with aclosing(response.aiter_raw()) as raw:
-        async for received in raw:
-            for piece in body.pieces(received):
-                yield piece
-
-
-async def _refused(response: Any) -> bytes:
-    """As much of the body of a failure as a message needs."""
+def _content(response: Any, most: int) -> bytes:
+    """A whole body, decoded. Raises ServerError where it is too large."""
     content = bytearray()
-    with suppress(Trouble):  # too long, or not encoded as it says: the status says enough
-        body = Body(response.headers.get("content-encoding", ""), MOST_REFUSAL)
-        async with aclosing(_pieces(response, body)) as pieces:
-            async for piece in pieces:
-                content += piece
+    for piece in response.iter_bytes():
+        content += piece
+        if len(content) > most:
+            raise _too_large(most)
     return bytes(content)
 
 
+def _too_large(most: int) -> ServerError:
+    return ServerError(f"the answer is larger than {size(most, 0)}")
+
+
 def _cause(error: BaseException) -> str:
-    """Why there is no connection: the innermost reason, since the outer ones only say that all attempts failed."""
+    """The innermost reason, since the outer ones only say that all attempts failed."""
     for _ in range(8):
         if isinstance(error, ConnectionRefusedError):
             return "refused"

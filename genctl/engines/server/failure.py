@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import email.utils
 import itertools
+import json
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
-from importlib import import_module
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from genctl.errors import GenctlError, printable, without_secrets
 
 LONGEST = 200  # characters of a server's own words in a message
-
-# What taking a JSON value apart may raise, whatever it holds.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RowFailure(GenctlError):
@@ -25,7 +22,7 @@ class RowFailure(GenctlError):
     code = "backend"
 
 
-class Trouble(Exception):
+class ServerError(Exception):
     """A request that failed. Callers turn it into the error of a row, or into a BackendError.
 
     `again`: the same request may succeed later, after `wait_s` seconds if the server says so. `fatal`: no other request
@@ -40,83 +37,70 @@ class Trouble(Exception):
         wait_s: float | None = None,
         fatal: bool = False,
         status: int | None = None,
+        hint: str = "",
     ) -> None:
         super().__init__(message)
-        self.message = message
-        self.again = again
-        self.wait_s = wait_s
-        self.fatal = fatal
-        self.status = status
+        self.message, self.hint = message, hint
+        self.again, self.wait_s, self.fatal, self.status = again, wait_s, fatal, status
 
 
-class Late(Exception):
+class TimedOut(Exception):
     """The time that a row may take is over."""
 
 
-class Gone(Exception):
+class Disconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
-def one_line(text: str, most: int = LONGEST) -> str:
-    """The first line of a text from a server, harmless for a terminal and free of keys."""
-    line = re.split(r"[\r\n]", text.strip()[: 4 * most], maxsplit=1)[0]
-    line = printable(without_secrets(line))
-    return line if len(line) <= most else line[: most - 1] + "…"
-
+# -- retries -----------------------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
-
 ATTEMPTS = 6
 FIRST_S = 0.5  # before the second attempt
 LONGEST_S = 30.0
-ASKED_S = 300.0  # the most that a request waits between its attempts, all pauses together
-SAID_S = 1.0  # longer pauses are reported
+WAITS_S = 300.0  # the most that a request waits between its attempts, all pauses together
 
 
-async def patiently(
-    ask: Callable[[], Awaitable[T]],
+def retry(
+    send: Callable[[], T],
+    pause: Callable[[str, float], object],
     *,
     seed: int,
     deadline: float | None = None,
-    say: Callable[[str, float], object] = lambda message, pause: None,
-    hopeless: Callable[[Trouble], bool] = lambda trouble: False,
-    attempts: int = ATTEMPTS,
+    final: Sequence[int | None] = (),
+    attempts: int = 0,
     counts: bool = True,
 ) -> T:
-    """The result of `ask`, called again while it raises a Trouble that may pass.
+    """The result of `send`, called again while it raises a ServerError that may pass.
 
-    No pause goes beyond `deadline` (on the monotonic clock). `say` gets the reason and the seconds of a pause longer
-    than a second. Raises the last Trouble, with the number of attempts if it `counts`.
+    `pause` gets the reason and the seconds, and waits. No pause goes beyond `deadline`, on the monotonic clock. An
+    error with a status in `final` is final. Raises the last error, with the number of attempts if it `counts`.
     """
-    sleep: Any = import_module("anyio").sleep
-    waited = 0.0
+    waited, attempts = 0.0, attempts or ATTEMPTS
     for attempt in itertools.count(1):
         try:
-            return await ask()
-        except Trouble as trouble:
-            if not trouble.again or hopeless(trouble):
+            return send()
+        except ServerError as error:
+            if not error.again or error.status in final:
                 raise
-            pause = pause_s(attempt, seed, trouble.wait_s)
-            late = deadline is not None and time.monotonic() + pause >= deadline
-            too_long = waited + max(pause, trouble.wait_s or 0.0) > ASKED_S
-            if attempt == attempts or too_long or late:
-                raise _last(trouble, attempt if counts else 1, could_wait=attempt == attempts) from None
-            if pause > SAID_S:
-                say(trouble.message, pause)
-            waited += pause
-            await sleep(pause)
+            seconds = pause_s(attempt, seed, error.wait_s)
+            late = deadline is not None and time.monotonic() + seconds >= deadline
+            if attempt == attempts or late or waited + max(seconds, error.wait_s or 0.0) > WAITS_S:
+                raise _last(error, attempt if counts else 1, could_wait=attempt == attempts) from None
+            waited += seconds
+            pause(error.message, seconds)
     raise AssertionError  # never reached: the loop has no end
 
 
-def _last(trouble: Trouble, attempt: int, *, could_wait: bool) -> Trouble:
-    """The trouble of the last attempt, with their number, and with the pause that would have been too long."""
+def _last(error: ServerError, attempt: int, *, could_wait: bool) -> ServerError:
+    """The error of the last attempt, with their number, and with the pause that would have been too long."""
     more = [f"{attempt} attempts"] if attempt > 1 else []
-    if not could_wait and trouble.wait_s is not None:
-        more.append(f"it asks to wait {trouble.wait_s:,.0f} s" if trouble.wait_s < 1e9 else "it asks to wait for years")
+    if not could_wait and error.wait_s is not None:
+        more.append(f"it asks to wait {error.wait_s:,.0f} s" if error.wait_s < 1e9 else "it asks to wait for years")
     elif not could_wait:
         more.append("no time is left for another attempt")
-    message = f"{trouble.message} ({'; '.join(more)})" if more else trouble.message
-    return Trouble(message, fatal=trouble.fatal, status=trouble.status)
+    message = f"{error.message} ({'; '.join(more)})" if more else error.message
+    return ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint)
 
 
 def pause_s(attempt: int, seed: int, wait_s: float | None = None) -> float:
@@ -127,10 +111,10 @@ def pause_s(attempt: int, seed: int, wait_s: float | None = None) -> float:
     """
     jitter = random.Random(f"{seed}/{attempt}").uniform(0.5, 1.0)
     own: float = min(FIRST_S * 2 ** (attempt - 1), LONGEST_S) * jitter
-    return own if wait_s is None else max(own, min(wait_s, ASKED_S))
+    return own if wait_s is None else max(own, min(wait_s, WAITS_S))
 
 
-def asked_s(header: str | None) -> float | None:
+def retry_after(header: str | None) -> float | None:
     """The seconds of a Retry-After header, which holds a number or a date; None if it holds neither."""
     if header is None:
         return None
@@ -140,3 +124,38 @@ def asked_s(header: str | None) -> float | None:
         return max(email.utils.parsedate_to_datetime(header).timestamp() - time.time(), 0.0)
     except (TypeError, ValueError, ArithmeticError, IndexError, OSError):
         return None
+
+
+# -- a server's own words ----------------------------------------------------------------------------------------------
+
+
+def one_line(text: str, most: int = LONGEST) -> str:
+    """The first line of a text from a server, harmless for a terminal and free of keys."""
+    line = re.split(r"[\r\n]", text.strip()[: 4 * most], maxsplit=1)[0]
+    line = printable(without_secrets(line))
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def message_of(content: bytes, kind: str) -> str:
+    """What a server says of a failure, on one short line. `kind` is the type of the content."""
+    try:
+        return error_in(json.loads(content))
+    except (ValueError, RecursionError):
+        return "" if "html" in kind else one_line(content[:4096].decode("utf-8", "replace"))
+
+
+def error_in(data: Any) -> str:
+    """The message of a JSON error, in any of the usual forms; "" where there is none."""
+    if not isinstance(data, Mapping):
+        return ""
+    error = next((data[name] for name in ("error", "detail", "message", "msg") if data.get(name)), None)
+    if isinstance(error, list) and error:  # of FastAPI's checks: [{"loc": ["body", "n"], "msg": "…"}]
+        error = error[0]
+        if isinstance(error, Mapping):
+            place, words = error.get("loc"), str(error.get("msg", ""))
+            parts = place if isinstance(place, list) else [place]
+            path = ".".join(str(part)[:40] for part in parts[:8])
+            return one_line(words if place is None else f"{path}: {words}")
+    if isinstance(error, Mapping):
+        error = error.get("message", "")
+    return one_line(error) if isinstance(error, str) else ""

@@ -1,4 +1,4 @@
-"""`genctl score` on servers: they echo a text with its log-probabilities, or are asked for one token after another."""
+"""`genctl score` on servers: they echo a text with its log-probabilities, or write it, one token after another."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
+from genctl.documents.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
-from genctl.engines.server.answer import EchoedPrompt, echoed, scored_after
-from genctl.engines.server.failure import MALFORMED, Trouble
-from genctl.engines.server.server import Server
-from genctl.engines.server.told import TOPS, Questions
-from genctl.engines.server.whole_answers import in_order, patiently
+from genctl.engines.server.answer import tokens_of
+from genctl.engines.server.body import path_of
+from genctl.engines.server.failure import ServerError
+from genctl.engines.server.logprobs import TOLERANCE, TOPS, ServerLogprobs, answered, in_order
+from genctl.engines.server.server import PROBE_S, PROMPT, UNABLE, Server
 from genctl.errors import BackendError, InputError, UsageError, quote
 from genctl.events import UNKNOWN_ID, Token
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
+
+PLAIN = path_of(chat=False)
+NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 
 
 class RemoteScorer:
@@ -30,17 +34,9 @@ class RemoteScorer:
         """`unable`: flags that are set and that no server has. As many requests are in flight as `batch_size` says."""
         if unable:
             raise UsageError(f"{' and '.join(unable)} cannot be done on a server, which reads each text as it is")
-        self._mute = set[Server]()  # they echo nothing: texts are read as they are written
-        for server in servers:
-            if why := server.why_no_prompt_scores():
-                if not (server.endpoint(chat=False).logprobs and server.takes_ids and server.tells_tokens):
-                    raise BackendError(
-                        f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
-                        hint="a server without an echo is asked for each token if it takes ids and has /tokenize",
-                    )
-                self._mute.add(server)
-        self._questions = Questions(servers, max(options.detail.top, TOPS[0]))
         self._servers, self._options = servers, options
+        self._logprobs = ServerLogprobs(servers, max(options.detail.top, TOPS[0]))
+        self._without_echo = {server for server in servers if server.client.wait(partial(_lacks_echo, server))}
 
     def score(
         self, wanted: Iterable[tuple[Key, TextToScore]], interrupted: Callable[[], object] = lambda: False
@@ -49,62 +45,52 @@ class RemoteScorer:
         rows = ((key, partial(self._scored, text)) for key, text in wanted)
         return in_order(self._servers, rows, self._options.batch_size, interrupted)
 
-    async def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
+    def _scored(self, item: TextToScore, server: Server) -> list[Scored]:
         """A text, or its candidates, best first. Raises InputError, or BackendError for trouble that ends the run."""
-        deadline = None if self._options.row_timeout is None else time.monotonic() + self._options.row_timeout
+        seconds = self._options.row_timeout
+        late: dict[str, Any] = {
+            "deadline": math.inf if seconds is None else time.monotonic() + seconds,
+            "late": f"no score within row_timeout = {seconds or 0:g} s",
+        }
         if item.target is not None:
             raise InputError("a target is for encoder-decoders, and a server continues texts")
         if not item.candidates:
-            return [await self._one(item.context or "", item.text, server, deadline)]
+            return [self._one(item.context or "", item.text, server, late)]
         if not item.context:
             raise InputError("candidates need a context: the server has no score for the first token of a text")
         found = []
         for place, candidate in enumerate(item.candidates, 1):
             try:
-                one = await self._one(item.context, candidate, server, deadline)
+                found.append(self._one(item.context, candidate, server, late))
             except InputError as error:
                 raise InputError(f"candidate {place}: {error.message}") from error
-            found.append(one)
         return ranked(found, self._options.by)
 
-    async def _one(self, context: str, text: str, server: Server, deadline: float | None) -> Scored:
-        whole = context + text
-        body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
-        body["logprobs"] = max(self._options.detail.top, 1)
+    def _one(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> Scored:
+        whole, top = context + text, self._options.detail.top
+        if server in self._without_echo:
+            prompt = answered(server, lambda: self._written(context, text, server, late), seed=len(whole), **late)
+        else:
+            body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
+            body["logprobs"] = max(top, 1)
 
-        late: dict[str, Any] = {
-            "deadline": deadline,
-            "late": f"no score within row_timeout = {self._options.row_timeout or 0:g} s",
-        }
+            def send() -> EchoedPrompt:
+                return _echoed(server.client.post(PLAIN, body, deadline=late["deadline"]), whole, top)
 
-        async def ask() -> EchoedPrompt:
-            if server in self._mute:
-                return await self._written(context, text, server, late)
-            return _prompt_of(
-                await server.client.post("/completions", body, deadline=deadline), whole, self._options.detail.top
-            )
-
-        prompt = await patiently(server, ask, seed=len(whole), **late)
+            prompt = answered(server, send, seed=len(whole), **late)
         first, tokens = scored_after(prompt, len(context))
         nll = math.fsum(-token.logprob for token in tokens) + 0.0
-        return Scored(
-            text,
-            (),
-            nll,
-            len(tokens),
-            len(whole[first:].encode("utf-8")),
-            tuple(tokens),
-            whole[len(context) : first],
-            backend=server.name,
-        )
+        size = len(whole[first:].encode("utf-8"))
+        lead = whole[len(context) : first]
+        return Scored(text, (), nll, len(tokens), size, tuple(tokens), lead, backend=server.name)
 
-    async def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> EchoedPrompt:
-        """A text behind its context, asked for token by token. Raises Trouble and InputError."""
-        read = await server.tokenised(context + text, late["deadline"])
+    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> EchoedPrompt:
+        """A text behind its context, token by token. Raises ServerError and InputError."""
+        read = _tokenized(server, context + text, late["deadline"])
         whole, joined = (context + text).encode(), b"".join(piece for _, piece in read)
         begin = len(joined) - len(whole)  # behind BOS, or a space that the tokenizer puts before
         if not read or not joined.endswith(whole) or begin > len(read[0][1]) + 1:
-            raise InputError("the tokens that the server tells of do not add up to the text")
+            raise InputError(NOT_THE_TEXT)
         ids, names = [id for id, _ in read], dict(read)
         ends = [end - begin for end in itertools.accumulate(len(piece) for _, piece in read)]
         known = max(sum(end <= len(context.encode()) for end in ends), 1)
@@ -112,14 +98,14 @@ class RemoteScorer:
         def is_text(id: int, shown: str) -> bool:
             return shown.encode() == names[id] or ("\ufffd" in shown and not names[id].isascii())
 
-        told = await self._questions.written(server, ids[:known], ids[known:], is_text, **late)
+        found = self._logprobs.written(server, ids[:known], ids[known:], is_text, **late)
         tokens = list[tuple[int, Token]]()
-        for at, end, token in zip([-begin, *ends], ends, [Token(UNKNOWN_ID, math.nan)] * known + told, strict=False):
+        for at, end, token in zip([-begin, *ends], ends, [Token(UNKNOWN_ID, math.nan)] * known + found, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
             shown = (context + text)[start:after]
             if math.isnan(token.logprob) and at >= len(context.encode()) and len(tokens):
                 raise InputError(
-                    f"the server does not tell the log-probability of {quote(shown)}, at character {start + 1}"
+                    f"the server does not give the log-probability of {quote(shown)}, at character {start + 1}"
                 )
             if end > 0:
                 token = replace(token, id=UNKNOWN_ID, text=shown, top=token.top[: self._options.detail.top])
@@ -127,9 +113,131 @@ class RemoteScorer:
         return EchoedPrompt(context + text, tuple(tokens))
 
 
-def _prompt_of(answer: Any, text: str, top: int) -> EchoedPrompt:
-    """The echoed prompt. Raises Trouble where the answer has none."""
+def _lacks_echo(server: Server) -> bool:
+    """Whether texts are scored token by token. Raises BackendError where the server can do neither."""
     try:
-        return echoed(answer, text, top)
-    except MALFORMED:
-        raise Trouble("the answer does not echo the prompt with its log-probabilities", again=True) from None
+        why = _why_no_echo(server)
+        if why and not (server.can("logprobs") and server.can("ids") and _has_tokenize(server)):
+            raise BackendError(
+                f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
+                hint="a server without an echo is asked for each token if it takes ids and has /tokenize",
+            )
+    except ServerError as error:
+        raise server.error(error, plain=True) from None
+    return bool(why)
+
+
+def _why_no_echo(server: Server) -> str:
+    """Why the log-probabilities of a prompt cannot be had, in words; "" if they can. Raises ServerError.
+
+    A token is generated, and then read as the end of a prompt: it must have the same log-probability both times.
+    Some servers shift the numbers by one token where a model has no BOS.
+    """
+    body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
+    prompt = f"{PROMPT}, {PROMPT}"
+    try:
+        answer = server.post(PLAIN, {**body, "prompt": prompt}, UNABLE)
+        written = tokens_of(answer["choices"][0].get("logprobs"), 0, set())
+        if not written:
+            return "gives no log-probabilities"
+        whole = prompt + written[0].text
+        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0).tokens[-1]
+    except ServerError as error:
+        if error.fatal:
+            raise
+        return "gives no log-probabilities of a prompt"
+    except (BadShape, InputError, LookupError, TypeError, AttributeError):
+        return "gives no log-probabilities of a prompt"
+    if start != len(prompt):
+        return ""  # it is read as another token, so there is nothing to compare
+    near = abs(token.logprob - written[0].logprob) < TOLERANCE
+    return "" if near else "gives log-probabilities of a prompt that contradict those of its own text"
+
+
+def _has_tokenize(server: Server) -> bool:
+    try:
+        return bool(_tokenized(server, PROMPT, time.monotonic() + PROBE_S))
+    except ServerError:
+        return False
+
+
+def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:
+    """The ids and bytes of a prompt, where a server reports how it reads it (llama-server). Raises ServerError."""
+    body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
+    answer = server.client.post("/tokenize", body, root=True, deadline=deadline)
+    try:
+        tokens = value_of(_Tokenized, answer)["tokens"]
+        pieces = [(one["id"], one["piece"]) for one in tokens]
+        return [(id, piece.encode() if isinstance(piece, str) else bytes(piece)) for id, piece in pieces]
+    except (BadShape, ValueError):
+        raise ServerError("the server does not report which tokens it reads (/tokenize)") from None
+
+
+class _Piece(TypedDict):
+    id: Natural
+    piece: str | list[Natural]  # bytes, where they are no text
+
+
+class _Tokenized(TypedDict):
+    tokens: list[_Piece]
+
+
+# -- a prompt that a server sends back, token by token, with its log-probabilities -------------------------------------
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """The tokens of a prompt, each with the character at which it begins. BOS and what was generated are left out."""
+
+    text: str
+    tokens: tuple[tuple[int, Token], ...]
+
+
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> EchoedPrompt:
+    """The prompt `text` in an answer to `echo`.
+
+    Raises InputError where its tokens are not those of the text or a number cannot be true, ServerError without any.
+    """
+    doubts: set[str] = set()
+    try:
+        logprobs = answer["choices"][0]["logprobs"]
+        tokens = tokens_of(logprobs, top, doubts)
+        offsets = logprobs.get("text_offset")
+    except (BadShape, LookupError, TypeError, AttributeError):
+        raise ServerError("the answer does not echo the prompt with its log-probabilities", again=True) from None
+    if doubts:
+        raise InputError("the server gives a log-probability that is not a number up to 0")
+    lengths = [len(token.text) for token in tokens]
+    before = "".join(token.text for token in tokens).find(text)
+    if before in (0, *lengths[:1]):  # only BOS may come before
+        offsets = [at - before for at in itertools.accumulate(lengths, initial=0)][:-1]
+    # else a character is spread over several tokens, and the server's own offsets hold
+    is_list = isinstance(offsets, list) and len(offsets) == len(tokens)
+    if not is_list or not all(isinstance(at, int) for at in offsets):
+        raise InputError(NOT_THE_TEXT)
+    inside = [(start, token) for start, token in zip(offsets, tokens, strict=True) if 0 <= start < len(text)]
+    if not inside or inside[0][0] != 0:
+        raise InputError(NOT_THE_TEXT)
+    return EchoedPrompt(text, tuple(inside))
+
+
+def scored_after(prompt: EchoedPrompt, begin: int) -> tuple[int, list[Token]]:
+    """The scored tokens of what begins at a character, and the character at which the first of them begins.
+
+    At the beginning of a text, tokens without a score are left out. Raises InputError where nothing is left, and where
+    a token crosses `begin`.
+    """
+    own = [(start, token) for start, token in prompt.tokens if start >= begin]
+    if begin and (not own or own[0][0] != begin):
+        raise InputError("the server reads the end of the context and the beginning of the text as one token")
+    if begin and any(math.isnan(token.logprob) for _, token in own):
+        raise InputError("the server has no score for a token after the context")
+    scored = list(itertools.dropwhile(lambda pair: math.isnan(pair[1].logprob), own))
+    if any(math.isnan(token.logprob) for _, token in scored):
+        raise InputError("the server has no score for a token in the middle of the text")
+    if not scored:
+        raise InputError(
+            "the text is a single token, and the server has no score for the first one; "
+            "give what comes before it with --context"
+        )
+    return scored[0][0], [token for _, token in scored]

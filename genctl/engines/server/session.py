@@ -1,15 +1,18 @@
 """Servers in place of a checkpoint.
 
-A row becomes one request, or one for each of its sequences where the server gives a single one at a time.
+A row becomes one request, or several where the server gives fewer sequences at once.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from genctl import events
@@ -29,14 +32,14 @@ from genctl.engines.protocol import (
 )
 from genctl.engines.server import address
 from genctl.engines.server.answer import AnswerPiece
-from genctl.engines.server.body import messages_of, sampling_fields, seed_field, unused_default
-from genctl.engines.server.exchanges import Answered, Attempt, Exchange, Exchanges, News
-from genctl.engines.server.failure import Late, RowFailure, Trouble, one_line
+from genctl.engines.server.body import SEEDS, messages_of, path_of, sampling_fields
+from genctl.engines.server.client import TICK_S
+from genctl.engines.server.exchange import Answered, Attempt, Exchange, Exchanges, TooMany, Update
+from genctl.engines.server.failure import RowFailure, ServerError, TimedOut, one_line
 from genctl.engines.server.lane import RemoteLane
-from genctl.engines.server.server import Endpoint, Server, logprob_fields
+from genctl.engines.server.server import Server, logprob_fields
 from genctl.errors import BackendError, GenctlError, InputError, UsageError
-from genctl.io.rows import row_seed
-from genctl.params import DEFAULT_NEW_TOKENS, Generation
+from genctl.params import DEFAULT_NEW_TOKENS
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
@@ -44,25 +47,27 @@ if TYPE_CHECKING:
 
 IN_FLIGHT = 8  # requests, where batch_size does not say
 UNABLE = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
-TICK_S = 0.1  # between two looks at whether the run was interrupted
 
 
 class RemoteSession:
-    """One or several servers, ready to be asked. Rows are spread over them in turn."""
+    """One or several servers, ready for requests. Rows are spread over them in turn."""
 
-    done = WorkDone()  # as far as servers tell
+    done = WorkDone()  # as far as servers report it
 
     def __init__(
         self,
         backend: str | Sequence[str],
         model: str | None,
         tokenizer: str | None = None,
-        say: Callable[[str], object] = lambda line: None,
+        note: Callable[[str], object] = lambda line: None,
+        *,
+        live: bool = False,
     ) -> None:
         """`tokenizer`: the checkpoint whose tokenizer makes token ids of prompts; None leaves that to the server.
 
-        `say` reports waits, and answers that are not as they should be, a line for each.
-        Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for the tokenizer.
+        `note` reports waits, and answers that are not as they should be, a line for each. `live`: pieces become events
+        as they come. Raises BackendError where a server cannot be used, UsageError for what names none, ModelError for
+        the tokenizer.
         """
         self._tokenizer: LoneTokenizer | None = None
         if tokenizer is not None:
@@ -72,7 +77,7 @@ class RemoteSession:
         self.servers: list[Server] = []
         try:
             for one in address.read(backend):
-                self.servers.append(Server(one, model, say))
+                self.servers.append(Server(one, model, note))
             if len({server.model for server in self.servers}) > 1:
                 each = "; ".join(f"{server.name} has {server.model}" for server in self.servers)
                 raise BackendError(f"the servers have different models: {each}", hint="name one with --model")
@@ -82,7 +87,7 @@ class RemoteSession:
         self.about = About(
             self.servers[0].model, remote=True, facts=tuple(("server", server.name) for server in self.servers)
         )
-        self.live = False  # pieces are told of as they come
+        self._live = live
         self._turn = itertools.cycle(self.servers)
 
     def notes(self) -> list[str]:
@@ -90,7 +95,7 @@ class RemoteSession:
         return [f"{one.name}: {one.model}" + (f" ({one.kind})" if one.kind else "") for one in self.servers]
 
     def fingerprints(self) -> dict[str, str]:
-        """No server says which weights it has: the journal knows its address and the name of its model."""
+        """No server reports which weights it has: the journal knows its address and the name of its model."""
         return {}
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
@@ -99,23 +104,26 @@ class RemoteSession:
 
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
-        problems, remarks, silent = [], [], []
-        for server in self.servers:
-            endpoint = server.endpoint(chat=resolved.runtime.is_chat)
-            problems += [f"{server.name}: {words}" for words in self._fields(server, endpoint, resolved)[1]]
-            if note := unused_default(resolved, endpoint.fields):
-                remarks.append(f"{server.name}: {note}")
-            if not endpoint.logprobs:
-                silent.append(server.name)
+        chat = resolved.runtime.is_chat
+        problems = [f"{one.name}: {words}" for one in self.servers for words in _fields(one, resolved, chat=chat)[1]]
         if problems:
             raise BackendError("\n".join(problems))
-        kind = "sample" if resolved.generation.draws else "greedy"
-        return JobPlan(kind, remarks=tuple(remarks), without_logprobs=silent[0] if silent else "")
+
+        def without_logprobs() -> str:
+            for server in self.servers:
+                try:
+                    if not server.client.wait(partial(server.can, "logprobs", chat=chat)):
+                        return server.name
+                except ServerError as error:
+                    raise server.error(error, plain=not chat) from None
+            return ""
+
+        return JobPlan("sample" if resolved.generation.draws else "greedy", without_logprobs=without_logprobs)
 
     def watched(self, tokens: Sequence[str]) -> tuple[int, ...]:
-        """No server tells of tokens that were not chosen. Raises UsageError."""
+        """No server reports tokens that were not chosen. Raises UsageError."""
         if tokens:
-            raise UsageError(f"--watch {tokens[0]}: a server tells nothing of tokens that were not chosen")
+            raise UsageError(f"--watch {tokens[0]}: a server reports no tokens that were not chosen")
         return ()
 
     def width(self, resolved: Resolved, default: int) -> int:
@@ -134,11 +142,6 @@ class RemoteSession:
         """Close all connections."""
         for server in self.servers:
             server.close()
-
-    def hear(self) -> None:
-        """Report what there is to say of the servers."""
-        for server in self.servers:
-            server.client.hear()
 
     def score(
         self,
@@ -161,9 +164,8 @@ class RemoteSession:
 
         No row depends on those beside it, so all are one group, and memory is the server's own concern.
         """
-        exchanges = Exchanges()
+        exchanges, waiting = Exchanges(), deque[Exchange]()
         incoming = (request for request in requests if isinstance(request, Request))
-        waiting: deque[Exchange] = deque()
         lanes: dict[str, RemoteLane] = {}
         reading = True
         try:
@@ -173,36 +175,33 @@ class RemoteSession:
                         if lane.has_text:
                             yield from lane.finish(reason)
                     return
-                while exchanges.busy < flow.width and (waiting or reading):
-                    if not waiting:
-                        request = next(incoming, None)
-                        if request is None:
-                            reading = False
-                            break
-                        waiting += yield from self._begun(request, report or Report(), lanes)
-                    elif flow.interrupted():
-                        break
-                    else:
+                while exchanges.busy < flow.width and (waiting or reading) and not flow.interrupted():
+                    if waiting:
                         exchanges.send(waiting.popleft())
+                    elif (request := next(incoming, None)) is None:
+                        reading = False
+                    else:
+                        waiting += yield from self._begun(request, report or Report(), lanes)
                 if not (exchanges.busy or waiting or reading):
                     return
-                self.hear()
+                for server in self.servers:
+                    server.client.tick()
                 try:
-                    exchange, news = exchanges.news.get(timeout=TICK_S)
+                    exchange, update = exchanges.updates.get(timeout=TICK_S)
                 except queue.Empty:
                     continue
-                if not isinstance(news, (Attempt, AnswerPiece)):
+                if not isinstance(update, (Attempt, AnswerPiece)):
                     exchanges.busy -= 1
-                if not exchange.lane.over:
-                    yield from _events_of(exchange, news)
-                if exchange.lane.over:
+                if not exchange.lane.is_over:
+                    waiting.extendleft((yield from _events_of(exchange, update)))
+                if exchange.lane.is_over:
                     lanes.pop(exchange.lane.name, None)
-                    waiting = deque(one for one in waiting if not one.lane.over)
+                    waiting = deque(one for one in waiting if not one.lane.is_over)
         finally:
-            exchanges.close()
-            self.hear()
             for lane in lanes.values():
-                lane.over = True
+                lane.is_over = True
+            for server in self.servers:
+                server.client.tick()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -210,131 +209,130 @@ class RemoteSession:
         self, request: Request, report: Report, lanes: dict[str, RemoteLane]
     ) -> Generator[events.Event, None, list[Exchange]]:
         """Begin a row; its requests. A row that the server cannot do fails at once."""
-        server = next(self._turn)
-        resolved = request.resolved
-        kind = "sample" if resolved.generation.draws else "greedy"
-        settings = _settings(resolved.generation, server.name)
+        server, resolved = next(self._turn), request.resolved
+        generation = resolved.generation
+        settings: dict[str, Any] = {
+            "num_return_sequences": generation.num_return_sequences,
+            "length_penalty": generation.length_penalty,
+            "backend": server.name,
+        } | ({"structure": generation.structure} if generation.structure else {})
         prompt = request.prompt or "\n".join(message.get("content") or "" for message in request.messages or ())
         shown = ""
         if request.messages is not None or resolved.runtime.is_chat:
             shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))
-        seed = request.seed if resolved.generation.draws else None
+        kind, seed = ("sample", request.seed) if generation.draws else ("greedy", None)
         yield events.Began(
             request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown, run=request.run,
             prompt_ids=request.prompt_ids or (),
         )  # fmt: skip
         try:
-            lane, exchanges = self._planned(request, report, server)
+            exchanges = self._planned(request, report, server)
         except GenctlError as error:
             yield events.Failed(request.id, error.code, error.message)
             return []
-        lanes[lane.name] = lane
+        lanes[request.id] = exchanges[0].lane
         return exchanges
 
-    def _planned(self, request: Request, report: Report, server: Server) -> tuple[RemoteLane, list[Exchange]]:
+    def _planned(self, request: Request, report: Report, server: Server) -> list[Exchange]:
+        """The requests of a row. Raises GenctlError for what the server cannot do."""
         resolved = request.resolved
-        generation = resolved.generation
-        chat = resolved.runtime.is_chat or request.messages is not None
-        endpoint = server.endpoint(chat=chat)
-        chosen, problems = self._fields(server, endpoint, resolved)
+        generation, runtime = resolved.generation, resolved.runtime
+        chat = runtime.is_chat or request.messages is not None
+        fields = server.fields(chat=chat)
+        chosen, problems = _fields(server, resolved, chat=chat)
         if problems:
             raise RowFailure(f"{server.name}: " + "; ".join(problems))
-        body: dict[str, Any] = {"model": server.model}
+        if chat and request.prompt_ids is not None:
+            raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
+        fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
+        fixed |= {"stream_options": {"include_usage": True}} if "stream_options" in fields else {}
+        fixed |= {"return_token_ids": True} if "return_token_ids" in fields else {}
         if chat:
-            if request.prompt_ids is not None:
-                raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
-            body["messages"] = messages_of(request.prompt, request.messages, resolved.runtime.system)
-        else:
-            body["prompt"] = self._prompt(request, server)
-        body |= {**chosen, "stream": True, **self._reported(endpoint, report, chat=chat)}
+            fixed["messages"] = messages_of(request.prompt, request.messages, runtime.system)
+
+        def body(seed: int, count: int) -> dict[str, Any]:
+            own = fixed if chat else {**fixed, "prompt": self._prompt(request, server)}
+            own = own | ({"seed": seed % SEEDS} if "seed" in fields and generation.draws else {})
+            own |= {"n": count} if count > 1 else {}
+            return own | (logprob_fields(report.top, chat=chat) if server.may("logprobs", chat=chat) else {})
+
         count = generation.num_return_sequences
-        together = count == 1 or ("n" in endpoint.fields and server.gives_several)
-        lane = RemoteLane(request, count, live=self.live)
-        limits = [one for one in (generation.max_time, resolved.runtime.row_timeout) if one is not None]
-        deadline = time.monotonic() + min(limits) if limits else None
-        exchanges = []
-        for first in [0] if together else range(count):
-            seed = row_seed(request.seed, f"sequence {first}", first)
-            own = {**body, **seed_field(seed, endpoint.fields, generation)}
-            if together and count > 1:
-                own["n"] = count
-            slots = tuple(range(count)) if together else (first,)
-            most = generation.max_new_tokens or DEFAULT_NEW_TOKENS
-            exchanges.append(Exchange(lane, server, endpoint.path, own, slots, seed, report.top, most, deadline))
-        return lane, exchanges
+        limits = [one for one in (generation.max_time, runtime.row_timeout) if one is not None]
+        whole = Exchange(
+            request,
+            RemoteLane(request, count, live=self._live),
+            server,
+            path_of(chat=chat),
+            body,
+            slots=tuple(range(count)),
+            top=report.top,
+            most=generation.max_new_tokens or DEFAULT_NEW_TOKENS,
+            deadline=time.monotonic() + min(limits) if limits else math.inf,
+        )
+        size = min(count, server.most_sequences if "n" in fields else 1)
+        return [replace(whole, slots=whole.slots[first : first + size]) for first in range(0, count, size)]
 
     def _prompt(self, request: Request, server: Server) -> str | list[int]:
         """A plain prompt as it is sent: as ids where there are any and the server takes them, else as text."""
-        tokenizer, ids = self._tokenizer, request.prompt_ids
+        tokenizer, ids, takes_ids = self._tokenizer, request.prompt_ids, server.may("ids")
         if ids is None:
             text = request.prompt or ""
-            return tokenizer.ids(text) if tokenizer is not None and server.takes_ids else text
-        if server.takes_ids:
+            return tokenizer.ids(text) if tokenizer is not None and takes_ids else text
+        if takes_ids:
             return list(ids)
         if tokenizer is None:
             raise InputError(f"{server.name} takes no token ids as a prompt; --tokenizer makes a text of them")
         return tokenizer.text(ids)
 
-    @staticmethod
-    def _fields(server: Server, endpoint: Endpoint, resolved: Resolved) -> tuple[dict[str, Any], list[str]]:
-        chat = endpoint.path.startswith("/chat")
-        chosen, problems = sampling_fields(resolved, endpoint.fields, chat=chat, kind=server.kind)
-        seed = resolved.runtime.seed
-        if seed is not None and resolved.generation.draws and "seed" not in endpoint.fields:
-            problems.append(
-                f"seed = {seed} ({resolved.origins.get('seed', 'default')}): the server has no field for it"
-            )
-        return chosen, problems
 
-    @staticmethod
-    def _reported(endpoint: Endpoint, report: Report, *, chat: bool) -> dict[str, Any]:
-        """The fields that say what the answer tells of its tokens."""
-        asked: dict[str, Any] = {}
-        if "stream_options" in endpoint.fields:
-            asked["stream_options"] = {"include_usage": True}
-        if "return_token_ids" in endpoint.fields:
-            asked["return_token_ids"] = True
-        return asked | (logprob_fields(report.top, chat=chat) if endpoint.logprobs else {})
+def _fields(server: Server, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
+    return sampling_fields(resolved, server.fields(chat=chat), chat=chat, kind=server.kind)
 
 
-def _events_of(exchange: Exchange, news: News) -> Iterator[events.Event]:
-    """The events of what happened to a request. Raises BackendError for trouble that ends the run."""
-    lane = exchange.lane
+def _events_of(exchange: Exchange, update: Update) -> Generator[events.Event, None, list[Exchange]]:
+    """The events of what happened to a request; the request that follows it. Raises BackendError that ends the run."""
+    lane, server = exchange.lane, exchange.server
     try:
-        if isinstance(news, Attempt):
-            lane.again(exchange.slots)
-        elif isinstance(news, AnswerPiece):
-            yield from lane.take(exchange.slots[news.choice], news)
-        elif isinstance(news, Answered):
-            lane.count(exchange.slots, news.usage)
+        if isinstance(update, Attempt):
+            lane.again(exchange.slots, exchange.seed)
+        elif isinstance(update, AnswerPiece):
+            yield from lane.take(exchange.slots[update.choice], update)
+        elif isinstance(update, TooMany):
+            return [exchange.split(update.limit)]
+        elif isinstance(update, Answered):
+            lane.count(exchange.slots, update.usage)
+            for choice, usage in update.counts.items():
+                lane.count(exchange.slots[choice : choice + 1], usage)
+            if exchange.limit:
+                server.most_sequences = min(server.most_sequences, exchange.limit)
+            if follow := (*update.missing, *exchange.rest):
+                given = len(exchange.slots) - len(update.missing)
+                return [replace(exchange, slots=follow, rest=()).split(exchange.limit or given)]
             if lane.is_complete:
                 yield from lane.finish()
-        elif isinstance(news, Late):
+        elif isinstance(update, TimedOut):
             yield from lane.finish("time")
+        elif isinstance(update, ServerError) and update.fatal:
+            raise server.error(update, plain=not exchange.path.startswith("/chat"))
+        elif isinstance(update, ServerError):
+            yield from lane.fail(f"{server.name}: {update.message}", update.hint)
+        elif isinstance(update, BackendError):
+            raise update
         else:
-            raise news
-    except Trouble as trouble:
-        if trouble.fatal:
-            raise exchange.server.error(trouble) from None
-        yield from lane.fail(f"{exchange.server.name}: {trouble.message}")
+            lane.is_over = True
+            yield events.Failed(lane.name, update.code, update.message, update.hint)
+    except ServerError as error:  # what came contradicts what was shown
+        yield from lane.fail(f"{server.name}: {error.message}")
+    except GenctlError:
+        raise
     except Exception as error:  # whatever a server sends may cost its row, never the others
-        words = f"unexpected {type(error).__name__}: {one_line(str(error))}"
-        yield from lane.fail(f"{exchange.server.name}: {words}")
-
-
-def _settings(generation: Generation, backend: str) -> dict[str, Any]:
-    settings = {
-        "num_return_sequences": generation.num_return_sequences,
-        "length_penalty": generation.length_penalty,
-        "backend": backend,
-    }
-    return settings | ({"structure": generation.structure} if generation.structure else {})
+        yield from lane.fail(f"{server.name}: unexpected {type(error).__name__}: {one_line(str(error))}")
+    return []
 
 
 def load_servers(setup: EngineSetup) -> RemoteSession:
-    """Probe the servers. Raises BackendError, UsageError or ModelError."""
+    """Reach the servers. Raises BackendError, UsageError or ModelError."""
     runtime = setup.runtime
     assert runtime.backend is not None
-    session = RemoteSession(runtime.backend, runtime.model if setup.named else None, runtime.tokenizer, setup.note)
-    session.live = setup.live
-    return session
+    model = runtime.model if setup.named else None
+    return RemoteSession(runtime.backend, model, runtime.tokenizer, setup.note, live=setup.live)

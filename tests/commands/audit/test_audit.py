@@ -29,7 +29,7 @@ from tests.commands.audit.traces import (
     tokenizer,
     written,
 )
-from tests.commands.parity.test_servers import Change, Model
+from tests.engines.server.model import Change, Model
 from tests.engines.server.stand_in import running
 
 pytestmark = MARKS

@@ -294,7 +294,7 @@ def test_a_server_that_is_gone_leaves_the_answer_as_it_was(tmp_path: Path) -> No
         genctl("chat", "--backend", server.url, "--save", str(whole), stdin="Hello\n")
         path = cut(whole, "cut.jsonl", 3)
         content = path.read_bytes()
-        server.fault = lambda server, body: Failure(400, b'{"error": {"message": "no"}}')
+        server.fault = lambda server, body: Failure(404, b'{"error": {"message": "no"}}')
         assert server_chat(server, path).status == 3
         assert path.read_bytes() == content
         server.fault = lambda server, body: None

@@ -174,18 +174,18 @@ def test_a_run_may_bring_a_checkpoint_of_its_own() -> None:
 
 def test_many_prompts_give_means_intervals_and_a_win_table(gpt2: Path, tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_text("".join(f"line {number}\n" for number in range(7)))
+    path.write_text("".join(f"line {number}\n" for number in range(10)))
     arguments = ("compare", "-m", str(gpt2), "-i", str(path), "-p", "greedy", "-p", "nucleus", "-n", "6", "--seed", "1")
     done = genctl(*arguments, "--baseline", "greedy")
     assert done.status == 0, done.err
     lines = done.out.splitlines()
-    assert "over 7 prompts" in lines[0]
+    assert "over 10 prompts (95% intervals from 10 prompts on)" in lines[0]
     assert [line.split()[0] for line in lines[1:4]] == ["run", "greedy", "nucleus"]
     records = [record for record in genctl(*arguments, "--format", "jsonl").records]
     for run, line in zip(("greedy", "nucleus"), lines[2:4], strict=True):
         values = [record["metrics"]["mean_logprob"] for record in records if record["run"] == run]
         mean, low, high = map(float, re.findall(r"(-?\d+\.\d{3}) \[(-?\d+\.\d+), (-?\d+\.\d+)\]", line)[0])
-        assert mean == pytest.approx(sum(values) / 7, abs=6e-4)
+        assert mean == pytest.approx(sum(values) / 10, abs=6e-4)
         assert low <= mean <= high
     ahead = sum(
         one["metrics"]["mean_logprob"] > other["metrics"]["mean_logprob"] + 1e-5
@@ -196,6 +196,11 @@ def test_many_prompts_give_means_intervals_and_a_win_table(gpt2: Path, tmp_path:
     table = lines[lines.index(row) + 2]
     assert table.split()[:2] == ["greedy", "·"]
     assert table.split()[2].split("/")[0] == str(ahead)
+    path.write_text("".join(f"line {number}\n" for number in range(9)))
+    for markdown in ((), ("--format", "md")):
+        few = genctl(*arguments, "--baseline", "greedy", *markdown)
+        assert "ver 9 prompts (95% intervals from 10 prompts on)" in few.out.replace("\\", "")
+        assert not re.search(r"\d \\?\[", few.out)
 
 
 def test_one_prefill_for_each_prompt_of_many_whatever_is_decoded_at_once(gpt2: Path, passes: dict[str, int]) -> None:

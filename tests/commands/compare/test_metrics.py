@@ -113,19 +113,27 @@ def test_the_bootstrap_is_repeatable_and_about_as_wide_as_theory_says() -> None:
     found = bootstrap(values, seed=1)
     assert found == bootstrap(values, seed=1)
     assert found != bootstrap(values, seed=2)
-    assert found.low < found.mean < found.high
+    low, high = found.ends
+    assert low < found.mean < high
     # the standard error is 2 / sqrt(400) = 0.1, and the interval 2 * 1.96 of it
-    assert found.high - found.low == pytest.approx(0.392, rel=0.2)
-    alone = bootstrap([4.0])
-    assert (alone.low, alone.mean, alone.high) == (4.0, 4.0, 4.0)
+    assert high - low == pytest.approx(0.392, rel=0.2)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 9, 10])
+def test_fewer_than_ten_values_have_no_interval(count: int) -> None:
+    """That of two or three values was exactly from the smallest to the largest."""
+    found = bootstrap([float(value) for value in range(count)])
+    assert (found.mean, found.count) == ((count - 1) / 2, count)
+    assert len(found.ends) == (0 if count < 10 else 2)
+    assert [one is None for one in (found.low, found.high)] == [count < 10] * 2
 
 
 def test_the_interval_holds_the_mean_about_as_often_as_it_says() -> None:
     drawn = random.Random(5)
     held = 0
     for _ in range(200):
-        found = bootstrap([drawn.random() for _ in range(40)], resamples=300)
-        held += found.low <= 0.5 <= found.high
+        low, high = bootstrap([drawn.random() for _ in range(40)], resamples=300).ends
+        held += low <= 0.5 <= high
     assert 178 <= held <= 200  # of 200 at 95 %: below 178 with a chance of about 1 in 1,000
 
 
@@ -147,9 +155,14 @@ def test_a_tally_pairs_prompts() -> None:
     assert (difference.mean, difference.count) == (1.5, 2)
     perplexity = tally.interval("a", "perplexity")
     assert perplexity is not None
-    assert perplexity.low <= perplexity.mean <= perplexity.high
+    assert perplexity.ends == ()
     assert perplexity.mean == pytest.approx(math.exp(13 / 3))
     assert tally.wins("a", "b")[0] == 2
+    for value in range(7):
+        tally.add({"a": [{"mean_logprob": -float(value)}]})
+    perplexity = tally.interval("a", "perplexity")
+    assert perplexity is not None
+    assert perplexity.ends[0] < perplexity.mean < perplexity.ends[1]
 
 
 # -- references --------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from genctl.commands.parity import gate
+from genctl.errors import UsageError
 from genctl.models.resolve import BUILTIN
 from genctl.parity.forms import asymmetric, symmetric
 from genctl.parity.sides import LocalSide
@@ -151,7 +153,7 @@ def test_given_texts_are_read_and_have_no_prompts(tmp_path: Path) -> None:
 
 def test_by_text_compares_bits_per_byte_of_different_tokenizers(gpt2: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
-    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n")
+    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n" * 5)
     refused = parity("builtin:stories", str(gpt2), "the cat sat on")
     assert refused.status == 3
     assert f"builtin:stories and {gpt2} have different vocabularies: id " in refused.err
@@ -165,6 +167,9 @@ def test_by_text_compares_bits_per_byte_of_different_tokenizers(gpt2: Path, tmp_
         assert record[f"bpb_{name}"] == pytest.approx(bits)
     assert record["difference"]["mean"] == pytest.approx(record["bpb_other"] - record["bpb_reference"])
     assert record["difference"]["low"] <= record["difference"]["mean"] <= record["difference"]["high"]
+    texts.write_text("the cat sat on the mat\nthe dog ran after the ball\n")
+    few = parity("builtin:stories", str(gpt2), "--by-text", "--texts", str(texts), "--format", "jsonl").records[0]
+    assert (few["difference"]["low"], few["difference"]["high"]) == (None, None)
 
 
 def test_by_text_without_texts_scores_what_the_reference_writes() -> None:
@@ -174,13 +179,25 @@ def test_by_text_without_texts_scores_what_the_reference_writes() -> None:
     assert "bits/byte" in done.out
 
 
-def test_a_server_is_a_side_of_by_text(tmp_path: Path) -> None:
-    texts = tmp_path / "texts.txt"
-    texts.write_text("I drink tea\nthe cat sat\n")
+@pytest.mark.parametrize("words", [(), ("--by-text",), ("--layers",), ("--save", "golden.jsonl")])
+def test_a_server_is_no_side(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as server:
-        done = parity("builtin:stories", server.url, "--by-text", "--texts", str(texts), "--format", "jsonl")
-        assert done.status == 0, done.err
-        assert done.records[0]["bpb_other"] > 0
+        for sides in (
+            (server.url,),
+            ("builtin:stories", server.url),
+            (f"{server.url}@dtype=bfloat16", "builtin:stories"),
+        ):
+            done = parity(*sides, "x y", *words)
+            assert done.status == 2
+            assert "a server is no side: it reports its most probable tokens alone" in done.err
+            assert f"hint: genctl audit {server.url} -m MODEL compares what a server computes" in done.err
+        with pytest.raises(UsageError, match="a server is no side"):
+            gate.compare("builtin:stories", server.url, ["x y"])
+        monkeypatch.setenv("GENCTL_BACKEND", server.url)
+        done = parity("builtin:stories", "builtin:stories@threads=1", "x y", *words)
+        assert done.status == 2
+        assert "side builtin:stories: backend (GENCTL_BACKEND): a server is no side" in done.err
+        assert server.asked == []
 
 
 def test_a_resumed_run_is_a_side() -> None:
@@ -267,10 +284,10 @@ def test_a_side_that_is_missing_is_found_before_any_is_compared() -> None:
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_what_is_compared_is_shown_where_a_later_side_fails(format: str) -> None:
-    sides = ("builtin:stories", "builtin:stories@batch_size=1", "openai:http://127.0.0.1:1")
+    sides = ("builtin:stories", "builtin:stories@batch_size=1", "builtin:numbers")
     done = parity(*sides, "The sea", "--format", format, n=3)
     assert done.status == 3
-    assert "no connection: refused" in done.err
+    assert "builtin:numbers" in done.err
     if format == "text":
         assert "tie: every logit is equal" in done.out
     else:

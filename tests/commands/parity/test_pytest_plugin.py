@@ -133,12 +133,8 @@ def test_two_sides_are_compared(pytester: pytest.Pytester) -> None:
             "*unknown setting dtyp; did you mean*",
         ),
         ('genctl_parity("builtin:stories", "builtin:stories", [])', "there is no prompt to compare the sides on"),
-        (
-            'genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])',
-            "openai:http://127.0.0.1:1: no connection: refused",
-        ),
-        ('genctl_parity("openai:http://127.0.0.1:1", "builtin:stories", ["a"])', "*whole distribution is needed"),
-        ('genctl_golden("a", "openai:http://127.0.0.1:1", ["a"])', "*both tell the best tokens alone"),
+        ('genctl_parity("builtin:stories", "openai:http://127.0.0.1:1", ["a"])', "*a server is no side: *"),
+        ('genctl_golden("a", "openai:http://127.0.0.1:1", ["a"])', "*a server is no side: *"),
     ],
 )
 def test_mistakes_are_one_line_and_no_traceback(pytester: pytest.Pytester, call: str, message: str) -> None:

@@ -45,6 +45,12 @@ class StandIn:
     key: str = ""
     words: tuple[str, ...] = (" one", " two", " three", " four", " five", " six")
     ends: bool = True  # whether it ends a text by itself, after its words
+    thought: tuple[str, ...] = ()  # of chats, before the words
+    thought_field: str = "reasoning_content"
+    lists_thought: bool = False  # whether the tokens of a thought are among those with log-probabilities
+    slots: int | None = None  # sequences of one request, as of llama-server
+    props: bool = True  # whether it tells of its slots
+    listed_ids: bool = False  # whether tokens are listed with ids, as by llama-server
     fault: Fault = lambda server, body: None
     answers: Callable[[Body], Body] | None = None  # a model, in place of the rules
     wrong_models: Failure | None = None
@@ -84,6 +90,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._fail(server.wrong_models)
             elif not self._refused():
                 self._json({"data": [{"id": name, "owned_by": server.owner} for name in server.models]})
+        elif self.path == "/props" and server.slots is not None and server.props:
+            self._json({"total_slots": server.slots})
         elif self.path == "/openapi.json" and server.fields is not None:
             schema = {"properties": {name: {} for name in server.fields}}
             post = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
@@ -110,6 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._fail(failure)
             elif isinstance(body.get("prompt"), list) and not server.ids:
                 self._json({"error": {"message": "prompt must be a string"}}, 400)
+            elif server.slots is not None and body.get("n", 1) > server.slots:
+                words = f"Field 'n': Value must be between 1 <= value <= {server.slots}, but got {body['n']}"
+                self._json({"error": {"code": 400, "message": words}}, 400)
             elif body.get("logprobs") and not server.logprobs:
                 self._json({"error": {"message": "no logprobs here"}}, 400)
             elif server.answers is not None and not body.get("stream"):
@@ -133,15 +144,19 @@ class _Handler(BaseHTTPRequestHandler):
         server, chat = self.stand_in, "messages" in body
         count = body.get("n", 1) if server.several else 1
         budget = body.get("max_tokens", 16)
+        thought = list(server.thought)[:budget] if chat else []
+        left = budget - len(thought)
         written = [server.text(body, choice) for choice in range(count)]
-        endings = ["length" if budget < len(one) or not server.ends else "stop" for one in written]
-        written = [one[:budget] for one in written]
-        usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, written))}
+        endings = ["length" if left < len(one) or not server.ends else "stop" for one in written]
+        written = [one[:left] for one in written]
+        usage = {"prompt_tokens": 3, "completion_tokens": sum(map(len, written)) + len(thought) * count}
         asked = body.get("logprobs")
         top = (body.get("top_logprobs", 0) if chat else asked) if asked is not None and asked is not False else None
         if not body.get("stream"):
             parts = [self._choice(place, one, top, chat, end, whole=True) for place, (one, end) in
                      enumerate(zip(written, endings, strict=True))]  # fmt: skip
+            for part in parts if thought else ():
+                part["message"][server.thought_field] = "".join(thought)
             if body.get("echo"):
                 if not server.echoes:
                     self._json({"error": {"message": "echo is not supported"}}, 400)
@@ -155,6 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.close_connection = True
         sent = 0
+        for choice in range(count):
+            for word in thought:
+                part = self._choice(choice, [word], top if server.lists_thought else None, chat)
+                part["delta"] = {server.thought_field: word}
+                self._event({"choices": [part]})
         for place in range(max(map(len, written))):
             for choice, one in enumerate(written):
                 if place < len(one):
@@ -175,7 +195,13 @@ class _Handler(BaseHTTPRequestHandler):
         text = "".join(words)
         choice: Body = {"index": index, "finish_reason": end}
         choice |= {"message" if whole else "delta": {"content": text}} if chat else {"text": text}
-        if top is not None and words and chat:
+        if top is not None and words and self.stand_in.listed_ids:
+            choice["logprobs"] = {"content": [
+                {"id": 100 + len(word), "token": word, "logprob": -0.5, "top_logprobs": [
+                    {"id": 100 + len(word), "token": word, "logprob": -0.5}, {"id": 7, "token": "?", "logprob": -2.0}]}
+                for word in words
+            ]}  # fmt: skip
+        elif top is not None and words and chat:
             choice["logprobs"] = {"content": [
                 {"token": word, "logprob": -0.5, "top_logprobs": [{"token": word, "logprob": -0.5}][:top]}
                 for word in words

@@ -63,7 +63,8 @@ MESSAGES = {
     "HTML": "the answer is not JSON but text/html (6 attempts)",
     "a broken event": "a part of the stream is not JSON (6 attempts)",
     "an error in the stream": "engine died (6 attempts)",
-    "choices of another make": "the answer is not made as OpenAI's interface makes it (6 attempts)",
+    "choices of another make": "the answer has another shape than OpenAI's: choices.0: expected an object, got an "
+    "integer (6 attempts)",
 }
 
 
@@ -106,10 +107,10 @@ def test_waits_double_with_jitter_that_the_seed_decides() -> None:
     assert waits == [failure.pause_s(attempt, 7) / failure.FIRST_S for attempt in range(1, 6)]
     assert waits != [failure.pause_s(attempt, 8) / failure.FIRST_S for attempt in range(1, 6)]
     assert failure.pause_s(1, 7, 12.0) == 12.0
-    assert failure.pause_s(1, 7, 1e9) == failure.ASKED_S
+    assert failure.pause_s(1, 7, 1e9) == failure.WAITS_S
     assert failure.pause_s(60, 7) <= failure.LONGEST_S
-    assert failure.asked_s("soon") is None
-    assert failure.asked_s("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+    assert failure.retry_after("soon") is None
+    assert failure.retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
 
 
 def test_a_key_that_is_missing_ends_the_run_with_one_line() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from genctl.engines.server import failure
 from tests.cli.tool import genctl
-from tests.commands.parity.test_servers import Model
+from tests.engines.server.model import Model
 from tests.engines.server.stand_in import Body, Failure, StandIn, running
 
 
@@ -137,7 +137,7 @@ def test_a_server_without_an_echo_is_asked_for_each_token(answers: Mute, known: 
         assert theirs["nll"] == pytest.approx(mine["nll"], abs=1e-3)
         assert [one["text"] for one in theirs["scores"]] == [one["text"] for one in mine["scores"]]
     if not known:
-        assert "does not tell the log-probability of" in done.records[1]["error"]["message"]
+        assert "does not give the log-probability of" in done.records[1]["error"]["message"]
 
 
 @pytest.mark.parametrize(
