@@ -16,7 +16,6 @@ from genctl import params
 from genctl.config.chat_settings import variables_of
 from genctl.config.check import default, shown
 from genctl.config.layers import Resolved
-from genctl.decode.processors.closed_schema import closed
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
 from genctl.errors import UsageError
@@ -224,13 +223,13 @@ def _response_format(schema: Any, kind: str) -> dict[str, Any]:
 
 
 def schema_of(generation: Generation) -> Any:
-    """The schema: itself, or what a file or a text holds, without keys that it does not name. Raises UsageError."""
+    """The schema: itself, or what a file or a text holds. Raises UsageError."""
     value = generation.json_schema
     if not isinstance(value, str):
-        return closed(value)
+        return value
     text = _text_of("json_schema", value)
     try:
-        return closed(reader.loads(text))
+        return reader.loads(text)
     except BadJson as error:
         raise UsageError(f"json_schema: {error}") from None
 
