@@ -61,7 +61,7 @@ class Finishing:
         language.memo["ways"] = self.ways
         self._classes: OrderedDict[tuple[bytes, bool, Tokens], _Class] = OrderedDict()
         self.first = self.ways.first  # a way out of a row without tokens
-        if room is not None and (self.first is None or len(self.first) > room):
+        if room is not None and (self.first is None or len(self.first) >= room):
             shorter, certain = self.ways.shortest(language.start, room)
             if shorter is None and certain:
                 known = "" if self.first is None else f" (the shortest that was found takes {len(self.first)})"
@@ -82,7 +82,9 @@ class Finishing:
         known = before.tokens or ()
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
-        return self._waiting(self.ways.find(position, left) if way is None else way, left)
+        if way is None or len(way) >= left:
+            way = min(filter(None, [way, self.ways.find(position, left - 1)]), key=len, default=way)
+        return self._waiting(way, left)
 
     def _waiting(self, way: Tokens | None, left: int) -> Way:
         spare = left if way is None else left - 1 - len(way) - self.ways.reach
@@ -112,6 +114,9 @@ class Finishing:
             return position.bits
         allowed = unpacked(position.bits).copy()
         allowed[barred] = False
+        left_over = torch.from_numpy(np.flatnonzero(allowed[: len(scores)])).to(scores.device)
+        if not bool((scores[left_over] > -torch.inf).any()):  # other processors barred all that would end in time
+            return position.bits
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _class(self, position: Position, way: Tokens) -> _Class:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from genctl.documents import reader
 from genctl.documents.reader import BadJson, Unreadable
@@ -20,8 +20,6 @@ from genctl.params import GRAMMARS, Generation
 
 MOST_BYTES = 1 << 20  # of a file; no grammar is that long
 MOST_TRIES = 256  # parts of a schema that are checked alone, to find the wrong one
-_MOST_SHOWN = 200  # characters of a quotation in a message
-_MOST_KEPT = 8  # grammars that were read last
 _HEADER = '%llguidance {"no_forcing": true}\n'
 
 # Between the tokens of JSON: nothing, one blank, or a new line with its indentation. Small models would write unbounded
@@ -44,15 +42,15 @@ _REASONS = {
     "^Resource '(.*?)' is not present.*": r'the reference "\1" is not followed; those inside the schema are',
     "^Pointer '(.*?)' does not exist": r'the reference "#\1" leads nowhere',
 }
+_LENIENT = 'in the schema, "x-guidance": {"lenient": true} leaves out what is not supported'
 _HINTS = {
     "oneOf": 'in the schema, "x-guidance": {"coerce_one_of": true} reads oneOf as anyOf',
-    "unsupported keywords": 'in the schema, "x-guidance": {"lenient": true} leaves out what is not supported',
-    "unknown format": 'in the schema, "x-guidance": {"lenient": true} leaves out what is not supported',
+    "unsupported keywords": _LENIENT,
+    "unknown format": _LENIENT,
 }
 
 
-@dataclass(frozen=True)
-class GrammarSource:
+class GrammarSource(NamedTuple):
     """A grammar that parses. `knob` is its knob."""
 
     knob: str
@@ -63,50 +61,71 @@ class GrammarSource:
 def read(generation: Generation, only: str | None = None) -> GrammarSource | None:
     """The grammar of the knobs (`only`: of one knob); None if none is set.
 
-    A grammar is read once for all rows of a run, and again only if its file has changed. Raises UsageError if a file
-    cannot be read or a grammar does not parse, with the place.
+    Raises UsageError if a file cannot be read or a grammar does not parse, with the place.
     """
     for knob in GRAMMARS if only is None else (only,):
         value = getattr(generation, knob)
         if value is None:
             continue
+        where, text = knob, value
         try:
-            key = knob, repr(value), _version(value)
-            source = _LATEST.pop(key, None) or _READERS[knob](value)
+            if not isinstance(value, str):
+                text = json.dumps(value)
+            elif not _is_grammar(knob, value):
+                where, text = f"{knob} ({_shown(value)})", _file(knob, value)
+            text.encode()
+            return _parsed(knob, where, text)
+        except UnicodeEncodeError as error:
+            reason = f"half of a surrogate pair at character {error.start + 1}"
+            raise UsageError(f"{where}: not Unicode text: {reason}") from None
         except RecursionError as error:
-            raise UsageError(f"{knob}: nested too deeply") from error
-        _LATEST[key] = source  # at the end: the first is the one that was used longest ago
-        while len(_LATEST) > _MOST_KEPT:
-            del _LATEST[next(iter(_LATEST))]
-        return source
+            raise UsageError(f"{where}: nested too deeply") from error
     return None
 
 
-def _version(value: object) -> tuple[int, ...]:
-    """What changes with the file that a knob may name; empty if it names none."""
-    if not isinstance(value, str):
-        return ()
+def _is_grammar(knob: str, value: str) -> bool:
+    """Whether a value is the grammar itself, not the name of its file."""
+    if knob == "json_schema":  # a schema is an object, true or false; `./true` is a file of that name
+        return value.lstrip().startswith("{") or value.strip() in ("true", "false")
+    start = r"^\s*\??start\s*(\[[^\]]*\]\s*)?:"
+    return knob == "regex" or _is_gbnf(value) or re.search(start, value, re.MULTILINE) is not None
+
+
+@lru_cache(maxsize=8)  # a grammar is read once for all rows of a run
+def _parsed(knob: str, where: str, text: str) -> GrammarSource:
+    return {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}[knob](where, text)
+
+
+def validate(lark: str) -> tuple[str, list[str]]:
+    """The error of a grammar in llguidance's words, "" if there is none, and its warnings."""
+    from llguidance import LLMatcher
+
+    wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
+    return (messages[0].strip(), []) if wrong else ("", messages)
+
+
+def _file(knob: str, name: str) -> str:
     try:
-        state = Path(value).expanduser().stat()
-    except (OSError, ValueError, RuntimeError):
-        return ()
-    return state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size
+        return reader.text(Path(name).expanduser(), MOST_BYTES, regular=True)
+    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
+        reason = error if isinstance(error, Unreadable) else "not a file name"
+        raise UsageError(f"{knob}: cannot read {_shown(name)}: {reason}") from None
+
+
+def _shown(text: str) -> str:
+    """Text from elsewhere, on one line of a message."""
+    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
+    return line if len(line) <= 200 else f"{line[:199]}…"
 
 
 # -- JSON schemas ------------------------------------------------------------------------------------------------------
 
 
-def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
-    where, schema = "json_schema", value
-    if isinstance(value, str):
-        text = value
-        # a schema is an object, true or false; `./true` is a file of that name
-        if not value.lstrip().startswith("{") and value.strip() not in ("true", "false"):
-            where, text = f"json_schema ({_shown(value)})", _file("json_schema", value)
-        try:
-            schema = reader.loads(text)
-        except BadJson as error:
-            raise UsageError(f"{where}: {error}") from None
+def _json_schema(where: str, text: str) -> GrammarSource:
+    try:
+        schema = reader.loads(text)
+    except BadJson as error:
+        raise UsageError(f"{where}: {error}") from None
     if schema is False:
         raise UsageError(f"{where}: the schema false allows no text at all")
     if schema is True:
@@ -117,44 +136,54 @@ def _json_schema(value: dict[str, Any] | bool | str) -> GrammarSource:
     if not isinstance(guidance, dict):
         raise UsageError(f'{where}: "x-guidance" must be an object at #')
     guidance = guidance if "whitespace_flexible" in guidance else {**_JSON, **guidance}
-    lark = f"{_HEADER}start: %json {json.dumps({**schema, 'x-guidance': guidance})}"
-    fault, warnings = _validated(lark)
+    lark = _json_lark({**schema, "x-guidance": guidance})
+    fault, *warnings = _reasons(lark)
     if fault:
-        pointer, reason = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), ("#", fault))
-        hint = next((hint for word, hint in _HINTS.items() if reason.startswith(word)), "")
-        raise UsageError(f"{where}: {_shown(reason)} at {_shown(pointer)}", hint=hint)
+        pointer = next(_inner(schema, schema, "#", fault, iter(range(MOST_TRIES))), "#")
+        hint = next((hint for word, hint in _HINTS.items() if fault.startswith(word)), "")
+        raise UsageError(f"{where}: {_shown(fault)} at {_shown(pointer)}", hint=hint)
     return GrammarSource("json_schema", lark, tuple(f"{where}: not enforced: {_shown(one)}" for one in warnings))
 
 
-def _inner(
-    root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]
-) -> Iterator[tuple[str, str]]:
-    """The deepest part of a schema that has the same fault alone; at most `tries` parts are checked."""
+def _json_lark(schema: dict[str, Any]) -> str:
+    return f"{_HEADER}start: %json {json.dumps(schema)}"
+
+
+def _reasons(lark: str) -> list[str]:
+    """The error of a schema, "" if there is none, and its warnings."""
+    fault, warnings = validate(lark)
+    pattern = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
+    lines = [f"pattern: {pattern[1]}" if pattern else fault.partition("\n")[0], *warnings]
+    for known, words in _REASONS.items():
+        lines = [re.sub(known, words, line) for line in lines]
+    return lines
+
+
+def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Iterator[int]) -> Iterator[str]:
+    """Where the deepest parts of a schema are that have the same fault alone; at most `tries` parts are checked."""
     if not isinstance(part, (dict, list)):
         return
     shared = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
     for key, item in part.items() if isinstance(part, dict) else enumerate(part):
         where = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
         yield from _inner(root, item, where, fault, tries)
-        if not isinstance(item, dict) or where in ("#/$defs", "#/definitions"):
-            continue
-        if next(tries, None) is None:
-            return
-        if _validated(f"{_HEADER}start: %json {json.dumps({**shared, **item})}")[0] == fault:
-            yield where, fault
+        if isinstance(item, dict) and where not in ("#/$defs", "#/definitions"):
+            if next(tries, None) is None:
+                return
+            if _reasons(_json_lark({**shared, **item}))[0] == fault:
+                yield where
 
 
 # -- regular expressions, Lark and GBNF --------------------------------------------------------------------------------
 
 
-def _regex(value: str) -> GrammarSource:
+def _regex(where: str, value: str) -> GrammarSource:
     from llguidance import regex_to_lark
 
     if not value:
         raise UsageError("regex: the pattern is empty, and so would be the text")
-    _text("regex", value)
     lark = f"{_HEADER}start: /{regex_to_lark(value, use_ascii='')}/"
-    fault = validate(lark)[0]
+    fault, _ = validate(lark)
     if fault:
         match = re.search(r"^( *)\^+\nerror: (.*)", fault, re.MULTILINE)  # a caret below the pattern, indented by 4
         place = f"at character {len(match[1]) - 3} of" if match and "\n" not in value else "in"
@@ -163,13 +192,10 @@ def _regex(value: str) -> GrammarSource:
     return GrammarSource("regex", lark)
 
 
-def _grammar(value: str) -> GrammarSource:
-    inline = _is_gbnf(value) or re.search(r"^\s*\??start\s*(\[[^\]]*\]\s*)?:", value, re.MULTILINE) is not None
-    where, text = ("grammar", value) if inline else (f"grammar ({_shown(value)})", _file("grammar", value))
-    _text(where, text)
+def _grammar(where: str, text: str) -> GrammarSource:
     gbnf = _is_gbnf(text)
     lark = _HEADER + (_lark_of(text, where) if gbnf else text)
-    fault = validate(lark)[0]
+    fault, _ = validate(lark)
     if fault:
         reason = fault.splitlines()[0]  # the other lines show the grammar
         if gbnf:
@@ -212,51 +238,3 @@ def _lark_of(text: str, where: str) -> str:
         reason = one_line(error) if str(error) else "it ends too early"
         raise UsageError(f"{where}: not GBNF: {reason}") from error
     return _PART.sub(rule, lark.partition("\n")[2])
-
-
-_READERS: dict[str, Any] = {"json_schema": _json_schema, "regex": _regex, "grammar": _grammar}
-_LATEST: dict[tuple[str, str, tuple[int, ...]], GrammarSource] = {}
-
-
-# -- what they share ---------------------------------------------------------------------------------------------------
-
-
-def validate(lark: str) -> tuple[str, list[str]]:
-    """The error of a grammar in llguidance's words, "" if there is none, and its warnings."""
-    from llguidance import LLMatcher
-
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(LLMatcher.grammar_from_lark(lark))
-    return (messages[0].strip(), []) if wrong else ("", messages)
-
-
-def _validated(lark: str) -> tuple[str, list[str]]:
-    """As `validate`, for a schema, in one line each."""
-    fault, warnings = validate(lark)
-    pattern = re.search(r"^error: (.*)", fault, re.MULTILINE)  # of a regular expression inside the schema
-    lines = [f"pattern: {pattern[1]}" if pattern else fault.partition("\n")[0], *warnings]
-    for known, words in _REASONS.items():
-        lines = [re.sub(known, words, line) for line in lines]
-    return lines[0], lines[1:]
-
-
-def _file(knob: str, name: str) -> str:
-    try:
-        return reader.text(Path(name).expanduser(), MOST_BYTES, regular=True)
-    except (Unreadable, RuntimeError) as error:  # RuntimeError: ~ of a user who is not there
-        reason = error if isinstance(error, Unreadable) else "not a file name"
-        raise UsageError(f"{knob}: cannot read {_shown(name)}: {reason}") from None
-
-
-def _text(where: str, text: str) -> None:
-    """Raises UsageError unless `text` is Unicode text, which half of a surrogate pair is not."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        reason = f"half of a surrogate pair at character {error.start + 1}"
-        raise UsageError(f"{where}: not Unicode text: {reason}") from None
-
-
-def _shown(text: str) -> str:
-    """Text from elsewhere, on one line of a message."""
-    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in text)
-    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 1] + "…"
