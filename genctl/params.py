@@ -311,13 +311,6 @@ class Generation:
         "generate JSON that this schema allows: a file, or the schema itself (an object, true or false)",
         STRUCTURE,
     )
-    json_schema_unenforced: Literal["refuse", "drop"] = knob(
-        "refuse",
-        "keywords of json_schema that cannot be enforced: refuse the schema, or drop them with a note",
-        STRUCTURE,
-        rare=True,
-        refines=("json_schema",),
-    )
     regex: str | None = knob(None, "generate text that this regular expression matches as a whole", STRUCTURE)
     grammar: str | None = knob(
         None, "generate text of this grammar: a file in Lark's syntax, or the grammar itself", STRUCTURE

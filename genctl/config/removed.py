@@ -25,6 +25,11 @@ REMOVED = (
     Removed("flag", "--svg", "use --report FILE, a page that a browser opens"),
     Removed("setting", "stochastic_beams", "use num_beams with do_sample = true, or best_of"),
     Removed("setting", "num_assistant_tokens_schedule", "num_assistant_tokens fixes how many are drafted"),
+    Removed(
+        "setting",
+        "json_schema_unenforced",
+        'in the schema, "x-guidance": {"lenient": true} leaves out what is not supported',
+    ),
     Removed("format", "--format md", "use --format jsonl, or text for people"),
     Removed("format", "--format nul", "use --format jsonl, which keeps texts of several lines apart"),
     Removed("format", "--format dot", "use --format jsonl"),

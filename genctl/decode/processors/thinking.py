@@ -14,7 +14,6 @@ from torch import Tensor
 from genctl.decode.processors import ByHistory
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.grammar import begins
-from genctl.decode.processors.grammar_after import written_in
 from genctl.decode.processors.token_bytes import Spelling, special_of, spelling
 from genctl.decode.stopping.thoughts import Tags, tags_of
 from genctl.errors import UsageError, quote
@@ -96,7 +95,7 @@ class Thinking:
             return now
         text = b"".join(now.recent)
         begun = next((n for n in range(len(self.closing) - 1, 0, -1) if text.endswith(self.closing[:n])), 0)
-        left = written_in(self.words, self.closing[begun:], self.eos) if begun else self.end
+        left = (self.words.fewest(self.closing[begun:], self.eos) or ()) if begun else self.end
         if not left:  # the tag was begun with tokens that cannot go on
             begun, left = 0, self.end
         inside = _from(now.recent, len(text) - begun) if begun else 0
@@ -156,4 +155,4 @@ def _spelled(m: ProcessorContext, words: Spelling, texts: Sequence[bytes], text:
     ids: list[int] = m.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     if all(id < len(texts) for id in ids) and b"".join(texts[id] for id in ids) == text.encode():
         return ids
-    return written_in(words, text.encode(), m.eos)
+    return words.fewest(text.encode(), m.eos) or ()

@@ -9,8 +9,9 @@ not import torch.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,28 @@ class Spelling:
         ordered, _ = self._table(False)
         place = bisect_left(ordered, start + b"\x00")
         return place < len(ordered) and ordered[place].startswith(start)
+
+    def fewest(self, text: bytes, barred: Collection[int], *, first: bool = False) -> tuple[int, ...] | None:
+        """The fewest ids that spell `text`, none of them `barred`; None if none do. Of equal ways the one that takes
+        the longest pieces first. `first`: no other text is before it.
+        """
+        counts: list[float] = [math.inf] * len(text) + [0]  # of ids from each place to the end
+        taken = [(0, 0)] * len(text)  # the id at each place, and where it ends
+        for start in range(len(text) - 1, -1, -1):
+            for end in range(min(len(text), start + self.longest), start, -1):
+                if counts[end] + 1 < counts[start]:
+                    ids = self.spelled(text[start:end], first=first and start == 0)
+                    for token in ids:
+                        if token not in barred:
+                            counts[start], taken[start] = counts[end] + 1, (token, end)
+                            break
+        if math.isinf(counts[0]):
+            return None
+        found, place = [], 0
+        while place < len(text):
+            token, place = taken[place]
+            found.append(token)
+        return tuple(found)
 
     @cached_property
     def behind(self) -> Spelling:

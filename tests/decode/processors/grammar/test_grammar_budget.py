@@ -87,7 +87,7 @@ def shortest_room(words: Spelling, knobs: dict[str, Any]) -> int:
             made = grammar(words, room, **knobs)
         except UsageError:
             continue
-        if made._first is not None and len(made._first) <= room:
+        if 0 < made.least <= room:
             return room
     raise AssertionError("no room is enough")
 
@@ -186,9 +186,7 @@ def test_what_a_row_may_write_depends_on_its_tokens_and_the_budget_alone() -> No
         rows = [[*row, draw.choice(sorted(ids - {EOS}))] for row, ids in zip(rows, answers, strict=True)]
         draw.shuffle(rows)
         if step % 7 == 6:
-            together._live.clear()
-            together._moved.clear()
-            together._closings.clear()
+            together._rows.clear()
 
 
 @pytest.mark.parametrize(

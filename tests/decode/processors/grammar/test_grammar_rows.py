@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from genctl.decode.processors import grammar as processor
+from genctl.decode.processors.language import Position
 from tests.decode.processors.grammar.machines import PROMPT, allowed, machine
 
 PATTERN = "((the|a) (cat|dog|mat) (sat|ran)(, )?){1,9}"
@@ -53,40 +53,31 @@ def test_any_order_of_questions_gets_the_answers_of_a_fresh_reader(seed: int) ->
 
 def test_a_row_that_goes_on_costs_one_token_each_step_even_with_drafts(monkeypatch: Any) -> None:
     grammar = machine(regex="[ab]*")
-    consumed = 0
-    advance = processor.Grammar._advanced
+    moved = 0
+    advance = Position.after
 
-    def counting(self: Any, *arguments: Any) -> Any:
-        nonlocal consumed
-        consumed += 1
-        return advance(self, *arguments)
+    def counting(self: Any, token: int) -> Any:
+        nonlocal moved
+        moved += 1
+        return advance(self, token)
 
-    monkeypatch.setattr(processor.Grammar, "_advanced", counting)
+    monkeypatch.setattr(Position, "after", counting)
     row: list[int] = []
     for _ in range(200):
         for draft in range(4):  # three tokens on trial, one of them kept
             allowed(grammar, [*row, *[67] * draft])
         row.append(68)
-    assert consumed <= 200 * 4
+    assert moved <= 200 * 4
 
 
-def test_what_is_kept_is_bounded() -> None:
-    grammar = machine(regex="[ab]*")
+def test_what_is_kept_is_bounded_and_a_forgotten_row_is_read_again() -> None:
+    grammar = machine(regex="a{0,300}b")
     row: list[int] = []
-    for _ in range(400):
-        row.append(67)
-        allowed(grammar, row, [*row[:-1], 68])
-    assert len(grammar._live) <= 128
-    assert len(grammar._moved) <= 128
-
-
-def test_a_forgotten_row_is_read_again() -> None:
-    grammar = machine(regex="a*b")
-    rows = [[67] * 5, [67] * 4 + [68]]
-    before = allowed(grammar, *rows)
-    grammar._live.clear()
-    grammar._moved.clear()
-    assert allowed(grammar, *rows) == before
+    for _ in range(300):
+        row.append(68)
+        allowed(grammar, row)
+    assert len(grammar._rows) <= 64
+    assert allowed(grammar, row[:5], [*row[:4], 69]) == allowed(machine(regex="a{0,300}b"), row[:5], [*row[:4], 69])
 
 
 def test_a_draft_that_left_the_grammar_is_left_alone() -> None:

@@ -1,0 +1,158 @@
+"""A grammar compiled for a vocabulary, and the positions that a text of it can reach, one token at a time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genctl.decode.processors.grammar_source import GrammarSource
+from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer
+from genctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_COMPILED = 8  # grammars kept compiled for one tokenizer
+
+
+class Language:
+    """The texts of a grammar, in tokens. `start` is the position before the first one.
+
+    llguidance knows V ids, then the tokens that read differently at the beginning of a text, then an end.
+    """
+
+    def __init__(self, source: GrammarSource, words: Spelling, eos: Sequence[int]) -> None:
+        from llguidance import LLMatcher
+
+        self.source, self.words, self.eos = source, words, tuple(eos)
+        self.at_first = {token: len(words.pieces) + n for n, token in enumerate(words.first)}
+        self.memo: dict[str, Any] = {}  # what is known of it
+        self.end = len(words.pieces) + len(words.first)
+        if "llguidance" not in words.memo:
+            words.memo["llguidance"] = llguidance_tokenizer([*words.pieces, *words.first.values()])
+        matcher = LLMatcher(words.memo["llguidance"], LLMatcher.grammar_from_lark(source.lark), log_level=0)
+        self.start = Position(self, matcher, b"", started=False)
+        if not len(self.start.following):
+            reason = "it has no text that this tokenizer can write"
+            if matcher.is_accepting():
+                reason = "its only text is the empty one, and there is no EOS id"
+            raise UsageError(f"{source.knob}: {reason}")
+
+    def check(self, matcher: LLMatcher) -> None:
+        """Raises UsageError if llguidance gave up. That nothing can follow is no error: the loop reports it."""
+        if matcher.is_error():
+            why = (matcher.get_error().strip().splitlines() or [matcher.stop_reason()])[0]
+            if why not in ("NoExtension", "NoExtensionBias"):
+                raise UsageError(f"{self.source.knob}: the grammar is too complex: {why}")
+
+
+def language(source: GrammarSource, words: Spelling, eos: Sequence[int]) -> Language:
+    """The language of a grammar; compiled once for all prompts. Raises UsageError if the tokenizer cannot write it."""
+    known: OrderedDict[tuple[str, tuple[int, ...]], Language] = words.memo.setdefault("languages", OrderedDict())
+    key = source.lark, tuple(eos)
+    if key not in known:
+        known[key] = Language(source, words, eos)
+    known.move_to_end(key)
+    while len(known) > _COMPILED:
+        known.popitem(last=False)
+    return known[key]
+
+
+class Position:
+    """Where a text of the language has come. It never changes: a longer text has another position.
+
+    `text` are the bytes so far, and `started` says whether a token was written.
+    """
+
+    def __init__(self, language: Language, matcher: LLMatcher, text: bytes, *, started: bool = True) -> None:
+        self.language, self.matcher, self.text, self.started = language, matcher, text, started
+
+    @cached_property
+    def may_end(self) -> bool:
+        """Whether the text is whole."""
+        return self.matcher.is_accepting()
+
+    @cached_property
+    def bits(self) -> bytes:
+        """The ids that may follow, one bit each. EOS ids are allowed where the text may end, or may end with them."""
+        language, words = self.language, self.language.words
+        bits = bytearray(self.matcher.compute_bitmask())
+        language.check(self.matcher)
+        if not self.started:
+            any_text = bool(unpacked(bits)[: len(words.pieces)].any())
+            for token, id in language.at_first.items():
+                # a blank that is stripped at the beginning does not advance the grammar
+                _put(bits, token, _bit(bits, id) if words.first[token] else any_text)
+        for token in language.eos:
+            if token < len(words.pieces):
+                if not self._piece(token):
+                    _put(bits, token, self.may_end)
+                elif _bit(bits, token):
+                    _put(bits, token, self._moved(token).may_end)
+        return bytes(bits)
+
+    @property
+    def continuing(self) -> NDArray[np.intp]:
+        """The ids that may follow and are no EOS ids."""
+        ids = self.following
+        return ids[~np.isin(ids, self.language.eos)]
+
+    @property
+    def following(self) -> NDArray[np.intp]:
+        """The ids that may follow, in their order."""
+        return np.flatnonzero(unpacked(self.bits)[: len(self.language.words.pieces)])
+
+    def after(self, token: int) -> Position | None:
+        """The position after one more token; None if it is an EOS id, or not of the language."""
+        if token in self.language.eos or not 0 <= token < len(self.language.words.pieces) or not _bit(self.bits, token):
+            return None
+        return self._moved(token)
+
+    def _moved(self, token: int) -> Position:
+        matcher, piece = self.matcher.deep_copy(), self._piece(token)
+        if piece:
+            matcher.consume_token(self._known(token))
+            self.language.check(matcher)
+        return Position(self.language, matcher, self.text + piece)
+
+    def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:
+        """Those `tokens` after which `rest` makes the text whole."""
+        tail, validate = [*rest, self.language.end], self.matcher.validate_tokens
+        if self.started:
+            whole = len(tail) + 1
+            return [token for token in tokens if validate([token, *tail]) == whole]
+        found = []
+        for token in tokens:
+            way = [self._known(token), *tail] if self._piece(token) else tail
+            if validate(way) == len(way):
+                found.append(token)
+        return found
+
+    def ends_with(self, tokens: Sequence[int]) -> bool:
+        """Whether the text is whole after these tokens."""
+        return bool(self.ended_by(tokens[:1], tokens[1:])) if tokens else self.may_end
+
+    def _piece(self, token: int) -> bytes:
+        return self.language.words.pieces[token] if self.started else self.language.words.at_first(token)
+
+    def _known(self, token: int) -> int:
+        return token if self.started else self.language.at_first.get(token, token)
+
+
+def unpacked(bits: bytes | bytearray) -> NDArray[np.bool_]:
+    """One bool for each bit."""
+    return np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little").view(bool)
+
+
+def _bit(bits: bytes | bytearray, place: int) -> bool:
+    return bool(bits[place // 8] >> place % 8 & 1)
+
+
+def _put(bits: bytearray, place: int, on: bool) -> None:
+    mask = 1 << place % 8
+    bits[place // 8] = bits[place // 8] | mask if on else bits[place // 8] & ~mask
