@@ -86,6 +86,7 @@ class Impossible:
 
     vocabulary: int
     tokens: int = 0  # chosen, so far
+    missing: int = 0  # of these, without a number
     untold: int = 0  # chosen, of which OpenAI says that they are not in the list
     zeros: int = 0  # listed
     _seen: dict[str, _Seen] = field(default_factory=dict)
@@ -108,8 +109,8 @@ class Impossible:
         """A number of a chosen token, as far as a model can give it, else NaN. `untold`: its list lacks it."""
         self.tokens += 1
         if number is None:
-            return math.nan
-        if number == LEAST and untold:
+            self.missing += 1
+        elif number == LEAST and untold:
             self.untold += 1
         elif not LEAST < number < math.inf:
             self._add("zero" if number <= LEAST else "nan", row, index, number)
@@ -132,33 +133,36 @@ class Impossible:
         return found
 
     def judge(self, one: Audit) -> Audit:
-        """An audit with this evidence: what no model gives is explained by nothing."""
-        notes = [
-            *one.notes,
-            *([f"{self.untold} chosen tokens have {LEAST:g}, which OpenAI writes for a token that is not in the list: "
-               "they are left out"] if self.untold else []),
-            *([f"{self.zeros} listed tokens have probability 0: they are left out"] if self.zeros else []),
-        ]  # fmt: skip
-        words = [self._words(kind) for kind in ("zero", "nan", "ids") if kind in self._seen]
-        if one.verdict != "explained":
-            words += [self._words("above")] if "above" in self._seen and (words or one.verdict != "same") else []
-            words += [self._words("masked")] if "masked" in self._seen else []
-        if not words:
-            return replace(one, notes=tuple(notes))
-        rest = f"; without these: {one.verdict}, {one.reason}" if one.reason else ""
-        return replace(one, verdict="unexplained", reason="; ".join(words) + rest, causes=(), explained=0.0,
-                       notes=tuple(notes))  # fmt: skip
+        """An audit with this evidence: no cause explains it."""
+        notes = {
+            f"{self.missing} of {self.tokens} tokens have no number": self.missing,
+            f"{self.untold} chosen tokens have {LEAST:g}, OpenAI's number of a token that its list lacks": self.untold,
+            f"{self.zeros} listed tokens have probability 0: they are left out": self.zeros,
+        }
+        one = replace(one, notes=(*one.notes, *(note for note, count in notes.items() if count)))
+        sure = [self._words(kind) for kind in ("zero", "nan", "ids") if kind in self._seen]
+        found = [*sure]
+        if "above" in self._seen and one.verdict == "unexplained":
+            found.append(self._words("above"))
+        if "masked" in self._seen and one.verdict != "explained":
+            found.append(self._words("masked"))
+        if not found:
+            return one
+        if one.reason:
+            found.append((f"all else is {one.verdict}: " if sure else "") + one.reason)
+        return replace(one, verdict="unexplained", reason="; ".join(found), causes=(), explained=0.0)
 
     def _words(self, kind: str) -> str:
         seen = self._seen[kind]
+        of = f"{seen.count} of {self.tokens}"
         what = {
-            "zero": f"{seen.count} of {self.tokens} chosen tokens have probability 0",
-            "nan": f"{seen.count} of {self.tokens} tokens have a number that is none (NaN or infinite)",
-            "ids": f"{seen.count} ids are beyond the vocabulary, which ends at {self.vocabulary - 1}",
-            "above": f"{seen.count} of {self.tokens} chosen tokens have a log-probability above 0",
-            "masked": f"{seen.count} lists have tokens of probability 0, and the others do not add up to 1",
+            "zero": f"probability 0 for {of} chosen tokens",
+            "nan": f"NaN or infinity for {of} tokens",
+            "ids": f"ids beyond the vocabulary (0 to {self.vocabulary - 1}), {seen.count}",
+            "above": f"a log-probability above 0 for {of} chosen tokens",
+            "masked": f"lists with probabilities of 0 whose others do not add up to 1, for {of} tokens",
         }[kind]
         if kind == "zero" and seen.is_constant and seen.count > 1 and math.isfinite(seen.value):
-            what += f", always written as {seen.value:g}, as some servers write the logarithm of 0"
+            what += f", always {seen.value:g}, as some servers write the logarithm of 0"
         value = f", {seen.value:g}" if kind != "masked" else ""
-        return f"{what} ({'first ' if seen.count > 1 else ''}{seen.first}{value})"
+        return f"{what} (the first: {seen.first}{value})"

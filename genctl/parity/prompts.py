@@ -65,9 +65,9 @@ class AuditPrompts:
 
     # -- as they should be ---------------------------------------------------------------------------------------------
 
-    def row(self, row: TraceRow, name: str) -> AuditRow | None:
+    def row(self, row: TraceRow) -> AuditRow | None:
         """A row in tokens; None if the reference can read none of it. Raises InputError or ModelError."""
-        prompt, text = self._read(row), row.text or ""
+        name, prompt, text = row.name, self._read(row), row.text or ""
         if self.impossible.known(name, None, prompt) < len(prompt):
             return None
         if row.total == row.total:  # a continuation with one number
@@ -75,7 +75,7 @@ class AuditPrompts:
             known = tuple(whole[len(prompt) :]) if tuple(whole[: len(prompt)]) == prompt else ()
             ids = known or tuple(continuation(self._tokenizer, text))
             nothing: Mapping[int, float] = {}
-            return AuditRow(Text(row.name, prompt, ids, row.prompt or "", name), (math.nan,) * len(ids),
+            return AuditRow(Text(name, prompt, ids, row.prompt or ""), (math.nan,) * len(ids),
                             (nothing,) * len(ids), row)  # fmt: skip
         if all(piece.number is None for piece in row.pieces):
             raise InputError("it has no log-probabilities: ask the engine for them")
@@ -96,7 +96,7 @@ class AuditPrompts:
             numbers.append(number)
         if all(number != number for number in numbers) and not any(tops):
             return None
-        return AuditRow(Text(row.name, prompt, ids, row.prompt or "", name), tuple(numbers), tuple(tops), row)
+        return AuditRow(Text(name, prompt, ids, row.prompt or ""), tuple(numbers), tuple(tops), row)
 
     def _read(self, row: TraceRow) -> Ids:
         if row.prompt_ids is not None:

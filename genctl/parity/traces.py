@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -42,10 +43,14 @@ class _Answer:
     """What the events of an answer add up to."""
 
     def __init__(self, where: str) -> None:
-        self.where, self.error = where, ""
+        self.where, self.error, self.closed = where, "", False
         self.whole: dict[str, Any] = {}
         self.parts: dict[int, dict[str, Any]] = {}  # its choices, of other servers itself
         self.open: set[int] = set()  # parts that have not ended
+
+    def fail(self, error: str) -> None:
+        """It cannot be read."""
+        self.error = self.error or error
 
     def add(self, event: dict[str, Any]) -> None:
         """Add an event to those before."""
@@ -100,10 +105,11 @@ def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) ->
 
 
 class _Streams:
-    """Answers whose events come one by one, those of several among each other."""
+    """Answers whose events come one by one, those of several among each other; in the order in which they begin."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, _Answer] = {}
+        self._begun: deque[_Answer] = deque()
+        self._answers: dict[str, _Answer] = {}  # that may go on
 
     def take(self, where: str, event: Any) -> Iterator[Document]:
         """Take an event. Yields what is no part of an answer, and an answer where another one begins in its place."""
@@ -117,25 +123,33 @@ class _Streams:
         if (hint := _event(event)) is None:
             yield Document(where, event)
             return
-        about = event["meta_info"] if isinstance(event.get("meta_info"), dict) else event
+        about = _object(event, "meta_info") or event
         key = f"{hint.__name__} {about.get('id')} {about.get('id_slot')}"
         try:
             event = value_of(hint, event)
         except BadShape as error:
             self.spoil(f"{where}: {error}", key if about.get("id") is not None else "")
-            self._answers.setdefault(key, _Answer(where)).error = f"{where}: {error}"
+            self._answer(key, where).fail(f"{where}: {error}")
             return
-        answer = self._answers.get(key)
-        ended = [place for place, _ in _parts(event) if answer and place in answer.parts and place not in answer.open]
-        if answer is not None and ended and any(part.get(name) for _, part in _parts(event) for name in _NUMBERS):
-            yield self._answers.pop(key).document()
-        self._answers.setdefault(key, _Answer(where)).add(event)
+        answer = self._answer(key, where)
+        has_numbers = any(part.get(name) for _, part in _parts(event) for name in _NUMBERS)
+        if has_numbers and any(place in answer.parts and place not in answer.open for place, _ in _parts(event)):
+            self._answers.pop(key).closed = True
+            answer = self._answer(key, where)
+        answer.add(event)
+        yield from self._closed()
+
+    def _answer(self, key: str, where: str) -> _Answer:
+        if key not in self._answers:
+            self._answers[key] = _Answer(where)
+            self._begun.append(self._answers[key])
+        return self._answers[key]
 
     def spoil(self, error: str, key: str = "") -> bool:
         """An event that cannot be read spoils its answer; if nobody knows which, all that are open."""
         spoiled = [one for name, one in self._answers.items() if name == key or (not key and one.open)]
         for one in spoiled:
-            one.error = error
+            one.fail(error)
         return bool(spoiled)
 
     def is_open(self, event: Mapping[str, Any]) -> bool:
@@ -143,10 +157,15 @@ class _Streams:
         return any(one.open for name, one in self._answers.items() if name.startswith(_event(event).__name__))
 
     def end(self, *, all: bool = True) -> Iterator[Document]:
-        """The answers; unless `all`, those that have ended."""
-        for key, answer in [*self._answers.items()]:
-            if all or not answer.open:
-                yield self._answers.pop(key).document()
+        """The answers; unless `all`, those that have ended, or the only one."""
+        ended = [key for key, one in self._answers.items() if all or not one.open]
+        for key in ended or [*self._answers][: len(self._answers) == 1]:
+            self._answers.pop(key).closed = True
+        yield from self._closed()
+
+    def _closed(self) -> Iterator[Document]:
+        while self._begun and self._begun[0].closed:
+            yield self._begun.popleft().document()
 
 
 def _event(event: Any) -> Any:
@@ -196,6 +215,7 @@ def _lines(lines: Iterable[tuple[int, bytes]]) -> Iterator[Document]:
             elif is_sent or _is_event(value, streams):
                 yield from streams.take(where, value)
             else:
+                yield from streams.end(all=False)
                 yield from _items(where, value)
     yield from streams.end()
 

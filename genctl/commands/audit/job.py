@@ -147,19 +147,18 @@ class AuditJob(Job[AuditOptions]):
         self.results.finish()
 
     def _rows(self, prompts: AuditPrompts, context: int | None) -> Iterator[AuditRow]:
-        for place, row in enumerate(self.trace.rows, 1):
-            name = row.name if row.own_id else str(place)
+        for row in self.trace.rows:
             try:
-                if (one := prompts.row(row, name)) is None:
+                if (one := prompts.row(row)) is None:
                     continue
                 length = len(one.text.prompt_ids) + len(one.text.token_ids)
                 if context is not None and length > context:
                     raise InputError(f"{length} tokens, and the model reads {context}")
                 yield one
             except GenctlError as error:
-                self.trace.fail(row.name, f"row {name}: {error.message}")
+                self.trace.fail(row.name, f"row {row.name}: {error.message}")
                 self.hide()
-                self.messages.error(error.message, f"row {name}: ", error.hint)
+                self.messages.error(error.message, f"row {row.name}: ", error.hint)
 
     def _ask(self, stack: ExitStack) -> None:
         """Ask the server: every prompt greedily, then drawn."""
@@ -179,9 +178,11 @@ class AuditJob(Job[AuditOptions]):
             try:
                 if isinstance(answer, GenctlError):
                     raise answer
-                found = rows_of(answer, f"the answer to prompt {row.name}", id)
-                if len(found) != 1:
-                    raise InputError(f"prompt {row.name}: the server was asked for one text, and gives {len(found):,}")
+                texts: Any = answer.get("choices") if isinstance(answer, dict) else None
+                if not isinstance(texts, list) or len(texts) == 1:  # of thousands none is read
+                    texts = rows_of(answer, f"the answer to prompt {row.name}", id)
+                if len(texts) != 1:
+                    raise InputError(f"prompt {row.name}: one text was requested, and the server gives {len(texts):,}")
             except GenctlError as error:
                 self.trace.fail(name, error.message)
                 continue
@@ -189,7 +190,7 @@ class AuditJob(Job[AuditOptions]):
             settings = {
                 key: value for key, value in {**row.params, **row.extra}.items() if key in Settings.__annotations__
             }
-            self.trace.rows.append(replace(found[0], id=name, own_id=True, settings=settings, **own))  # type: ignore[arg-type]
+            self.trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
         self.trace.total = len(self.trace.rows)

@@ -119,12 +119,9 @@ def test_prompts_come_from_a_file_by_id_or_in_order(tmp_path: Path) -> None:
     ("row", "words"),
     [
         ({"text": "x"}, "no numbers of tokens: it has text"),
-        ({"choices": [{"text": "x", "logprobs": None}]}, "choices[0].logprobs: expected an object, got null"),
-        ({"completion_ids": [1, "a"], "logprobs": [0, 0]}, "completion_ids[1]: expected a token id, got a string"),
-        (
-            {"completion_ids": [5, 6], "logprobs": [-1.0]},
-            "logprobs: expected 2 numbers, one for each of completion_ids",
-        ),
+        ({"choices": [{"text": "x", "logprobs": None}]}, "choices.0.logprobs: expected an object, got null"),
+        ({"completion_ids": [1, "a"], "logprobs": [0, 0]}, "completion_ids.1: expected a whole number, got a string"),
+        ({"completion_ids": [5, 6], "logprobs": [-1.0]}, "logprobs: expected 2 items, one for each token, got 1"),
         ([1], "the row: expected an object, got an integer"),
     ],
 )
@@ -155,10 +152,10 @@ def test_mistakes_are_said_before_anything_is_read(words: tuple[str, ...], messa
 
 def test_a_row_that_cannot_be_read_costs_no_other_one(tmp_path: Path) -> None:
     good = _row()
-    bad = [{**good, "completion_ids": [99999] * 4}, {**good, "logprobs": [None] * 4}, {**good, "prompt_ids": []}]
+    bad = [{**good, "completion_ids": [-1] * 4}, {**good, "logprobs": [None] * 4}, {**good, "prompt_ids": []}]
     done = audit(written(tmp_path, [good, *bad]))
     assert (done.status, done.records[0]["verdict"], len(done.records[0]["failed_rows"])) == (1, "same", 3)
-    assert "row 2: a token has id 99999, but the model's ids are 0 to 1535" in done.err
+    assert "line 2: completion_ids.0: expected at least 0" in done.records[0]["failed_rows"]["2"]
     done = audit(written(tmp_path, bad))
     assert done.status == 2
     assert done.err.splitlines()[-1].endswith("trace.jsonl: no row can be audited")

@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 def auditor(rows: Rows, dtype: torch.dtype = torch.float32) -> Auditor:
     """What audits rows, without a command around it."""
     prompts = AuditPrompts(reference().session.loaded, reference().resolved, bos=BOS)
-    read = [prompts.row(rows_of(row, "row", str(place))[0], str(place)) for place, row in enumerate(rows)]
+    read = [prompts.row(rows_of(row, "row", str(place))[0]) for place, row in enumerate(rows)]
     return Auditor(reference(), [row for row in read if row is not None], prompts, dtype=dtype)
 
 
