@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 Ids: TypeAlias = Sequence[int]
@@ -48,3 +49,8 @@ class TokenNames:
                 found[name] = None if name in found else id
             self._ids[way] = found
         return None if "\ufffd" in text else self._ids[way].get(text)
+
+    @cached_property
+    def special(self) -> frozenset[int]:
+        """Tokens that servers may leave out at the end."""
+        return frozenset(self._tokenizer.all_special_ids)
