@@ -520,7 +520,7 @@ class Planner:
         listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
         if not any(name in listed or getattr(resolved.generation, name) is not None for name in _READ_THOUGHTS):
             return ""
-        if tokenizer is None or self.forward.is_encoder_decoder:
+        if tokenizer is None or self.forward.is_encoder_decoder or self._tags(request) is None:
             return ""
         if not _is_chat(request):
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
