@@ -19,7 +19,7 @@ from genctl.commands.messages import Messages, Reuse
 from genctl.commands.options import ModelOptions
 from genctl.config.check import shown
 from genctl.config.layers import Layer, Resolved, overlay, resolve, row_layer
-from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, longer
+from genctl.engines.protocol import Engine, EngineSetup, JobPlan, Request, trained_length_note
 from genctl.errors import Exit, GenctlError, ModelError, count
 from genctl.events import Began, Event, Finished, Prefilled
 from genctl.io import writers
@@ -57,7 +57,7 @@ class Job(ABC, Generic[SomeOptions]):
         self.shown = False  # the view shows results in place of `output`
         self.view: Any = None  # draws what is live; `hide` takes it away
         self.failed = 0  # rows
-        self.extended: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
+        self.scaled_lanes: dict[str, Began] = {}  # lanes whose texts may be longer than those of the training
         self.lone = False  # there is one prompt, so messages do not say which
         self.failures: dict[str, tuple[str, str]] = {}  # what messages call a row that failed, and what may help; by id
         self.messages = Messages(quiet=options.quiet, verbose=options.verbose, color=options.color, hide=self.hide)
@@ -338,12 +338,14 @@ class Job(ABC, Generic[SomeOptions]):
 
     def note_prompt(self, event: Event) -> None:
         """A listener that says which prompts were shortened, once for all runs that read one alike, and other notes."""
-        if isinstance(event, Finished) and (began := self.extended.pop(event.lane, None)) is not None:
+        if isinstance(event, Finished) and (began := self.scaled_lanes.pop(event.lane, None)) is not None:
             before = 0 if began.encoder_decoder else event.prompt_tokens
             if any(before + one.length > began.settings["trained"] for one in event.hypotheses):
-                self.messages.note_once(longer(began.settings["trained"]), self.of(self.source_of(event.lane)[0]))
+                self.messages.note_once(
+                    trained_length_note(began.settings["trained"]), self.of(self.source_of(event.lane)[0])
+                )
         if isinstance(event, Began) and "trained" in event.settings:
-            self.extended[event.lane] = event
+            self.scaled_lanes[event.lane] = event
         if not isinstance(event, Began) or not event.settings.keys() & {"note", "truncated"}:
             return
         row, resolved = self.source_of(event.lane)

@@ -96,12 +96,12 @@ def _typed(settings: Settings) -> dict[str, Setting]:
     sampling = {
         key: settings[key] for key, item in knobs(Generation).items() if item.metadata["sampling"] and key in settings
     }
-    if _drawing(settings):
+    if _listed_samplers(settings):
         sampling["processors"] = settings["processors"]
     return {key: setting for key, setting in sampling.items() if setting.typed and setting.value is not None}
 
 
-def _drawing(settings: Settings) -> list[str]:
+def _listed_samplers(settings: Settings) -> list[str]:
     """The processors of a list that act only when tokens are drawn, or in a search."""
     names = []
     for table in _get(settings, "processors").value or ():
@@ -228,21 +228,26 @@ def _listing(settings: Settings) -> Iterator[Clash]:
     """Knobs that a list of processors leaves out, and those that all tables of a list set to something else."""
     for name, key, setting in _unlisted(settings):
         listed = settings["processors"]
-        if setting.kind != "model" and setting.level >= listed.level and not _is_zero(key, setting):
+        if setting.kind != "model" and setting.level >= listed.level and not _is_greedy_temperature(key, setting):
             sentence = f"{_say(key, setting)} has no effect: the list of processors ({listed.place}) leaves it out"
             yield Clash(frozenset({key, "processors"}), sentence, f'add use = "{name}" to the list')
     for kind, rows in LISTS.items():
         listed = _get(settings, kind)
         for key, setting in settings.items():
             tables = [table for table in listed.value or () if key in rows.get(table["use"], ())]
-            if not tables or setting.kind == "model" or setting.level < listed.level or _is_zero(key, setting):
+            if (
+                not tables
+                or setting.kind == "model"
+                or setting.level < listed.level
+                or _is_greedy_temperature(key, setting)
+            ):
                 continue
             if all(table.get(key, setting.value) != setting.value for table in tables):
                 sentence = f"{_say(key, setting)} has no effect: the list of {kind} ({listed.place}) sets it"
                 yield Clash(frozenset({key, kind}), sentence, "leave out one of them")
 
 
-def _is_zero(key: str, setting: Setting) -> bool:
+def _is_greedy_temperature(key: str, setting: Setting) -> bool:
     """Whether this is the temperature of greedy search, which no list can set."""
     return key == "temperature" and setting.value == 0
 
@@ -292,7 +297,7 @@ def _sampling(settings: Settings) -> Iterator[Clash]:
         sentence = f"{_say(key, setting)} has no effect {where}while {words}"
         yield Clash(frozenset({key, "do_sample", "temperature"}), sentence, hint, by_default=off.level < 0)
     listed = _get(settings, "processors")
-    if not searches and listed.level >= off.level and (names := _drawing(settings)):
+    if not searches and listed.level >= off.level and (names := _listed_samplers(settings)):
         hint = _add("do_sample", "true", listed) if off.value is False else "set a temperature above 0"
         what = f"{' and '.join(names)} in the list of processors ({listed.place})"
         sentence = f"{what} {'has' if len(names) == 1 else 'have'} no effect while {words}"
@@ -397,7 +402,7 @@ def settle(settings: Settings) -> tuple[dict[str, tuple[Any, str]], list[str]]:
             if sample.level > temperature.level and sample.kind != "model":
                 notes.append(_is_greedy(temperature, sample))
         moot.update((key, (default(key), "default")) for key, _ in _idle(settings))
-        if (drawing := _drawing(settings)) and not _searches(settings):
+        if (drawing := _listed_samplers(settings)) and not _searches(settings):
             listed = settings["processors"]
             tables = tuple(table for table in listed.value if table["use"] not in drawing)
             moot["processors"] = (tables, listed.place)

@@ -125,8 +125,9 @@ def bans(generation: Generation) -> list[str]:
         **{f"num_return_sequences = {g.num_return_sequences}": g.num_return_sequences > 1},
         **{name: getattr(g, name) is not None for name in ("best_of", "mbr_samples", *MODES)},
     }
+    phrases = ", ".join(map(quote, g.ban[:5])) + (", …" if len(g.ban) > 5 else "")
     messages = [
-        f"ban = {', '.join(map(quote, g.ban))} cannot be combined with {name}: it takes back the text of a single row"
+        f"ban = {phrases} cannot be combined with {name}: it takes back the text of a single row"
         for name, there in others.items()
         if there
     ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from genctl import events
 from genctl.config import chat_settings
 from genctl.config.listed_knobs import check_finite, criteria_of, processors_of
-from genctl.engines.protocol import longer
+from genctl.engines.protocol import trained_length_note
 from genctl.engines.runtime import undrafted
 from genctl.errors import InputError, ModelError, UsageError, count
 from genctl.models.sizes import context_of, trained_length
@@ -221,7 +221,7 @@ class Planner:
         tokenizer: Any = self.loaded.tokenizer
         doubled = doubled_bos(tokenizer, ids, (self.bos, tokenizer.bos_token_id), why) if why else ""
         is_longer = self.trained is not None and len(ids) > self.trained and not self.forward.is_encoder_decoder
-        return doubled or (longer(self.trained) if is_longer else "")
+        return doubled or (trained_length_note(self.trained) if is_longer else "")
 
     def plan(self, request: Request, report: Report) -> PlannedLane:
         """The lane of a request. Raises GenctlError with one line."""
@@ -569,7 +569,7 @@ class Planner:
         listed = [table["use"] for table in (*(resolved.processors or ()), *(resolved.stopping or ()))]
         if not any(name in listed or getattr(resolved.generation, name) is not None for name in _READ_THOUGHTS):
             return ""
-        if tokenizer is None or self.forward.is_encoder_decoder:
+        if tokenizer is None or self.forward.is_encoder_decoder or self._tags(request) is None:
             return ""
         if not _is_chat(request):
             backend = getattr(tokenizer, "backend_tokenizer", tokenizer)

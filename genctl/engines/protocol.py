@@ -252,7 +252,7 @@ class About:
     facts: tuple[tuple[str, str], ...] = ()  # label and value of lines in the summary of a page, beside the digests
 
 
-def longer(trained: int | None) -> str:
+def trained_length_note(trained: int | None) -> str:
     """The note on a text that is longer than those of the training."""
     return f"the text is longer than the {trained} tokens that the model was trained on; its positions are scaled"
 

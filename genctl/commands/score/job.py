@@ -16,7 +16,7 @@ from genctl.commands.score import token_heat
 from genctl.commands.score.options import ScoreOptions, check_encoding
 from genctl.commands.score.token_heat import figures
 from genctl.config.layers import Resolved
-from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, longer
+from genctl.engines.protocol import Detail, Scored, ScoringOptions, TextToScore, trained_length_note
 from genctl.errors import GenctlError, InputError, UsageError, count
 from genctl.events import Began, Ended, Event, Finished, Hypothesis, Stepped
 from genctl.io import scored, writers
@@ -132,7 +132,7 @@ class ScoreJob(Job[ScoreOptions]):
             self._show(row, outcome)
             trained = self.engine.about.trained
             if trained is not None and any(one.length > trained for one in outcome):
-                self.messages.note_once(longer(trained), self.of(row))
+                self.messages.note_once(trained_length_note(trained), self.of(row))
             if self.page is not None:
                 self._tell(self.page, row, outcome)
             self.output.put(row.index, [self._record(row, one, self.name) for one in outcome])

@@ -127,9 +127,10 @@ def name_of(processor: Processor) -> str:
 
 
 def _phrases(processor: Processor) -> str:
-    """What a processor bans, where it bans texts."""
+    """What a processor bans, where it bans texts: the first five."""
     phrases = getattr(getattr(processor, "function", None), "phrases", ())
-    return f" ({', '.join(map(quote, phrases))})" if phrases else ""
+    more = ", …" if len(phrases) > 5 else ""
+    return f" ({', '.join(map(quote, phrases[:5]))}{more})" if phrases else ""
 
 
 def check(scores: Tensor, processors: Sequence[Processor]) -> None:

@@ -254,7 +254,7 @@ class Stops:
 
         With a pattern that counts it is `start`: where a match begins is not known before its end.
         """
-        since, end = 0 if self.thoughts is None else self.thoughts.over(text), len(text)
+        since, end = 0 if self.thoughts is None else self.thoughts.answer_start(text), len(text)
         if self.patterns and not self.keep:
             end = max(start, min(_counts_from(pattern.plain, since, self.thoughts) for pattern in self.patterns))
         for place in range(start, end):

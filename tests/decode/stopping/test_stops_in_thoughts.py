@@ -161,4 +161,8 @@ def test_where_a_text_is_outside_of_thoughts() -> None:
     thoughts = Thoughts(("<think>",), ("</think>",), is_open=True)
     text = "ab</think>cd<think>x</think>yy"
     assert [text[begin:end] for begin, end in thoughts.outside(text)] == ["cd", "yy"]
-    assert (thoughts.over(text), thoughts.over("ab"), thoughts.over("ab</think>")) == (28, 2, 10)
+    assert (thoughts.answer_start(text), thoughts.answer_start("ab"), thoughts.answer_start("ab</think>")) == (
+        28,
+        2,
+        10,
+    )
