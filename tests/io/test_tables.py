@@ -203,7 +203,7 @@ def test_two_columns_of_parquet_with_one_name_are_refused() -> None:
         rows(file.getvalue(), "parquet")
 
 
-@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "text", "list"])
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "text", "list", "time zone"])
 def test_a_value_that_python_does_not_have_is_the_error_of_its_row(kind: str) -> None:
     pa = pytest.importorskip("pyarrow")
     far = {
@@ -211,6 +211,7 @@ def test_a_value_that_python_does_not_have_is_the_error_of_its_row(kind: str) ->
         "timestamp": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.timestamp("ms")),
         "duration": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.duration("s")),
         "text": lambda: pa.array([b"a", b"\xff", b"b"]).view(pa.string()),
+        "time zone": lambda: pa.array([None, 1, None], pa.timestamp("us", tz="Mars/Olympus")),
         "list": lambda: pa.ListArray.from_arrays([0, 1, 2, 3], far["date32"]()),
     }
     first, bad, last = rows(parquet({"prompt": ["a", "b", "c"], "when": far[kind]()}), "parquet")
