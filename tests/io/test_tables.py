@@ -168,6 +168,12 @@ def test_a_template_that_names_no_column_is_one_error() -> None:
     assert made[0].columns == {"q": "a", "prompt": "1", "messages": ""}
 
 
+def test_a_template_reads_a_record_before_the_columns_of_its_row() -> None:
+    record = {"schema": "genctl/1", "prompt": "new", "text": "t", "input": {"prompt": "old", "label": "x"}}
+    (row,) = rows(json.dumps(record).encode(), "jsonl", template=template.parse("{prompt} {text} {label}"))
+    assert row.prompt == "new t x"
+
+
 def test_an_id_is_used_once_and_the_row_before_it_named() -> None:
     assert messages(b"id,prompt\nx,a\ny,b\nx,c\n") == ["=a", "=b", "row 3: the id 'x' is already used in row 1"]
 
