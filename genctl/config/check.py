@@ -228,6 +228,7 @@ ALIASES = {
     "max_completion_tokens": "max_new_tokens",
     "max_output_tokens": "max_new_tokens",
     "max_tokens_to_sample": "max_new_tokens",
+    "max_gen_len": "max_new_tokens",
     "min_tokens": "min_new_tokens",
     "temp": "temperature",
     "n": "num_return_sequences",
@@ -239,6 +240,11 @@ ALIASES = {
     "repeat_last_n": "penalty_last_n",
     "stop": "stop_strings",
     "stop_sequences": "stop_strings",
+    "stop_words": "stop_strings",
+    "logits_bias": "logit_bias",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_grammar": "grammar",
     "sample": "do_sample",
     "sampling": "do_sample",
     "typical": "typical_p",
@@ -324,7 +330,8 @@ def accepted() -> list[str]:
 
 
 def _folded(name: str) -> str:
-    return name.strip(" -").lower().replace("-", "_").replace(" ", "_")
+    """A name as those of knobs are written: `--top-p` and `topP` are top_p."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.strip(" -")).lower().replace("-", "_").replace(" ", "_")
 
 
 def setting_of(name: str) -> str:

@@ -277,6 +277,8 @@ def _message(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, dict):
         raise RefusedRow(f"expected an object with role and content, got {kind_of(value)}")
+    if value.keys() == _USUAL and value["role"] and all(isinstance(text, str) for text in value.values()):
+        return value
     message = {key: item for key, item in value.items() if item is not None or key == "content"}
     if unknown := unknown_keys(message, ("role", "content", *_TEXTS, "tool_calls")):
         raise RefusedRow(unknown[0])
@@ -299,6 +301,7 @@ def _message(value: Any) -> dict[str, Any]:
     return message
 
 
+_USUAL = {"role", "content"}
 _TEXTS = ("name", "tool_call_id")  # keys of a message that are strings, besides its role
 
 

@@ -44,8 +44,8 @@ def row_of(data: Mapping[str, Any]) -> RequestRow:
         mistakes.append("params: a request has its settings in its body")
     if data.get("custom_id") is not None:
         row["id"] = data["custom_id"]
-    if (method := data.get("method", "POST")) != "POST":
-        mistakes.append(f"method: expected POST, got {quote(str(method))}")
+    if (method := str(data.get("method") or "POST")).upper() != "POST":
+        mistakes.append(f"method: expected POST, got {quote(method)}")
     if not isinstance(body := data.get("body"), dict):
         return RequestRow(row, "", [*mistakes, f"body: expected an object, got {kind_of(body)}"])
     fields = {name: value for name, value in body.items() if value is not None}

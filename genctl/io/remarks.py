@@ -11,6 +11,7 @@ from typing import Any
 from genctl.config.check import setting_of
 from genctl.errors import printable, quote
 from genctl.io.jsonl import PROMPTS, RowShape, parse
+from genctl.io.openai_rows import is_request
 from genctl.io.rows import SCHEMA, RefusedRow
 
 _LOOKED_AT = 3  # lines that look like JSON before a remark
@@ -62,7 +63,8 @@ class Remarks:
         if not self._watch:
             return
         try:
-            self._watch = text.lstrip().startswith("{") and not set(PROMPTS).isdisjoint(parse(text))
+            row = parse(text) if text.lstrip().startswith("{") else {}
+            self._watch = not row.keys().isdisjoint(PROMPTS) or is_request(row, PROMPTS)
         except RefusedRow:
             self._watch = False
         self._lines += self._watch

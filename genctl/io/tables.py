@@ -220,10 +220,8 @@ def _longest(array: Any) -> int:
 
 def _cells(batch: Any, limit: int) -> Iterator[Cells]:
     """The rows of a batch: all at once where they are small and sound, else each alone."""
-    from pyarrow import ArrowException
-
     if sum(map(_size, batch.columns)) <= limit:
-        with suppress(ArithmeticError, ValueError, ArrowException):
+        with suppress(*_unconverted()):
             rows = batch.to_pylist()
             yield from [{key: plain(value) for key, value in row.items()} for row in rows]
             return
@@ -257,14 +255,19 @@ def _size(array: Any) -> int:
 
 def _value(column: str, cell: Any) -> Any:
     """The value of a column of one row. Raises RefusedRow for one that Python does not have, such as a date."""
-    from pyarrow import ArrowException
-
     try:
         return plain(cell[0].as_py())
     except UnicodeDecodeError:
         raise RefusedRow(f"column {quote(column)}: not UTF-8") from None
-    except (ArithmeticError, ValueError, ArrowException) as error:
+    except _unconverted() as error:
         raise RefusedRow(f"column {quote(column)}: {errors.one_line(error)}") from None
+
+
+def _unconverted() -> tuple[type[Exception], ...]:
+    """What Arrow raises for a value that Python does not have; LookupError is that of an unknown time zone."""
+    from pyarrow import ArrowException
+
+    return ArithmeticError, ValueError, LookupError, ArrowException
 
 
 def plain(value: Any) -> Any:

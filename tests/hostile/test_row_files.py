@@ -86,6 +86,10 @@ def test_a_row_may_have_values_and_the_setting_of_its_run(secret: Path) -> None:
     grammar.write_text('start: "34"')
     done = run({"prompt": "12", "params": {"grammar": str(grammar)}}, flags=("--grammar", str(grammar)))
     assert (done.status, done.records[0]["text"].strip()) == (0, "34")
+    done = run({"prompt": "12", "params": {"grammar": str(secret)}}, flags=("--grammar", str(grammar)))
+    assert "grammar: a row cannot name a file" in done.records[0]["error"]["message"], (
+        "another file than that of the run"
+    )
     rows = [
         {"prompt": "12", "params": {"grammar": 'root ::= "5" "6"'}},
         {"prompt": "12", "params": {"json_schema": {"type": "integer"}}},

@@ -42,6 +42,8 @@ def warning(names: str, params: str, where: str = "in, line 1") -> str:
         ("top-p", 0.9, '{"top_p": 0.9}'),
         ("--top-k", 5, '{"top_k": 5}'),
         ("Temperature", 0, '{"temperature": 0}'),
+        ("maxOutputTokens", 8, '{"max_new_tokens": 8}'),
+        ("topP", 0.5, '{"top_p": 0.5}'),
         ("max_tokens", 5, '{"max_new_tokens": 5}'),
         ("max_output_tokens", 5, '{"max_new_tokens": 5}'),
         ("stop", ["a"], '{"stop_strings": ["a"]}'),

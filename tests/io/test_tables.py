@@ -168,6 +168,12 @@ def test_a_template_that_names_no_column_is_one_error() -> None:
     assert made[0].columns == {"q": "a", "prompt": "1", "messages": ""}
 
 
+def test_a_template_reads_a_record_before_the_columns_of_its_row() -> None:
+    record = {"schema": "genctl/1", "prompt": "new", "text": "t", "input": {"prompt": "old", "label": "x"}}
+    (row,) = rows(json.dumps(record).encode(), "jsonl", template=template.parse("{prompt} {text} {label}"))
+    assert row.prompt == "new t x"
+
+
 def test_an_id_is_used_once_and_the_row_before_it_named() -> None:
     assert messages(b"id,prompt\nx,a\ny,b\nx,c\n") == ["=a", "=b", "row 3: the id 'x' is already used in row 1"]
 
@@ -203,7 +209,7 @@ def test_two_columns_of_parquet_with_one_name_are_refused() -> None:
         rows(file.getvalue(), "parquet")
 
 
-@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "text", "list"])
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration", "text", "list", "time zone"])
 def test_a_value_that_python_does_not_have_is_the_error_of_its_row(kind: str) -> None:
     pa = pytest.importorskip("pyarrow")
     far = {
@@ -211,6 +217,7 @@ def test_a_value_that_python_does_not_have_is_the_error_of_its_row(kind: str) ->
         "timestamp": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.timestamp("ms")),
         "duration": lambda: pa.array([0, 2**62, 1], pa.int64()).cast(pa.duration("s")),
         "text": lambda: pa.array([b"a", b"\xff", b"b"]).view(pa.string()),
+        "time zone": lambda: pa.array([None, 1, None], pa.timestamp("us", tz="Mars/Olympus")),
         "list": lambda: pa.ListArray.from_arrays([0, 1, 2, 3], far["date32"]()),
     }
     first, bad, last = rows(parquet({"prompt": ["a", "b", "c"], "when": far[kind]()}), "parquet")
