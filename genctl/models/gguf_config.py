@@ -19,10 +19,11 @@ from genctl.models.gguf_header import Header
 from genctl.models.weights import shown
 
 Config = dict[str, Any]
+_LARGEST = 3e38  # of float32, nearly
 FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
 
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
-_HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
+HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 
 # Keys that are the same in every architecture, and the fields of most.
 _SIZES = {
@@ -65,17 +66,15 @@ class _File:
     def __init__(self, name: str, header: Header, factors: Mapping[str, tuple[float, ...]]) -> None:
         self.name, self.header, self.factors = name, header, factors
         self.begin = f"{header.architecture}."
-        self.known: set[str] = {*_HARMLESS}
+        self.known: set[str] = {*HARMLESS}
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key; a list of one value for all layers is that value."""
         self.known.add(key)
         value = self.header.metadata.get(self.begin + key, default)
-        if isinstance(value, float):
-            return _decimal(value)
         if isinstance(value, list) and key != _PATTERN and len(set(value)) == 1:
             return value[0]
-        return value
+        return decimal(value)
 
     def number(self, key: str, default: float = 0.0) -> float:
         """A finite number. Raises ModelError."""
@@ -166,13 +165,15 @@ def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]
     return {**config, **{what: value for what, value in own.items() if value is not None}}
 
 
-def _decimal(value: float) -> float:
-    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07."""
-    if not math.isfinite(value):
+def decimal(value: Any) -> Any:
+    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07.
+
+    Other values are returned as they are.
+    """
+    if not isinstance(value, float) or not abs(value) < _LARGEST:
         return value
-    wanted = struct.pack("<f", value) if abs(value) < 3e38 else b""
     short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((each for each in short if wanted and struct.pack("<f", each) == wanted), value)
+    return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
 def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
