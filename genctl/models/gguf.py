@@ -259,6 +259,8 @@ def _factors(header: Header, name: str) -> tuple[float, ...]:
     held = header.tensors.get(name)
     if held is None:
         return ()
+    if held.numel > sizes.MOST:
+        raise ModelError(f"{shown(header.files[held.part].name)}: {name} holds {held.numel:,} factors")
     file = header.files[held.part]
     with file.open("rb") as opened:
         opened.seek(held.begin)

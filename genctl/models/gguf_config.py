@@ -83,9 +83,9 @@ class _File:
             raise self.refused(key, "a number")
         return value
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, default: int | None = None) -> int:
         """A positive whole number. Raises ModelError."""
-        value = self.take(key)
+        value = self.take(key, default)
         if type(value) is not int or value <= 0:
             raise self.refused(key, "a size")
         return value
@@ -96,8 +96,13 @@ class _File:
             raise self.refused(key, " or ".join(map(str, allowed)))
 
     def refused(self, key: str, wanted: str) -> ModelError:
-        value = self.header.metadata.get(self.begin + key)
+        value = self.header.metadata.get(self.begin + key, "missing")
         return ModelError(f"{self.name}: {shown(self.begin + key, 60)} is {value!r:.40}; known here is {wanted}")
+
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
 
     def holds(self, tensor: str) -> bool:
         """Whether the first layer has a tensor; queries, keys and values may be one matrix."""
@@ -162,7 +167,7 @@ def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]
     config["architectures"] = [_CLASSES[config["model_type"]] if native is None else native.model_class]
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
     own = {what: header.metadata.get(f"tokenizer.ggml.{kind}_token_id") for what, kind in ids.items()}
-    return {**config, **{what: value for what, value in own.items() if value is not None}}
+    return {**config, **{what: value for what, value in own.items() if type(value) is int}}
 
 
 def decimal(value: Any) -> Any:
@@ -179,7 +184,7 @@ def decimal(value: Any) -> Any:
 def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
     """The features of a head."""
     hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
-    size = file.take("attention.key_length", hidden // heads)
+    size = file.head_dim
     if "attention.key_length" in row.keys:
         config["head_dim"] = size
     file.only("attention.key_length", size if "head_dim" in config else hidden // heads)
@@ -190,14 +195,11 @@ def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
         file.only("attention.head_count_kv", heads)
 
 
-def _head_size(file: _File) -> int:
-    return int(file.take("attention.key_length", file.size("embedding_length") // file.size("attention.head_count")))
-
-
 def _angles(file: _File, row: GgufArchitecture, config: Config) -> None:
     """Rotary positions: their base, how much of a head turns, and how they are stretched."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
-    size, turning = _head_size(file), file.take("rope.dimension_count", _head_size(file))
+    size = file.head_dim
+    turning = file.size("rope.dimension_count", size)
     if row.rotary:
         share = turning / size
         config[row.rotary] = share if int(size * share) == turning else math.nextafter(share, 2)
@@ -215,7 +217,7 @@ def _scaling(file: _File, turning: int) -> Config:
         file.take(key)
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     kind = file.take("rope.scaling.type", "linear")
-    original = file.take("rope.scaling.original_context_length", file.take("context_length"))
+    original = file.size("rope.scaling.original_context_length", file.size("context_length"))
     attention = file.number("rope.scaling.attn_factor", 1.0)
     if any(file.factors.values()) or kind == "longrope":
         short, long = (list(file.factors.get(name, ())) for name in FACTORS)
@@ -279,7 +281,7 @@ def _experts(file: _File, config: Config) -> None:
 
 def _granite(file: _File, config: Config) -> None:
     """llama.cpp takes 0 for a multiplier that is not there."""
-    config["attention_multiplier"] = config.get("attention_multiplier") or _head_size(file) ** -0.5
+    config["attention_multiplier"] = config.get("attention_multiplier") or file.head_dim**-0.5
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         config[name] = config.get(name) or 1.0
     file.only("rope.scaling.finetuned", True)  # llama.cpp: without it nothing turns
@@ -292,7 +294,7 @@ def _gemma(largest: int) -> Callable[[_File, Config], None]:
     def finish(file: _File, config: Config) -> None:
         is_largest = file.size("block_count") == largest
         whole = file.size("embedding_length") // file.size("attention.head_count")
-        config["query_pre_attn_scalar"] = whole if is_largest else _head_size(file)
+        config["query_pre_attn_scalar"] = whole if is_largest else file.head_dim
 
     return finish
 
@@ -324,9 +326,8 @@ def _olmo2(file: _File, config: Config) -> None:
 
 def _phi3(file: _File, config: Config) -> None:
     config["sliding_window"] = config.get("sliding_window") or None  # 0 of Phi-4
-    config["original_max_position_embeddings"] = file.take(
-        "rope.scaling.original_context_length", file.size("context_length")
-    )
+    context = file.size("context_length")
+    config["original_max_position_embeddings"] = file.size("rope.scaling.original_context_length", context)
 
 
 def _falcon(file: _File, config: Config) -> None:
