@@ -138,7 +138,7 @@ def load(
     preset: str | Sequence[str] = (),
     **settings: Any,
 ) -> Model:
-    """Load a checkpoint: `builtin:NAME`, a local folder, or a Hub id.
+    """Load a checkpoint: `builtin:NAME`, a local folder, a GGUF file, or a Hub id.
 
     `settings` are knobs for all generation with it, `dtype` and `device` among them; `preset` names presets beneath
     them. Raises ModelError with one line, PresetError for settings.

@@ -537,7 +537,7 @@ class Generation:
 class Runtime:
     """Everything that decides where and how the tokens are computed."""
 
-    model: str = knob("builtin:stories", "builtin:NAME, a local folder, or a Hub id", MODEL)
+    model: str = knob("builtin:stories", "builtin:NAME, a local folder, a GGUF file, or a Hub id", MODEL)
     revision: str | None = knob(None, "branch, tag or commit of a Hub checkpoint", MODEL)
     offline: bool = knob(False, "never use the network", MODEL)
     backend: str | Words | None = knob(

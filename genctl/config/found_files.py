@@ -60,7 +60,7 @@ stop_strings stop_regex stop_in_thought keep_stop stop_token_ids max_time stop_m
 stop_repeat_times min_tokens
 eos_token_id pad_token_id bos_token_id decoder_start_token_id
 use_cache cache_implementation
-offline device dtype device_map max_memory tensor_parallel merge_adapter pack quantize runtime threads
+offline device dtype device_map max_memory tensor_parallel merge_adapter pack quantize dequantize runtime threads
 seed batch_size draft draft_corpus truncate row_timeout chat system chat_template chat_template_kwargs enable_thinking
 tools processed_logprobs src_lang tgt_lang
 about

@@ -96,7 +96,43 @@ def _their_config(path: Path, header: Header) -> dict[str, Any]:
             hint="llama-gguf-split --merge joins them",
         )
     config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
-    return {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
+    fields = {**json.loads(config.to_json_string(use_diff=False)), "model_type": config.model_type}
+    fields.pop("_model_name_or_path", None)  # general.name
+    if header.architecture == "t5":  # transformers takes every one for gated, with the activation of those that are not
+        is_gated = "enc.blk.0.ffn_gate.weight" in header.tensors
+        left_out = ("is_gated_act", "dense_act_fn", "scale_decoder_outputs")
+        fields = {key: value for key, value in fields.items() if key not in left_out}
+        fields["feed_forward_proj"] = "gated-gelu" if is_gated else "relu"
+        fields["tie_word_embeddings"] = "output.weight" not in header.tensors  # scales what the head reads
+    _check_keys(shown(path.name), header, fields)
+    return fields
+
+
+# Keys that transformers leaves out, with the fields whose defaults they must equal.
+_LEFT_OUT = {
+    "attention.key_length": ("head_dim", "d_kv"),
+    "attention.value_length": ("head_dim", "d_kv"),
+    "attention.layer_norm_rms_epsilon": ("layer_norm_epsilon", "rms_norm_eps"),
+    "attention.sliding_window": ("sliding_window",),
+    "decoder_block_count": ("num_decoder_layers",),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+}
+
+
+def _check_keys(name: str, header: Header, config: dict[str, Any]) -> None:
+    """Raises ModelError for a key that transformers leaves out of the config, where it may mean something."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    begin, read = f"{header.architecture}.", GGUF_CONFIG_MAPPING.get(header.architecture.replace("-", "_"))
+    for key, value in header.metadata.items():
+        own = key.removeprefix(begin)
+        if read is None or own == key or own in read or own in gguf_config.HARMLESS or own.startswith("rope.scaling."):
+            continue  # of scalings see `_check_scaling`
+        fields = [
+            gguf_config.decimal(config[field]) for field in _LEFT_OUT.get(own, ()) if config.get(field) is not None
+        ]
+        if value and gguf_config.decimal(value) not in fields:
+            raise ModelError(f"{name}: transformers does not read {shown(key, 60)} = {value!r:.40}")
 
 
 def _check_metadata(name: str, header: Header) -> None:
@@ -123,6 +159,24 @@ def _check_metadata(name: str, header: Header) -> None:
             raise ModelError(f"{name} holds {kind}.0 to {kind}.{max(numbers)}, but {key} is {count!r:.40}")
     if not layers:
         raise ModelError(f"{name} holds no layers (tensors named blk.0 and so on)")
+
+
+_SHARED_GATE = re.compile(r"model\.layers\.(\d+)\.mlp\.shared_expert_gate\.weight")
+
+
+def read_gates(model: PreTrainedModel, mismatched: list[str], path: Path) -> list[str]:
+    """Read Qwen2-MoE's gates [1, hidden], to which transformers gives one dimension more than they have.
+
+    Returns the other names that are `mismatched`.
+    """
+    header = gguf_header.read(path)
+    for name in mismatched:
+        if match := _SHARED_GATE.fullmatch(name):
+            import torch
+
+            gate = torch.tensor(_factors(header, f"blk.{match[1]}.ffn_gate_inp_shexp.weight"))
+            model.get_parameter(name).data.copy_(gate.view(1, -1))
+    return [name for name in mismatched if not _SHARED_GATE.fullmatch(name)]
 
 
 def check_read(model: PreTrainedModel, unexpected: list[str], path: Path) -> list[str]:
@@ -205,6 +259,8 @@ def _factors(header: Header, name: str) -> tuple[float, ...]:
     held = header.tensors.get(name)
     if held is None:
         return ()
+    if held.numel > sizes.MOST:
+        raise ModelError(f"{shown(header.files[held.part].name)}: {name} holds {held.numel:,} factors")
     file = header.files[held.part]
     with file.open("rb") as opened:
         opened.seek(held.begin)

@@ -19,10 +19,11 @@ from genctl.models.gguf_header import Header
 from genctl.models.weights import shown
 
 Config = dict[str, Any]
+_LARGEST = 3e38  # of float32, nearly
 FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")  # of longrope
 
 # Keys that change nothing for a text, beside those that do not begin with the architecture (general.*, split.*).
-_HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
+HARMLESS = ("tensor_data_layout", "pooling_type", "classifier.output_labels", "rope.scaling.finetuned")
 
 # Keys that are the same in every architecture, and the fields of most.
 _SIZES = {
@@ -65,17 +66,15 @@ class _File:
     def __init__(self, name: str, header: Header, factors: Mapping[str, tuple[float, ...]]) -> None:
         self.name, self.header, self.factors = name, header, factors
         self.begin = f"{header.architecture}."
-        self.known: set[str] = {*_HARMLESS}
+        self.known: set[str] = {*HARMLESS}
 
     def take(self, key: str, default: Any = None) -> Any:
         """The value of a key; a list of one value for all layers is that value."""
         self.known.add(key)
         value = self.header.metadata.get(self.begin + key, default)
-        if isinstance(value, float):
-            return _decimal(value)
         if isinstance(value, list) and key != _PATTERN and len(set(value)) == 1:
             return value[0]
-        return value
+        return decimal(value)
 
     def number(self, key: str, default: float = 0.0) -> float:
         """A finite number. Raises ModelError."""
@@ -84,9 +83,9 @@ class _File:
             raise self.refused(key, "a number")
         return value
 
-    def size(self, key: str) -> int:
+    def size(self, key: str, default: int | None = None) -> int:
         """A positive whole number. Raises ModelError."""
-        value = self.take(key)
+        value = self.take(key, default)
         if type(value) is not int or value <= 0:
             raise self.refused(key, "a size")
         return value
@@ -97,8 +96,13 @@ class _File:
             raise self.refused(key, " or ".join(map(str, allowed)))
 
     def refused(self, key: str, wanted: str) -> ModelError:
-        value = self.header.metadata.get(self.begin + key)
+        value = self.header.metadata.get(self.begin + key, "missing")
         return ModelError(f"{self.name}: {shown(self.begin + key, 60)} is {value!r:.40}; known here is {wanted}")
+
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self.size("attention.key_length", self.size("embedding_length") // self.size("attention.head_count"))
 
     def holds(self, tensor: str) -> bool:
         """Whether the first layer has a tensor; queries, keys and values may be one matrix."""
@@ -163,22 +167,24 @@ def config_of(name: str, header: Header, factors: Mapping[str, tuple[float, ...]
     config["architectures"] = [_CLASSES[config["model_type"]] if native is None else native.model_class]
     ids = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding", "unk_token_id": "unknown"}
     own = {what: header.metadata.get(f"tokenizer.ggml.{kind}_token_id") for what, kind in ids.items()}
-    return {**config, **{what: value for what, value in own.items() if value is not None}}
+    return {**config, **{what: value for what, value in own.items() if type(value) is int}}
 
 
-def _decimal(value: float) -> float:
-    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07."""
-    if not math.isfinite(value):
+def decimal(value: Any) -> Any:
+    """The shortest decimal number that is this one in float32: 1e-06, which the file has as 9.99999997e-07.
+
+    Other values are returned as they are.
+    """
+    if not isinstance(value, float) or not abs(value) < _LARGEST:
         return value
-    wanted = struct.pack("<f", value) if abs(value) < 3e38 else b""
     short = (float(f"{value:.{digits}g}") for digits in range(1, 10))
-    return next((each for each in short if wanted and struct.pack("<f", each) == wanted), value)
+    return next((each for each in short if struct.pack("<f", each) == struct.pack("<f", value)), value)
 
 
 def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
     """The features of a head."""
     hidden, heads = file.size("embedding_length"), file.size("attention.head_count")
-    size = file.take("attention.key_length", hidden // heads)
+    size = file.head_dim
     if "attention.key_length" in row.keys:
         config["head_dim"] = size
     file.only("attention.key_length", size if "head_dim" in config else hidden // heads)
@@ -189,14 +195,11 @@ def _heads(file: _File, row: GgufArchitecture, config: Config) -> None:
         file.only("attention.head_count_kv", heads)
 
 
-def _head_size(file: _File) -> int:
-    return int(file.take("attention.key_length", file.size("embedding_length") // file.size("attention.head_count")))
-
-
 def _angles(file: _File, row: GgufArchitecture, config: Config) -> None:
     """Rotary positions: their base, how much of a head turns, and how they are stretched."""
     config[row.theta] = file.number("rope.freq_base", 10000.0)
-    size, turning = _head_size(file), file.take("rope.dimension_count", _head_size(file))
+    size = file.head_dim
+    turning = file.size("rope.dimension_count", size)
     if row.rotary:
         share = turning / size
         config[row.rotary] = share if int(size * share) == turning else math.nextafter(share, 2)
@@ -214,7 +217,7 @@ def _scaling(file: _File, turning: int) -> Config:
         file.take(key)
     factor = file.number("rope.scaling.factor") or file.number("rope.scale_linear") or 1.0
     kind = file.take("rope.scaling.type", "linear")
-    original = file.take("rope.scaling.original_context_length", file.take("context_length"))
+    original = file.size("rope.scaling.original_context_length", file.size("context_length"))
     attention = file.number("rope.scaling.attn_factor", 1.0)
     if any(file.factors.values()) or kind == "longrope":
         short, long = (list(file.factors.get(name, ())) for name in FACTORS)
@@ -278,7 +281,7 @@ def _experts(file: _File, config: Config) -> None:
 
 def _granite(file: _File, config: Config) -> None:
     """llama.cpp takes 0 for a multiplier that is not there."""
-    config["attention_multiplier"] = config.get("attention_multiplier") or _head_size(file) ** -0.5
+    config["attention_multiplier"] = config.get("attention_multiplier") or file.head_dim**-0.5
     for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling"):
         config[name] = config.get(name) or 1.0
     file.only("rope.scaling.finetuned", True)  # llama.cpp: without it nothing turns
@@ -291,7 +294,7 @@ def _gemma(largest: int) -> Callable[[_File, Config], None]:
     def finish(file: _File, config: Config) -> None:
         is_largest = file.size("block_count") == largest
         whole = file.size("embedding_length") // file.size("attention.head_count")
-        config["query_pre_attn_scalar"] = whole if is_largest else _head_size(file)
+        config["query_pre_attn_scalar"] = whole if is_largest else file.head_dim
 
     return finish
 
@@ -323,9 +326,8 @@ def _olmo2(file: _File, config: Config) -> None:
 
 def _phi3(file: _File, config: Config) -> None:
     config["sliding_window"] = config.get("sliding_window") or None  # 0 of Phi-4
-    config["original_max_position_embeddings"] = file.take(
-        "rope.scaling.original_context_length", file.size("context_length")
-    )
+    context = file.size("context_length")
+    config["original_max_position_embeddings"] = file.size("rope.scaling.original_context_length", context)
 
 
 def _falcon(file: _File, config: Config) -> None:
