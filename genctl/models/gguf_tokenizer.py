@@ -191,13 +191,10 @@ class _Reader:
 
     def _listed_merges(self) -> list[tuple[str, str]]:
         """The pairs of the file; where one is there twice, its first place counts."""
-        pairs = []
-        for merge in self.lists.merges:
-            at = merge.find(" ", 1)
-            left, right = merge[:at], merge[at + 1 :]
-            if at > 0 and left in self.ids and right in self.ids and left + right in self.ids:
-                pairs.append((left, right))
-        return list(dict.fromkeys(pairs))
+        places = ((merge, merge.find(" ", 1)) for merge in self.lists.merges)
+        pairs = dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places if at > 0)
+        ids = self.ids
+        return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
 
     def _add_tokens(self, backend: Tokenizer) -> None:
         """Add the tokens that texts hold whole. Those of Phi-3 take the white space behind them along."""
