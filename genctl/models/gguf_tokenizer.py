@@ -55,10 +55,10 @@ _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # u
 
 def plain(path: Path) -> PlainTokenizer:
     """The tokenizer of a GGUF file. Raises ModelError for one that is damaged or of an unknown kind."""
-    return _Reader(shown(path.name), gguf_header.read(path, vocabulary=True)).tokenizer(path.parent)
+    return _Vocabulary(shown(path.name), gguf_header.read(path, vocabulary=True)).tokenizer(path.parent)
 
 
-class _Reader:
+class _Vocabulary:
     def __init__(self, name: str, header: Header) -> None:
         self.name, self.metadata, self.lists = name, header.metadata, header.vocabulary
         self.kind = self.metadata.get(f"{_KEY}.model")
