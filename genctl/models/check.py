@@ -16,6 +16,7 @@ from genctl.errors import ModelError, reason_of
 from genctl.models import sizes, tokenizer_files, weights
 from genctl.models.architectures import facts_of
 from genctl.models.fingerprint import Stamps, stamps
+from genctl.models.libraries import is_library_error
 from genctl.models.weights import WeightFiles, read_json
 
 # -- the generation settings of a checkpoint, as transformers takes them from its files: generation_config.json, or
@@ -180,6 +181,25 @@ def check_tokenizer(folder: Path, *, needed: bool) -> bool:
             hint='prompts in token ids need none: rows such as {"prompt_ids": [5, 60, 7]} in a JSONL input',
         )
     return has_tokenizer
+
+
+def check_vocabulary(tokenizer: Any, vocab_size: int) -> list[str]:
+    """A note if the tokenizer has more tokens than the model. Raises ModelError if it adds one of them to each text."""
+    try:
+        added = tokenizer("", add_special_tokens=True)["input_ids"]
+    except BaseException as error:
+        if not is_library_error(error):
+            raise
+        added = []  # it reads no empty text
+    if (beyond := next((id for id in added if id >= vocab_size), None)) is not None:
+        name = tokenizer.convert_ids_to_tokens(beyond)
+        raise ModelError(
+            f"the tokenizer adds {name} to each text, whose id is {beyond}; the model's are 0 to {vocab_size - 1}"
+        )
+    if len(tokenizer) <= vocab_size:
+        return []
+    several = f"the tokenizer has {len(tokenizer):,} tokens, the model only {vocab_size:,}"
+    return [f"{several}: prompts that use the others are refused"]
 
 
 def check_files(folder: Path) -> None:

@@ -203,11 +203,11 @@ class _Reader:
             return self.string(shown(key, 60))
         if kind != _ARRAY:
             raise self.refused(f"{shown(key, 60)} has the unknown type {kind:,}")
-        kind, count = self.number("<I"), self.number("<Q")
+        kind, count, name = self.number("<I"), self.number("<Q"), shown(key, 60)
         if kind not in _SCALARS and kind != _STRING:
-            raise self.refused(f"{shown(key, 60)} is an array of the unknown type {kind:,}")
+            raise self.refused(f"{name} is an array of the unknown type {kind:,}")
         size = 8 if kind == _STRING else struct.calcsize(_SCALARS[kind])
-        self.fits(count, size, f"items of {shown(key, 60)}")
+        self.fits(count, size, f"items of {name}")
         self.items += count
         self.arrays[key] = (kind, self.at, count)
         if self.items > _MOST_ITEMS:
@@ -215,13 +215,13 @@ class _Reader:
         if kind != _STRING:
             if key == _TOKEN_TYPE:
                 self.types = self.data[self.at : self.at + count * size : size]  # little endian, and small numbers
-            self.skip(count * size, shown(key, 60))
+            self.skip(count * size, name)
             return count if key.startswith("tokenizer.") or count > _MOST_LISTED else self.listed(key)
         if key == _TOKENS:
             sizes.check_vocabulary(self.name, tokens=count)
         for _ in range(count):
             before = self.at + 8
-            self.skip(self.number("<Q"), shown(key, 60))
+            self.skip(self.number("<Q"), name)
             if key == _TOKENS:
                 self.tokens.append((before, self.at))
         return count

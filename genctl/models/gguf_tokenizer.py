@@ -7,13 +7,26 @@ Files beside it change nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    PreTokenizedString,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from genctl.errors import ModelError
-from genctl.models import gguf_header, sizes
+from genctl.models import gguf_header
 from genctl.models.gguf_header import END_TEXTS, Header
 from genctl.models.gguf_splits import SPLITS, Split
 from genctl.models.tokenizer import PlainTokenizer
@@ -38,15 +51,14 @@ _FILLS = """
 """
 _CONTROL_TEXTS = END_TEXTS.union(_FILLS.split())  # control tokens, whatever type the file gives them
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # user-defined ones, likewise (gpt-oss)
-_MOST_LETTERS = 1 << 26  # of all ways to part the tokens of a vocabulary in two; Gemma's have 11 million
 
 
 def plain(path: Path) -> PlainTokenizer:
     """The tokenizer of a GGUF file. Raises ModelError for one that is damaged or of an unknown kind."""
-    return _Reader(shown(path.name), gguf_header.read(path, vocabulary=True)).tokenizer(path.parent)
+    return _Vocabulary(shown(path.name), gguf_header.read(path, vocabulary=True)).tokenizer(path.parent)
 
 
-class _Reader:
+class _Vocabulary:
     def __init__(self, name: str, header: Header) -> None:
         self.name, self.metadata, self.lists = name, header.metadata, header.vocabulary
         self.kind = self.metadata.get(f"{_KEY}.model")
@@ -62,7 +74,6 @@ class _Reader:
             if values and len(values) < len(self.tokens):
                 raise self.refused(f"{key} has {len(values):,} items for {len(self.tokens):,} tokens")
         self.types = self._types()
-        self.scores = self.lists.scores or [0.0] * len(self.tokens)
 
     def _types(self) -> list[int]:
         """The type of each token; llama.cpp knows some better than the file."""
@@ -135,25 +146,31 @@ class _Reader:
         return backend
 
     def _sentencepiece(self, split: Split) -> Tokenizer:
-        """A vocabulary with ▁ for spaces: that of a BPE, or SentencePiece's with the merges that its scores imply."""
+        """A vocabulary with ▁ for spaces: of a BPE, or of SentencePiece's, where scores take the place of merges."""
         scored = self.kind == "llama"
         prefix = scored and self._flag("add_space_prefix", True)
         unknown = self._special("unknown") if scored else None
         model = models.BPE(
             vocab=self.ids,
-            merges=self._implied_merges() if scored else self._listed_merges(),
+            merges=[] if scored else self._listed_merges(),
             unk_token=None if unknown is None else self.tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
+            ignore_merges=scored,
         )
         backend = Tokenizer(model)
         backend.normalizer = normalizers.Sequence(
             [*([normalizers.Prepend("▁")] if prefix else []), normalizers.Replace(" ", "▁")]
         )
-        if split.expressions:
-            backend.pre_tokenizer = pre_tokenizers.Sequence(_splits(split))
-        steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-        backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
+        steps: list[Any] = _splits(split)
+        if scored:
+            if not any("▁" in token.lstrip("▁") for token in self.tokens):  # so that no token spans two words
+                steps = [pre_tokenizers.Split(Regex("▁+[^▁]*"), "isolated")]
+            scores = self.lists.scores or [0.0] * len(self.tokens)
+            steps.append(pre_tokenizers.PreTokenizer.custom(ScoredMerges(dict(zip(self.tokens, scores, strict=False)))))
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        decoding = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*decoding, *([decoders.Strip(" ", 1, 0)] if prefix else [])])
         return backend
 
     def _unigram(self) -> Tokenizer:
@@ -161,7 +178,7 @@ class _Reader:
         if unknown is None:
             raise self.refused("unknown_token_id names no token")
         check_charsmap(self.name, charsmap)
-        backend = Tokenizer(models.Unigram(list(zip(self.tokens, self.scores, strict=False)), unknown, False))
+        backend = Tokenizer(models.Unigram(list(zip(self.tokens, self.lists.scores, strict=False)), unknown, False))
         steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
         prefix, merged = self._flag("add_space_prefix", False), self._flag("remove_extra_whitespaces", False)
         if merged:
@@ -174,28 +191,10 @@ class _Reader:
 
     def _listed_merges(self) -> list[tuple[str, str]]:
         """The pairs of the file; where one is there twice, its first place counts."""
-        pairs = []
-        for merge in self.lists.merges:
-            at = merge.find(" ", 1)
-            left, right = merge[:at], merge[at + 1 :]
-            if at > 0 and left in self.ids and right in self.ids and left + right in self.ids:
-                pairs.append((left, right))
-        return list(dict.fromkeys(pairs))
-
-    def _implied_merges(self) -> list[tuple[str, str]]:
-        """All pairs of tokens that make a token, those of the best score first."""
-        letters = sum(len(token) ** 2 for token in self.tokens)
-        if letters > _MOST_LETTERS:
-            raise self.refused(f"tokens imply merges of {letters:,} letters, and at most {_MOST_LETTERS:,} are read")
-        pairs, tokens, ids = [], self.tokens, self.ids
-        for id in sorted(range(len(tokens)), key=lambda id: -self.scores[id]):
-            token = tokens[id]
-            for at in range(len(token) - 1, 0, -1):
-                left, right = ids.get(token[:at]), ids.get(token[at:])
-                if left is not None and right is not None:
-                    pairs.append((tokens[left], tokens[right]))
-            sizes.check_vocabulary(self.name, merges=len(pairs))
-        return pairs
+        places = ((merge, merge.find(" ", 1)) for merge in self.lists.merges)
+        pairs = dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places if at > 0)
+        ids = self.ids
+        return [pair for pair in pairs if pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids]
 
     def _add_tokens(self, backend: Tokenizer) -> None:
         """Add the tokens that texts hold whole. Those of Phi-3 take the white space behind them along."""
@@ -211,3 +210,55 @@ class _Reader:
 
 def _splits(split: Split) -> list[Any]:
     return [pre_tokenizers.Split(Regex(expression), "isolated") for expression in split.expressions]
+
+
+class ScoredMerges:
+    """A pre-tokenizer that parts a text into tokens as llama.cpp's `llm_tokenizer_spm_session` does.
+
+    Two neighbours become one where they make a token: the best score first, of equal ones the leftmost.
+    """
+
+    def __init__(self, scores: dict[str, float]) -> None:
+        self.scores = scores
+        self.word_ends = lru_cache(1 << 14)(self._ends)  # most words come again
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        text.split(self._split)
+
+    def _split(self, _: int, part: Any) -> list[Any]:
+        text = str(part)
+        return self._parts(part, self.word_ends(text) if len(text) < 64 else self._ends(text), 0)
+
+    def _parts(self, part: Any, ends: Sequence[int], begin: int) -> list[Any]:
+        """A part cut at `ends`, by halves: a cut takes as long as the part is."""
+        if len(ends) == 1:
+            return [part]
+        half = len(ends) // 2
+        at, last = ends[half - 1] - begin, ends[-1] - begin
+        left, right = self._parts(part[0:at], ends[:half], begin), self._parts(part[at:last], ends[half:], begin + at)
+        return left + right
+
+    def _ends(self, text: str) -> Sequence[int]:
+        """Where the tokens of a text end."""
+        scores, size = self.scores, len(text)
+        queue: list[tuple[float, int, int, int]] = []
+        ends, before = list(range(1, size + 1)), list(range(-1, size - 1))  # of the piece that begins at a place
+
+        def offer(left: int, right: int) -> None:
+            if left >= 0 and right < size and (score := scores.get(text[left : ends[right]])) is not None:
+                heappush(queue, (-score, left, right, ends[right]))
+
+        for right in range(1, size):
+            offer(right - 1, right)
+        while queue:
+            _, left, right, end = heappop(queue)
+            if ends[left] == right and ends[right] == end:  # both pieces are as they were
+                ends[left], ends[right] = end, 0
+                if end < size:
+                    before[end] = left
+                offer(before[left], left)
+                offer(left, end)
+        places, at = [], 0
+        while at < size:
+            places.append(at := ends[at])
+        return places

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from genctl import process
 from genctl.decode.threads import Threads
 from genctl.errors import UsageError
-from genctl.models import check, prepare, runtime_choice, text
+from genctl.models import check, prepare, runtime_choice
 from genctl.models.check import GenerationSettings, begins_with_bos, known_ids
 from genctl.models.libraries import OnEvent, guarded, quiet, without_panic_reports
 from genctl.models.resolve import CheckpointFolder, resolve
@@ -236,7 +236,7 @@ def _loaded(
     )
     loaded.generation, unknown = known_ids(loaded.generation, loaded.vocab_size)
     begins = begins_with_bos(loaded.generation) if loaded.is_encoder_decoder else []
-    beyond = () if tokenizer is None else text.check_vocabulary(tokenizer, loaded.vocab_size)
+    beyond = [] if tokenizer is None else check.check_vocabulary(tokenizer, loaded.vocab_size)
     loaded.notes += (*unknown, *begins, *beyond)
     return loaded
 

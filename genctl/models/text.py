@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from genctl.errors import InputError, ModelError, UsageError
@@ -82,24 +81,6 @@ def check_ids(ids: Sequence[int], vocab_size: int) -> None:
     for place, id in enumerate(ids, 1):
         if not 0 <= id < vocab_size:
             raise InputError(f"token {place} of the prompt has id {id}, but the model's ids are 0 to {vocab_size - 1}")
-
-
-def check_vocabulary(tokenizer: Any, vocab_size: int) -> tuple[str, ...]:
-    """A note on tokens that the model's embedding does not have, in a tuple; () if there are none.
-
-    Raises ModelError if such a token goes around each text.
-    """
-    with suppress(InputError):  # it adds none
-        for id in encode(tokenizer, "", add_special_tokens=True):
-            if id >= vocab_size:
-                token = tokenizer.convert_ids_to_tokens(id)
-                raise ModelError(
-                    f"the tokenizer adds {token} to each text, whose id is {id}; the model's are 0 to {vocab_size - 1}"
-                )
-    if len(tokenizer) <= vocab_size:
-        return ()
-    few = f"the tokenizer has {len(tokenizer):,} tokens, the model only {vocab_size:,}"
-    return (f"{few}: prompts that use the others are refused",)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> str:

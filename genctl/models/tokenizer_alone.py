@@ -69,7 +69,7 @@ def find(name: str, revision: str | None = None) -> FoundTokenizer:
     checkpoint = check.Checkpoint(folder, config, GenerationSettings({}, ""), WeightFiles((), {}), True, {}, file)
     tokenizer, left_to = tokenizer_of(checkpoint)
     if isinstance(size := config.get("vocab_size"), int):
-        text.check_vocabulary(tokenizer, size)
+        check.check_vocabulary(tokenizer, size)
     bos = tuple(id for id in (tokenizer.bos_token_id, config.get("bos_token_id")) if isinstance(id, int))
     reader = f"transformers ({left_to})" if left_to else ""
     return FoundTokenizer(tokenizer, reader, bos, settings.get("add_bos_token") is True)
