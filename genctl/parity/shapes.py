@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 from genctl.documents.reader import kind_of
 from genctl.documents.shapes import BadShape, Natural, Written, value_of
 from genctl.errors import InputError, printable
-from genctl.io.rows import SCHEMA
 from genctl.parity.trace_rows import (
     PROMPT_IDS,
     Count,
@@ -308,7 +307,7 @@ SHAPES = (
     Shape(lambda data: "choices" in data, OpenAI, _openai),
     Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), Llama, _llama),
     Shape(lambda data: "meta_info" in data, SGLang, _sglang),
-    Shape(lambda data: data.get("schema") == SCHEMA, Record, _record),
+    Shape(lambda data: data.get("schema") == "genctl/1", Record, _record),
     Shape(lambda data: "resps" in data and "arguments" in data, Harness, _harness),
     Shape(lambda data: _first_has(data, "output", "content"), Responses, _responses),
     Shape(lambda data: _first_has(data, "logprobs"), Ollama, _ollama),
