@@ -45,7 +45,7 @@ class AuditRow:
     @property
     def total(self) -> float:
         """A number for all of it; NaN where tokens have their own."""
-        return self.trace.total
+        return math.nan if self.trace.total is None else self.trace.total
 
 
 class AuditPrompts:
@@ -70,7 +70,9 @@ class AuditPrompts:
         name, prompt, text = row.name, self._read(row), row.text or ""
         if self.impossible.known(name, None, prompt) < len(prompt):
             return None
-        if row.total == row.total:  # a continuation with one number
+        if row.total is not None:  # a continuation with one number
+            if math.isnan(self.impossible.number(name, 0, row.total, untold=False)):
+                return None
             whole = encode_prompt(self._loaded, (row.prompt or "") + text)
             known = tuple(whole[len(prompt) :]) if tuple(whole[: len(prompt)]) == prompt else ()
             ids = known or tuple(continuation(self._tokenizer, text))
@@ -84,7 +86,7 @@ class AuditPrompts:
         numbers, tops = [], list[Mapping[int, float]]()
         for index, (id, piece) in enumerate(zip(ids, pieces, strict=False)):
             found: dict[int, float] = {}
-            for other, shown, value in piece.top:
+            for other, shown, value, _ in piece.top:
                 known_id = other if other is not None else id if shown == piece.text else self._id_of(way, shown)
                 if known_id is None:
                     self.dropped += 1
@@ -163,7 +165,7 @@ class AuditPrompts:
             return row.pieces, ids, way
         # the list leaves out tokens that end within a character
         special = [id for id in ids if id in self._names.special]
-        pieces = [replace(piece, id=id) for piece, id in zip(row.pieces, ids, strict=True)]
+        pieces = [piece._replace(id=id) for piece, id in zip(row.pieces, ids, strict=True)]
         try:
             pieces = [*with_ids(pieces, [*continuation(self._tokenizer, text), *special], "")]
         except BadShape:

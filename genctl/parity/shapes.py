@@ -12,19 +12,16 @@ from typing import Any, NamedTuple, TypeAlias, TypedDict
 from genctl.documents.reader import kind_of
 from genctl.documents.shapes import BadShape, Natural, Written, value_of
 from genctl.errors import InputError, printable
-from genctl.io.rows import SCHEMA
 from genctl.parity.trace_rows import (
     PROMPT_IDS,
     Count,
     Entry,
-    Listed,
     Number,
-    TracePiece,
     TraceRow,
     Word,
     best_of,
     fit,
-    listed,
+    piece,
     piece_of,
     prompt_of,
     same_length,
@@ -80,7 +77,7 @@ def _openai(data: OpenAI) -> Iterator[Row]:
             same_length(f"{path}.token_logprobs", values, texts)
             same_length(f"{path}.top_logprobs", tops, texts)
             pieces = tuple(
-                TracePiece(*listed(None, text, value), tuple(listed(None, *pair) for pair in (top or {}).items()))
+                piece(None, text, value, (piece(None, *pair) for pair in (top or {}).items()))
                 for text, value, top in zip(texts, values, tops, strict=True)
             )
         text = choice.get("text", (choice.get("message") or choice.get("delta") or {}).get("content"))
@@ -136,7 +133,7 @@ def _sglang(data: SGLang) -> Iterator[Row]:
     tops = data["meta_info"].get("output_top_logprobs") or [None] * len(chosen)
     same_length("meta_info.output_top_logprobs", tops, chosen)
     pieces = tuple(
-        TracePiece(*listed(id, text, value), tuple(listed(id, text, value) for value, id, text in top or ()))
+        piece(id, text, value, (piece(id, text, value) for value, id, text in top or ()))
         for (value, id, text), top in zip(chosen, tops, strict=True)
     )
     yield {**prompt_of(data), "pieces": pieces, "text": data.get("text")}
@@ -219,7 +216,7 @@ def _record(data: Record) -> Iterator[Row]:
     if (tokens := scores or data.get("tokens")) is None or isinstance(tokens, int):
         raise BadShape("tokens: expected tokens with log-probabilities (--scores or --top-logprobs K writes them)")
     pieces = [
-        TracePiece(one.get("id"), one.get("text"), one.get("logprob"), tuple(map(Listed._make, one.get("top") or ())))
+        piece(one.get("id"), one.get("text"), one.get("logprob"), (piece(*top) for top in one.get("top") or ()))
         for one in fit(list[RecordToken], tokens, "tokens")
     ]
     own = {"pieces": tuple(pieces), "text": data.get("text"), "sequence": data.get("sequence", 0)}
@@ -281,7 +278,7 @@ def _trainer(data: Row) -> Iterator[Row]:
     same_length(values_key, values, ids)
     same_length("top_logprobs", tops, ids)
     pieces = tuple(
-        TracePiece(id, None, value, best_of(top, f"top_logprobs.{place}"))
+        piece(id, None, value, best_of(top, f"top_logprobs.{place}"))
         for place, (id, value, top) in enumerate(zip(ids, values, tops, strict=True))
     )
     text = data.get("completion", data.get("response"))
@@ -308,7 +305,7 @@ SHAPES = (
     Shape(lambda data: "choices" in data, OpenAI, _openai),
     Shape(lambda data: "completion_probabilities" in data or ("probs" in data and "content" in data), Llama, _llama),
     Shape(lambda data: "meta_info" in data, SGLang, _sglang),
-    Shape(lambda data: data.get("schema") == SCHEMA, Record, _record),
+    Shape(lambda data: data.get("schema") == "genctl/1", Record, _record),
     Shape(lambda data: "resps" in data and "arguments" in data, Harness, _harness),
     Shape(lambda data: _first_has(data, "output", "content"), Responses, _responses),
     Shape(lambda data: _first_has(data, "logprobs"), Ollama, _ollama),
@@ -342,7 +339,10 @@ def body_of(data: Row) -> Row:
 
 def _at(data: Any, path: str) -> Any:
     for part in path.split("."):
-        data = data.get(part) if isinstance(data, dict) else None
+        if isinstance(data, list) and part.isdecimal() and len(part) < 9:
+            data = next(iter(data[int(part) :][:1]), None)
+        else:
+            data = data.get(part) if isinstance(data, dict) else None
     return data
 
 

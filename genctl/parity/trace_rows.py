@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 from genctl.documents.shapes import BadShape, Natural, Written, value_of
 
 
-class Listed(NamedTuple):
-    """A token by its id or its text, and its number."""
+class TracePiece(NamedTuple):
+    """A token as it was written, chosen or listed. A chosen one may have a list of the best.
+
+    Its number is None where there is none, and may be NaN or infinite.
+    """
 
     id: int | None
     text: str | None
     number: float | None
-
-
-@dataclass(frozen=True)
-class TracePiece:
-    """A token as it was written. Its number is None where there is none, and may be NaN or infinite."""
-
-    id: int | None
-    text: str | None
-    number: float | None
-    top: tuple[Listed, ...] = ()
+    top: tuple[TracePiece, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +35,7 @@ class TraceRow:
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     text: str | None = None
     is_chat: bool = False
-    total: float = math.nan
+    total: float | None = None
     own_id: bool = True
     sequence: int = 0  # among the completions of the request
     prompt_tokens: int | None = None  # that the engine counted in `prompt`, where it reports both
@@ -95,30 +89,30 @@ class Entry(Token, total=False):
     probs: list[Token] | None
 
 
-def listed(id: int | None, text: str | None, number: float | None) -> Listed:
+def piece(id: int | None, text: str | None, number: float | None, top: Iterable[TracePiece] = ()) -> TracePiece:
     """A token; its id may be its text."""
     match = None if text is None else _AS_ID.fullmatch(text)
-    return Listed(id, text, number) if match is None else Listed(int(match[1]), None, number)
+    return TracePiece(*((id, text) if match is None else (int(match[1]), None)), number, tuple(top))
 
 
-def _token(one: Token) -> Listed:
+def _token(one: Token, top: Iterable[TracePiece] = ()) -> TracePiece:
     number, share = one.get("logprob"), one.get("prob")
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
     text = next((text for text in (one.get("token"), one.get("tok_str"), one.get("content")) if text is not None), None)
-    return listed(one.get("token_id") if (id := one.get("id")) is None else id, text, number)
+    return piece(one.get("token_id") if (id := one.get("id")) is None else id, text, number, top)
 
 
 def piece_of(one: Entry) -> TracePiece:
     """The token of an entry."""
-    top = tuple(map(_token, one.get("top_logprobs") or one.get("top_probs") or one.get("probs") or ()))
-    own = _token(one)
-    if "logprob" not in one and "prob" not in one:  # llama-server's older form has a list alone
-        own = own._replace(number=next((each.number for each in top if each.text == own.text), None))
-    return TracePiece(*own, top)
+    own = _token(one, map(_token, one.get("top_logprobs") or one.get("top_probs") or one.get("probs") or ()))
+    if "logprob" in one or "prob" in one:
+        return own
+    # llama-server's older form has a list alone
+    return own._replace(number=next((each.number for each in own.top if each.text == own.text), None))
 
 
-def best_of(tops: Any, path: str) -> tuple[Listed, ...]:
+def best_of(tops: Any, path: str) -> tuple[TracePiece, ...]:
     """The best tokens of a trainer: an object by id, or a list of objects, pairs or triples. Raises BadShape."""
     if not tops and (tops is None or isinstance(tops, list)):
         return ()
@@ -128,14 +122,14 @@ def best_of(tops: Any, path: str) -> tuple[Listed, ...]:
     found: list[Any] = []
     for place, each in enumerate(fit(list[Any], tops, path)):
         if isinstance(each, dict):
-            found.append(_token(fit(Token, each, f"{path}.{place}")))
+            found.append(_token(fit(Token, each, f"{path}.{place}"))[:3])
         elif isinstance(each, list) and len(each) in (2, 3):
             id, text, number = each if len(each) == 3 else (None, *each) if isinstance(each[0], str) else (
                 each[0], None, each[1])  # fmt: skip
             found.append((id, text, number.get("logprob") if isinstance(number, dict) else number))  # vLLM's Logprob
         else:
             raise BadShape(f"{path}.{place}: expected a token and its number")
-    return tuple(listed(*one) for one in fit(list[tuple[Count, Word, Number]], found, path))
+    return tuple(piece(*one) for one in fit(list[tuple[Count, Word, Number]], found, path))
 
 
 def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str) -> tuple[TracePiece, ...]:
@@ -148,7 +142,7 @@ def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str)
     if any(piece.id is None for piece in pieces):
         if len(ids) < len(pieces):
             raise BadShape(f"{path}: expected {len(pieces)} items, one for each number, got {len(ids)}")
-        return tuple(replace(piece, id=id) for piece, id in zip(pieces, ids, strict=False))
+        return tuple(piece._replace(id=id) for piece, id in zip(pieces, ids, strict=False))
     found, at = [], 0
     for id in ids:
         is_listed = at < len(pieces) and pieces[at].id == id
@@ -162,6 +156,11 @@ def with_ids(pieces: Sequence[TracePiece], ids: Sequence[int] | None, path: str)
 # -- prompts -----------------------------------------------------------------------------------------------------------
 
 PROMPT_IDS = ("prompt_ids", "prompt_token_ids", "input_ids", "context_ids")
+
+
+NO_PROMPT: dict[str, Any] = {
+    "prompt": None, "prompt_ids": None, "messages": None, "settings": {}, "prompt_tokens": None,
+}  # fmt: skip
 
 
 class Settings(TypedDict, total=False):

@@ -47,7 +47,9 @@ def lines(one: Audit, piece: Piece, width: int | None) -> list[Text]:
     what = (
         f"{count(len(one.positions), 'token')} of {count(rows, 'row')}, typically {_number(one.ratio)} times rounding"
     )
-    found += hanging("size   ", f"{what} ({_number(one.noise)} nats); up to {_number(one.allowed)} is the same", width)
+    if one.positions:
+        what += f" ({_number(one.noise)} nats); up to {_number(one.allowed)} is the same"
+        found += hanging("size   ", what, width)
     for note in one.notes:
         found += hanging("note: ", widgets.visible(note), width)
     for reason in one.failed.values():

@@ -96,8 +96,8 @@ def test_chunks_of_a_stream_are_one_answer(tmp_path: Path) -> None:
 
 def test_names_of_fields_are_given(tmp_path: Path) -> None:
     row = _row()
-    nested = {"in": {"ids": row["prompt_ids"]}, "out": {"ids": row["completion_ids"], "lp": row["logprobs"]}}
-    names = ("prompt_ids=in.ids", "completion_ids=out.ids", "logprobs=out.lp")
+    nested = {"in": {"ids": row["prompt_ids"]}, "out": [{"ids": row["completion_ids"], "lp": row["logprobs"]}]}
+    names = ("prompt_ids=in.ids", "completion_ids=out.0.ids", "logprobs=out.0.lp")
     path = written(tmp_path, [nested])
     assert audit(path, *(word for name in names for word in ("--field", name))).records[0]["verdict"] == "same"
     done = audit(path, "--field", "completion=out.ids", "--field", "logprob=x")

@@ -83,8 +83,11 @@ def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         paired(tmp_path, bare(), b"a\nb\nc\n", name="p.txt")
     with pytest.raises(InputError, match="line 2: expected a prompt, prompt_ids or messages"):
         paired(tmp_path, bare(), lines({"prompt": "a"}, {"text": "b"}))
-    with pytest.raises(InputError, match="the same id, or none"):
+    with pytest.raises(InputError, match="have the same id, or one has none"):
         paired(tmp_path, [{**row, "id": "a"} for row in bare()], lines({"id": "a", "prompt": "a"}) * 2)
+    rows = [{**row, "id": place} for place, row in enumerate(bare())]  # from 0, and the prompts from 1
+    with pytest.raises(InputError, match="no prompt has the id"):
+        paired(tmp_path, rows, lines({"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}))
 
 
 def test_names_may_have_an_at_sign(tmp_path: Path) -> None:
