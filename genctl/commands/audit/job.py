@@ -20,11 +20,11 @@ from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
-from genctl.parity.hypotheses import DTYPES
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.traces import TraceFile
+from genctl.parity.ways import DTYPES
 from genctl.terminal.interrupt import Interrupt
 
 DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
