@@ -189,6 +189,10 @@ class _Mode(TorchFunctionMode):
             scores = scores.masked_fill(~attn_mask, -torch.inf)
         elif attn_mask is not None:
             scores = scores + attn_mask
+        return self.mixed(scores, value)
+
+    def mixed(self, scores: Tensor, value: Tensor) -> Tensor:
+        """Values [..., T, D] by the softmax of scores [..., F, T]."""
         wide = scores if scores.dtype == torch.float64 else scores.float()
         shares = self.result("softmax", wide.softmax(-1).nan_to_num(0.0).to(value.dtype))  # padding sees nothing
         return torch.as_tensor(self.result("matmul", shares @ value))

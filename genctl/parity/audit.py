@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from genctl.errors import percent
+from genctl.parity import ways
 from genctl.parity.audit_values import Audit, AuditPosition, TriedCause
-from genctl.parity.causes import cause
-from genctl.parity.forms import FORMS
-from genctl.parity.hypotheses import Base, Hypotheses
+from genctl.parity.causes import Form, cause
+from genctl.parity.hypotheses import Hypotheses
 from genctl.parity.numbers import RAW
 from genctl.parity.oracle import Oracle
 from genctl.parity.other_models import OtherModels
 from genctl.parity.rereading import kind_of
-from genctl.parity.trial import Tried, beats, contains
+from genctl.parity.trial import Tried, Way, beats, contains
 
 HALF = 0.5  # of what codes change may be left by a cause beside them
 LEFT = 0.1  # of all rows may be left unexplained, where a cause is named
+LEFT_TOKENS = 0.02  # of all tokens, where more rows are
 
 
 class Auditor(Hypotheses):
@@ -35,45 +36,75 @@ class Auditor(Hypotheses):
         """The verdict on the trace of this name. Raises ModelError."""
         self._name = name
         self._stage("reading")
-        said = self._form
-        found: list[tuple[str | None, Tried]] = []
-        # engines have other codes
-        forms: list[str | None] = [key for key in FORMS if said and key.startswith(said)]
+        found: list[tuple[Form | None, Tried]] = []
+        forms: list[Form | None] = [*ways.declared(self._declared)]  # engines have other codes
         for form in forms or [None]:
-            self._form = form
+            self._base = form
             nothing = self._plainly()
             if self._is_within(nothing, self._every):
-                return self._same(nothing, form)
+                if form is not None and form.overflows:
+                    self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
+                return self._same(nothing)
             found.append((form, nothing))
-        self._form, nothing = min(found, key=lambda pair: self._typical(pair[1], self._every))
-        if self._form is not None and (audit := self._beside_codes(nothing)) is not None:
-            return audit
-        if self.grid is not None:
-            self._cut = self.places.sizes(self._resolution)
-            again = self._plainly(nothing)
-            if self._is_within(again, self._every):
-                again.causes = (cause(*self.grid),)
-                again.explained = 1.0
-                return self._found(nothing, again, [again])
-            nothing = again
-        sample, base, first = self._begun(nothing)
-        at = self._at(sample)
-        tried = self._singles(sample, base, first)
-        self._judged([first, *tried], first, at)
-        if not any(self._fits(one) for one in tried):
-            tried += self._pairs([*tried, *self._beaten], sample, base, first, at)
-        return self._concluded(nothing, first, tried, sample)
+        if self._declared is not None:
+            self._base, nothing = min(found, key=lambda pair: self._typical(pair[1], self._every))
+            if (audit := self._beside_codes(nothing)) is not None:
+                return audit
+        else:
+            for form, words in ways.honest(self._oracle):
+                nothing = self._plainly(found[0][1], Way(form=form))
+                if self._is_within(nothing, self._every):
+                    self._notes.append(f"{words}, as llama.cpp computes it: this is no cause")
+                    return self._same(nothing)
+                found.append((form, nothing))
+        found.sort(key=lambda pair: self._typical(pair[1], self._every) * (1.0 if pair[0] is None else 1.1))
+        return self._explained(found[:1] if self._declared else found)
 
-    def _plainly(self, nothing: Tried | None = None) -> Tried:
+    def _explained(self, found: Sequence[tuple[Form | None, Tried]]) -> Audit:
+        """The verdict where honest rounding is not all. `found`: each form of it, and what it leaves."""
+        best: tuple[float, Form | None, Tried, list[Tried]] | None = None
+        for form, nothing in found:
+            self._use(form, nothing)
+            if self.grid is not None:
+                self._cut = self.places.sizes(self._resolution)
+                again = self._plainly(nothing)
+                if self._is_within(again, self._every):
+                    again.causes = (cause(*self.grid),)
+                    again.explained = 1.0
+                    return self._found(nothing, again, [again])
+                nothing = again
+            sample, first = self._begun(nothing)
+            tried = self._judged(self._singles(sample, first), first, self._at(sample))
+            if not any(self._fits(one) for one in tried):
+                tried += self._judged(self._beside_flash(tried, sample, first), first, self._at(sample))
+            if any(self._fits(one) for one in tried):
+                return self._concluded(nothing, first, tried, sample)
+            gain = max((one.total - first.total for one in tried), default=0.0)
+            if best is None or gain > best[0]:
+                best = gain, form, nothing, tried
+        assert best is not None
+        _, form, nothing, tried = best
+        self._use(form, nothing)
+        sample, first = self._begun(nothing)
+        pairs = self._pairs([*tried, *self._beaten], sample, first, self._at(sample))
+        return self._concluded(nothing, first, [*tried, *self._judged(pairs, first, self._at(sample))], sample)
+
+    def _use(self, form: Form | None, nothing: Tried) -> None:
+        """Read from now on with what a form rounds."""
+        self._base, self._codes = form, nothing.off
+
+    def _plainly(self, nothing: Tried | None = None, *tried: Way) -> Tried:
         """All rows as they should be read and written; `nothing`: the same before."""
-        one = self._try((), [RAW], self._every, None, exact=True)[0]
+        one = self._try(tried, [RAW], self._every, exact=True)[0]
         self._judged([one], nothing or one, self._at(self._every))
         return one
 
-    def _begun(self, nothing: Tried) -> tuple[list[int], Base, Tried]:
+    def _begun(self, nothing: Tried) -> tuple[list[int], Tried]:
         sample = self._sample(nothing)
         at = self._at(sample)
-        return sample, self._base(sample), Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
+        first = Tried((), (), RAW, nothing.sizes[at], nothing.scale[at])
+        self._judged([first], first, at)
+        return sample, first
 
     def _beside_codes(self, nothing: Tried) -> Audit | None:
         """The verdict where an engine has other codes than those of the form that is declared; None: not the same.
@@ -89,29 +120,27 @@ class Auditor(Hypotheses):
         nothing.scale = (own.square() + codes**2).sqrt()
         if not is_same:
             return None
-        sample, base, first = self._begun(nothing)
-        tried = self._singles(sample, base, first, self._prompt_ways())
-        self._judged([first, *tried], first, self._at(sample))
+        sample, first = self._begun(nothing)
+        only = ways.prompts(self._prompts, self._rows)
+        tried = self._judged(self._singles(sample, first, only=only), first, self._at(sample))
         best = max(tried, key=lambda one: one.total, default=first)  # all may be beaten on a row
         left, before = (self._typical(one, sample) for one in (best, first))
         if left > HALF * before or not beats(best, first, self._count):
             nothing.scale = scale
-            return self._same(nothing, self._form)
+            return self._same(nothing)
         self._codes = most
         return self._concluded(nothing, first, tried, sample)
 
     def _moved(self) -> Tensor:
         """By how much the codes of the declared form change each position [M]."""
-        form, self._form = self._form, None
+        form, self._base = self._base, None
         plain = self._left(self._every)
-        self._form = form
+        self._base = form
         return self.places.sizes(self._left(self._every) - plain)
 
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
-    def _same(self, nothing: Tried, form: str | None) -> Audit:
-        if form is not None and FORMS[form].overflows:
-            self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
+    def _same(self, nothing: Tried) -> Audit:
         reason = f"what differs is {nothing.ratio:.2g} of rounding error"
         return self._audit("same", reason, nothing, nothing, [], [])
 
@@ -120,7 +149,7 @@ class Auditor(Hypotheses):
         best = next((one for one in tried if self._fits(one)), first)
         if best is first or not beats(best, first, self._count):
             return self._unexplained(nothing, tried, [])
-        rivals = [one for one in tried if one is not best and not contains(one, best)]
+        rivals = [one for one in tried if one.keys != best.keys and not contains(one, best)]
         doubtful = [one for one in rivals if one.plausible and not beats(best, one, self._count)]
         if doubtful:
             return self._unexplained(nothing, tried, [best, *doubtful])
@@ -128,7 +157,10 @@ class Auditor(Hypotheses):
         whole = self._again(best) if is_other or len(sample) < len(self._rows) else best
         self._judged([whole], nothing, self._at(self._every))
         left = self.rows_left(whole, self._every)
-        if len(left) > LEFT * len(self._rows) or whole.ratio > self.noise(self._dtype).typical_allowed:
+        beyond = float((whole.sizes > self.noise(self._dtype).allowed * whole.scale)[self.places.known].double().mean())
+        if (len(left) > LEFT * len(self._rows) and beyond > LEFT_TOKENS) or whole.ratio > self.noise(
+            self._dtype
+        ).typical_allowed:
             reason = f"{whole.words} explains the sample, and leaves {len(left)} of {len(self._rows)} rows"
             return self._audit("unexplained", reason, nothing, nothing, tried, [])
         return self._found(nothing, whole, tried)
@@ -136,13 +168,13 @@ class Auditor(Hypotheses):
     def _again(self, one: Tried) -> Tried:
         """The same on all rows."""
         with OtherModels(self._side, self._others) as models:
-            ways = one.ways
+            again = one.ways
             for key, parameter, load in models.all():
-                if any(way.load is not None and way.cause == cause(key, parameter) for way in ways):
-                    ways = tuple(replace(way, load=load) if way.load is not None else way for way in ways)
-                    side = self._side_of(next(way for way in ways if way.load is not None))
+                if any(way.load is not None and way.cause == cause(key, parameter) for way in again):
+                    again = tuple(replace(way, load=load) if way.load is not None else way for way in again)
+                    side = self._side_of(next(way for way in again if way.load is not None))
                     self._own_noise[one.causes] = self._measured(self._dtype, Oracle(side, kind_of(side)), side)
-            found = self._try(ways, [one.number], self._every, self._base(self._every), exact=True)[0]
+            found = self._try(again, [one.number], self._every, exact=True)[0]
             self._loaded = (None, self._side)
         return found
 

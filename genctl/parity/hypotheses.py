@@ -6,18 +6,19 @@ docs/audit.md says which are tried where. M positions, E entries, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from genctl.errors import GenctlError
-from genctl.parity.causes import Cause, cause
-from genctl.parity.forms import FORMS
-from genctl.parity.numbers import RAW, Number, numbers, remains, several
+from genctl.parity import ways
+from genctl.parity.causes import FORMS, Cause, cause
+from genctl.parity.fitting import numbers, several
+from genctl.parity.numbers import RAW, Number, remains
 from genctl.parity.other_models import OtherModels
 from genctl.parity.prompts import AuditPrompts, AuditRow, Ids
 from genctl.parity.rereading import LOGITS, Rereader, RowNoise
@@ -29,9 +30,14 @@ SUMMED = 800  # where a number is the sum of several
 FEWER = 60  # positions on which pairs are tried first
 WAYS = 10  # of reading, to which numbers are fitted
 PAIRS = 12  # of them are tried on the sample
+MOVED = 10  # positions that a cause moves, at least
+RESOLVED = 4.0  # times the noise, by which it moves them
+TINY = 1e-9  # nats: nothing is moved
+OFF = 0.3  # of what a form changes may be left: engines round in other orders; all of it where a context was shifted
+SEARCH = 2**12  # tokens that the cost of a cause allows, for codes that are searched for
+TAIL = 0.9  # of all positions are within the most that noise does, where a hypothesis fits
 SURE = 10  # times the bound: a cheap cause that explains all so well leaves nothing to dear ones
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-Base: TypeAlias = Callable[[Number], Tensor]  # what is left of a number, f64 [E]
+FLASH = Way(cause("flash-float16"), form=FORMS["flash-float16"][0])
 
 
 class Hypotheses(Rereader):
@@ -50,58 +56,98 @@ class Hypotheses(Rereader):
         """`others`: checkpoints that may run in place of this one. `how`: of the `Rereader`."""
         super().__init__(side, rows, **how)
         self._prompts, self._others, self._stage = prompts, others, on_stage
-        self._declared = self._form
-        self._codes = 0.0  # nats, by which codes of a declared form may differ
+        self._codes = 0.0  # nats, by which what the engine rounds beside a cause may differ
         self._count = 0  # hypotheses
         self._notes: list[str] = []
         self._own_noise: dict[tuple[Cause, ...], RowNoise] = {}  # of other models
         self._beaten: list[Tried] = []  # on a row, and not tried on others
         self._cut = torch.zeros(len(self.places.token), dtype=torch.float64)  # what cut digits may change
+        self._known: dict[Any, Tensor] = {}  # what is left, by the base, rows, ways and number
+        self._held: tuple[Any, Tensor] | None = None  # the logits that were read last
 
-    def _try(self, ways: tuple[Way, ...], wanted: Sequence[Number] | None, rows: Sequence[int], base: Base | None,
-             *, exact: bool = False) -> list[Tried]:  # fmt: skip
-        """What is left where texts are read in `ways`: for each of `wanted`, or for all numbers that fit (None).
+    # -- what is left --------------------------------------------------------------------------------------------------
 
-        `base` gives what a number leaves without another way of reading, with which directions are compared.
-        """
+    def _left(self, rows: Sequence[int], tried: tuple[Way, ...] = (), number: Number = RAW) -> Tensor:
+        """Written less predicted where texts are read in some ways, f64 [E]; each is read once."""
+        key = self._base, tuple(rows), tried, number
+        if key not in self._known:
+            parts = [remains(number, self._read_as(tried, group), self._few(group)) for group in self._groups(rows)]
+            self._known[key] = torch.cat(parts)
+        return self._known[key]
+
+    def _read_as(self, tried: tuple[Way, ...], rows: Sequence[int], *, exact: bool = False) -> Tensor:
+        """Logits f64 [K, V]; those that were read last are kept."""
         way = PLAIN
-        for each in ways:
+        for each in tried:
             way = each.and_(way)
+        key = self._base, tuple(rows), tried, exact
+        if self._held is None or self._held[0] != key:
+            self._held = None
+            self._held = key, self._logits(way, rows, exact=exact)
+        return self._held[1]
+
+    def _try(
+        self, tried: tuple[Way, ...], wanted: Iterable[Number] | None, rows: Sequence[int], *, exact: bool = False
+    ) -> list[Tried]:
+        """What is left where texts are read in some ways: for each of `wanted`, or for all numbers that fit (None).
+
+        Hypotheses that move no numbers beyond noise are left out, such as a temperature of 1.
+        """
         groups = [*self._groups(rows)]
-        logits = self._logits(way, groups[0], exact=exact)
         if wanted is None:  # parameters are fitted on what fits into memory
-            wanted = [*numbers(logits, self._few(groups[0]))]
+            wanted = numbers(self._read_as(tried, groups[0], exact=exact), self._few(groups[0]))
+        wanted = [*wanted]
         parts: list[list[Tensor]] = [[] for _ in wanted]
         for group in groups:
-            logits = logits if group is groups[0] else self._logits(way, group, exact=exact)
-            places = self._few(group)
+            logits, places = self._read_as(tried, group, exact=exact), self._few(group)
             for part, number in zip(parts, wanted, strict=True):
                 part.append(remains(number, logits, places))
-        del logits
-        at, own_places = self._at(rows), self._few(rows)
-        found: list[Tried] = []
+        self._count += len(wanted)
+        found = []
         for number, part in zip(wanted, parts, strict=True):
-            left = torch.cat(part)
-            found.append(Tried((), ways, number, own_places.sizes(left), torch.zeros(0), left))
-        known, noise = own_places.known, self.noise(way.dtype or self._dtype)
-        cut = self._cut[at]
-        for one in found:
-            own = tuple(each.cause for each in ways if each.cause) + tuple(cause(*each) for each in one.number.causes)
-            one.causes = own
-            scale = noise.typical[at] / one.number.temperature
-            if way.form is not None and base is not None:
-                before = base(one.number)
-                moved = before - one.left
-                one.plausible = 0.5 <= slope(before, moved) <= 1.6
-                scale = (scale.square() + (0.3 * own_places.sizes(moved)[known]).square().mean()).sqrt()
-            elif way.dtype is not None and base is not None:
-                before = base(one.number)
-                one.plausible = 0.3 <= slope(before, before - one.left) <= 3.0
-            one.scale = (scale.square() + cut.square() + self._codes**2).sqrt()
-        self._count += len(found)
+            self._known[self._base, tuple(rows), tried, number] = left = torch.cat(part)
+            own = tuple(way.cause for way in tried if way.cause) + tuple(cause(*each) for each in number.causes)
+            one = Tried(own, tried, number, self._few(rows).sizes(left), torch.zeros(0), left)
+            self._scale(one, rows)
+            if exact or self._moves(one, rows):
+                found.append(one)
         return found
 
-    def _judged(self, tried: Sequence[Tried], nothing: Tried, at: Tensor) -> None:
+    def _scale(self, one: Tried, rows: Sequence[int]) -> None:
+        """The noise of a hypothesis, and whether the direction of what it rounds is in the data."""
+        at, few = self._at(rows), self._few(rows)
+        dtype = next((way.dtype for way in one.ways if way.dtype), self._dtype)
+        scale = self.noise(dtype).typical[at] / one.number.temperature
+        others = tuple(way for way in one.ways if not way.rounds)
+        off: float | Tensor = 0.0
+        if len(others) < len(one.ways):
+            before = self._left(rows, others, one.number)
+            moved = before - one.left
+            if any(way.form for way in one.ways):
+                one.plausible, sizes = 0.5 <= slope(before, moved) <= 1.6, few.sizes(moved)
+                share = OFF if all(way.rounds for way in one.ways if way.form) else 1.0
+                one.off = share * float(sizes[few.known].square().mean().sqrt())
+                off = torch.where(sizes > TINY, one.off, 0.0)  # other numbers are exact
+            else:
+                one.plausible = 0.3 <= slope(before, moved) <= 3.0
+        one.scale = (scale.square() + self._cut[at].square() + off**2 + self._codes**2).sqrt()
+
+    def _moves(self, one: Tried, rows: Sequence[int]) -> bool:
+        """Whether every part of a hypothesis moves numbers beyond noise."""
+        few, least = self._few(rows), RESOLVED * self.noise(self._dtype).typical[self._at(rows)]
+        fewer = [(*one.ways[:place], *one.ways[place + 1 :]) for place in range(len(one.ways))]
+        without = [(some, one.number) for some in fewer] + ([(one.ways, RAW)] if one.number != RAW else [])
+        for some, number in without:
+            known = self._known.get((self._base, tuple(rows), some, number))
+            if known is None and not some:
+                known = self._left(rows, some, number)
+            if known is not None:
+                moved = (few.sizes(known - one.left) > least)[few.known]
+                if int(moved.sum()) < min(MOVED, len(moved)):
+                    return False
+        return True
+
+    def _judged(self, tried: list[Tried], nothing: Tried, at: Tensor) -> list[Tried]:
         """Fill in the figures of hypotheses on positions [K]."""
         known = self.places.known[at]
         whole = excess(nothing, known)
@@ -109,13 +155,16 @@ class Hypotheses(Rereader):
             one.likelihood = likelihood(one, known)
             penalty = one.number.parameters * 0.5 * math.log(max(int(known.sum()), 2))
             one.likelihood = one.likelihood - penalty / max(int(known.sum()), 1)
-            ratios = (one.sizes / one.scale)[known]
-            one.ratio = float(ratios.median())
+            ratios, before = ((each.sizes / each.scale)[known] for each in (one, nothing))
+            telling = torch.maximum(ratios, before) > self.noise(self._dtype).typical_allowed
+            ratios = ratios[telling] if one is not nothing and bool(telling.any()) else ratios
+            one.ratio, one.tail = float(ratios.median()), float(ratios.quantile(TAIL))
             one.explained = 1 - excess(one, known) / whole if whole > 0 else 0.0
+        return tried
 
     def _fits(self, one: Tried) -> bool:
         noise = self.noise(self._dtype)
-        return one.ratio <= noise.typical_allowed and one.plausible
+        return one.ratio <= noise.typical_allowed and one.tail <= noise.allowed and one.plausible
 
     def _is_within(self, one: Tried, rows: Sequence[int]) -> bool:
         return self._fits(one) and not self.rows_left(one, rows)
@@ -132,24 +181,6 @@ class Hypotheses(Rereader):
     def _typical(self, one: Tried, rows: Sequence[int]) -> float:
         """What typically remains at the positions of rows that have a number."""
         return float(one.sizes[self.places.known[self._at(rows)]].median())
-
-    def _left(self, rows: Sequence[int], number: Number = RAW) -> Tensor:
-        parts = [remains(number, self._logits(PLAIN, group), self._few(group)) for group in self._groups(rows)]
-        return torch.cat(parts)
-
-    def _base(self, rows: Sequence[int]) -> Base:
-        """What numbers leave where texts are read as they should be; each is read once."""
-        found: dict[Number, Tensor] = {}
-        groups = [*self._groups(rows)]
-        logits = self._logits(PLAIN, rows) if len(groups) == 1 else None
-        places = self._few(rows)
-
-        def base(number: Number) -> Tensor:
-            if number not in found:
-                found[number] = self._left(rows, number) if logits is None else remains(number, logits, places)
-            return found[number]
-
-        return base
 
     def _sample(self, nothing: Tried) -> list[int]:
         """Rows on which causes are tried, the most telling first, as many as `COST` allows."""
@@ -171,55 +202,57 @@ class Hypotheses(Rereader):
         worst = {row: float(ratios[own].sum()) / max(len(ratios[own]), 1) ** 0.5 for row, own in self._spans(rows)}
         return sorted(rows, key=lambda row: -worst[row])
 
-    def _prompt_ways(self) -> Iterator[Way]:
-        for key, parameter, prompts in self._prompts.changes(self._rows):
-            yield Way(cause(key, parameter), prompts=tuple(prompts))
+    # -- the causes ----------------------------------------------------------------------------------------------------
 
-    def _ways(self) -> Iterator[Way]:
-        stored = {tensor.dtype for _, tensor in self._floats()}
-        for key in ("bfloat16", "float16"):
-            if DTYPES[key] != self._dtype and torch.float32 in stored and self._dtype == torch.float32:
-                yield Way(cause(key), dtype=DTYPES[key])
-        for key, form in FORMS.items():
-            is_declared = self._declared is not None and key.startswith(self._declared)
-            if not is_declared and not key.startswith("gguf") and not (form.overflows and self._is_dear):
-                words = ", whose sums overflow 16 bits" if form.overflows else ""
-                yield Way(cause(key.partition(":")[0], words), form=form)
+    def _all_ways(self, first: Tried, sample: Sequence[int]) -> Iterator[Way]:
+        yield from ways.prompts(self._prompts, self._rows)
+        yield from ways.shifted(self._rows, self._parting(first, sample))
+        yield from ways.arithmetic(
+            self._oracle, self._dtype, self._declared, dear=self._is_dear, searched=self._tokens >= SEARCH
+        )
+
+    def _parting(self, nothing: Tried, rows: Sequence[int]) -> int | None:
+        """The first token whose number differs, counted with the prompt; None where that is the first of a row."""
+        beyond = nothing.sizes > self.noise(self._dtype).allowed * nothing.scale
+        firsts = []
+        for row, own in self._spans(rows):
+            if bool(beyond[own].any()):
+                firsts.append((int(beyond[own].nonzero()[0]), len(self._rows[row].text.prompt_ids)))
+        return None if not firsts or min(firsts)[0] == 0 else min(index + prompt for index, prompt in firsts)
 
     def _singles(
-        self, sample: Sequence[int], base: Base, first: Tried, only: Iterator[Way] | None = None
+        self, sample: Sequence[int], first: Tried, *, only: Iterable[Way] | None = None, beside: tuple[Way, ...] = ()
     ) -> list[Tried]:
-        """Every cause alone, or all numbers and `only` some ways of reading, on the sample.
+        """Every cause alone, or all numbers and `only` some ways of reading, on the sample; each `beside` others.
 
         Of a large model each is first tried on the most telling row. Once one explains all, its family is the last.
         """
         self._stage("hypotheses")
         at, few = self._at(sample), self._telling(first, sample)[:1]
-        screens = self._is_dear and len(sample) > 1
-        begun, part = self._base(few) if screens else base, torch.isin(at, self._at(few))
+        part = torch.isin(at, self._at(few))
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
         own = part[self.places.known[at]]  # of positions with a number
         tried: list[Tried] = []
 
-        def found(ways: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
-            if not screens:
-                return self._try(ways, wanted, sample, base)
-            some = self._try(ways, wanted, few, begun)
+        def found(more: tuple[Way, ...], wanted: Sequence[Number] | None) -> list[Tried]:
+            if not self._is_dear or len(sample) == 1:
+                return self._try((*beside, *more), wanted, sample)
+            some = self._try((*beside, *more), wanted, few)
             self._judged([begin, *some], begin, self._at(few))
             self._judged(tried, first, at)
             rivals = [one.likelihood[own] for one in tried] or [one.likelihood for one in some]
-            least = max(float(one.sum()) for one in rivals) - math.log(self._count / ERROR_RATE)
-            least = max(least, begin.total)
+            least = max((float(one.sum()) for one in rivals), default=begin.total)
+            least = max(least - math.log(self._count / ERROR_RATE), begin.total)
             keep = [one.total >= least or self._fits(one) for one in some]
             self._beaten += [one for one, kept in zip(some, keep, strict=True) if not kept]
             left = [one.number for one, kept in zip(some, keep, strict=True) if kept]
-            return self._try(ways, left, sample, base) if left else []
+            return self._try((*beside, *more), left, sample) if left else []
 
         tried += found((), None)
         sure = False
         with OtherModels(self._side, self._others) as models:
             others = (Way(cause(key, parameter), load=load) for key, parameter, load in models.all())
-            for way in only or chain(self._prompt_ways(), self._ways(), others):
+            for way in chain(self._all_ways(first, sample), others) if only is None else only:
                 if self._is_dear and tried and not sure:
                     self._judged([first, *tried], first, at)
                     best = max(tried, key=lambda one: one.total)
@@ -232,6 +265,8 @@ class Hypotheses(Rereader):
                     note = f"{best.words} explains all, so that not every cause is tried"
                     self._notes += [note] * (note not in self._notes)
                     continue
+                if beside and way.form is not None and way.form.keys:
+                    continue  # the same cache
                 try:
                     tried += found((way,), [RAW])
                 except (GenctlError, ValueError, RuntimeError) as error:
@@ -242,10 +277,16 @@ class Hypotheses(Rereader):
             self._loaded = (None, self._side)
         return tried
 
-    def _pairs(
-        self, singles: Sequence[Tried], sample: Sequence[int], base: Base, first: Tried, at: Tensor
-    ) -> list[Tried]:
-        """Causes together: every way of reading with every number, and the best ways of different families."""
+    def _beside_flash(self, tried: Sequence[Tried], sample: Sequence[int], first: Tried) -> list[Tried]:
+        """All causes, of a large model the best ones, of an engine that computes llama.cpp's attention in float16."""
+        if not any(one.ways == (FLASH,) for one in [*tried, *self._beaten]):
+            return []
+        best = sorted((one for one in tried if one.ways and one.ways != (FLASH,)), key=lambda one: -one.total)
+        only = [one.ways[0] for one in best[:4] if one.ways[0].load is None] if self._is_dear else None
+        return self._singles(sample, first, only=only, beside=(FLASH,))
+
+    def _pairs(self, singles: Sequence[Tried], sample: Sequence[int], first: Tried, at: Tensor) -> list[Tried]:
+        """Causes together: every way of reading with every number, and the best ways that change different things."""
         self._stage("pairs")
         pairs: list[Tried] = []
         first_row, *rest = self._telling(first, sample)
@@ -253,10 +294,10 @@ class Hypotheses(Rereader):
         def typical(one: Tried) -> float:  # beaten ones were tried on a row
             return self._typical(one, sample if len(one.sizes) == len(at) else [first_row])
 
-        best = sorted((one for one in singles if one.ways), key=typical)
+        best = sorted((one for one in singles if len(one.ways) == 1), key=typical)
         first_ways = [one.ways[0] for one in best if one.ways[0].prompts is not None]
         others = [one.ways[0] for one in best if one.ways[0].prompts is None and one.ways[0].load is None]
-        ways = first_ways + others[: 0 if self._is_dear else 3]
+        some_ways = first_ways + others[: 0 if self._is_dear else 3]
         small = self._side.vocabulary * FEWER <= LOGITS
         few = [first_row]
         for row in rest:
@@ -265,31 +306,28 @@ class Hypotheses(Rereader):
         few.sort()  # as the positions of the sample are
         part = torch.isin(at, self._at(few))
         screened: list[Tried] = []
-        begun = self._base(few)
-        for way in ways[: WAYS if small or self._is_dear else WAYS // 2]:
-            screened += self._try((way,), None, few, begun)
+        for way in some_ways[: WAYS if small or self._is_dear else WAYS // 2]:
+            screened += self._try((way,), None, few)
         few_best = 2 if self._is_dear else 6
         for place, one in enumerate(best[:few_best]):
             for other in best[place + 1 : few_best]:
                 both = one.ways[0], other.ways[0]
-                if len({each.cause.family for each in both if each.cause}) == 2 and not any(way.load for way in both):
-                    screened += self._try(both, [RAW], few, begun)
+                if _are_apart(*both):
+                    screened += self._try(both, [RAW], few)
         group = next(self._groups(few))
-        logits, places = self._logits(PLAIN, group), self._few(group)
+        logits, places = self._read_as((), group), self._few(group)
         more = [two for one in singles if not one.ways for two in several(one.number, logits, places)]
-        del logits
-        screened += self._try((), more, few, begun) if more else []
+        screened += self._try((), more, few) if more else []
         begin = Tried((), (), RAW, first.sizes[part], first.scale[part])
         self._judged([begin, *screened], begin, self._at(few))
         screened.sort(key=lambda one: -one.total)
         for one in screened[: 2 if self._is_dear else PAIRS]:
-            pairs += self._try(one.ways, [one.number], sample, base)
-        for key, parameter, prompts in self._truncations(sample):
-            pairs += self._try((Way(cause(key, parameter), prompts=prompts),), [RAW], sample, base)
-        self._judged(pairs, first, at)
+            pairs += self._try(one.ways, [one.number], sample)
+        for way in self._truncations(sample):
+            pairs += self._try((way,), [RAW], sample)
         return pairs
 
-    def _truncations(self, sample: Sequence[int]) -> Iterator[tuple[str, str, tuple[Ids, ...]]]:
+    def _truncations(self, sample: Sequence[int]) -> Iterator[Way]:
         """The limit of the prompt that explains the first tokens of the longest prompt best."""
         row = max(sample, key=lambda row: len(self._rows[row].text.prompt_ids))
         text, length = self._rows[row].text, len(self._rows[row].text.prompt_ids)
@@ -301,19 +339,23 @@ class Hypotheses(Rereader):
         sizes: dict[tuple[int, bool], float] = {}
         for limit in range(1, length, step):
             for keeps_first in (False, True):
-                prompt = _truncated(text.prompt_ids, limit, keeps_first)
-                shorter = replace(text, prompt_ids=prompt)
+                shorter = replace(text, prompt_ids=ways.cut(text.prompt_ids, limit, keeps_first=keeps_first))
                 rows = [logits.double().cpu() for _, logits in self._side.whole_text(shorter, range(few))]
                 sizes[limit, keeps_first] = float(places.sizes(remains(RAW, torch.stack(rows), places)).mean())
         limit, keeps_first = min(sizes, key=lambda key: sizes[key])
-        prompts = tuple(
-            _truncated(each.text.prompt_ids, limit, keeps_first) if len(each.text.prompt_ids) > limit
-            else each.text.prompt_ids
-            for each in self._rows
-        )  # fmt: skip
+        prompts: tuple[Ids, ...] = tuple(
+            ways.cut(ids, limit, keeps_first=keeps_first) if len(ids) > limit else ids
+            for ids in (each.text.prompt_ids for each in self._rows)
+        )
         self._count += len(sizes)
-        yield "truncated", str(limit), prompts
+        yield Way(cause("truncated", str(limit)), prompts=prompts)
 
 
-def _truncated(prompt: Ids, limit: int, keeps_first: bool) -> Ids:
-    return (*prompt[:1], *prompt[len(prompt) - limit + 1 :]) if keeps_first and limit > 1 else prompt[-limit:]
+def _are_apart(one: Way, other: Way) -> bool:
+    """Whether two ways change different things of a reading."""
+    if one.load or other.load or not one.cause or not other.cause:
+        return False
+    if one.form and other.form:
+        weights = [bool(form.weights) for form in (one.form, other.form)]
+        return weights[0] != weights[1] and not (one.form.shift or other.form.shift)
+    return one.cause.family != other.cause.family

@@ -7,7 +7,7 @@ is stored, so that its weights stay mapped from the files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -16,19 +16,22 @@ import torch
 from torch import Tensor
 
 from genctl.engines.session import Session
-from genctl.errors import ModelError
+from genctl.errors import GenctlError, ModelError
 from genctl.models import runtime_choice
 from genctl.models.hub import LoadedModel
+from genctl.native.gguf_file import GgufFile
 from genctl.native.linear import Products
-from genctl.native.load import read
+from genctl.native.load import build, read
 from genctl.native.runtime import NativeModel, SpecialTokens
 from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
-from genctl.parity.forms import Coded, Form
+from genctl.parity.causes import Form
+from genctl.parity.forms import Coded, Part, rounded
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Place, Text
 
 Found = TypeVar("Found")
+NEIGHBOURS = ("llama", "mistral", "mixtral", "granite", "olmo", "smollm3")  # of which llama.cpp turns neighbours
 CHANGED = 0.25  # numbers of a token that shaking moves to another code: one of every four tokens
 
 
@@ -54,12 +57,15 @@ class Oracle:
         """`kind`: the runtime that reads; that of the side if `quantize` is set. Raises ModelError."""
         planner = side.session.planner
         checkpoint = side.session.loaded.checkpoint
-        unpacked = checkpoint is not None and bool(checkpoint.gguf)
+        types: dict[int, str] = {}  # of the matrices of a GGUF file, by their address
         runtime = replace(
-            planner.runtime, runtime=kind, dtype="auto", quantize=None, dequantize=unpacked, pack=False, compile=False,
-            prompt_cache=None,
+            planner.runtime, runtime=kind, dtype="auto", quantize=None,
+            dequantize=checkpoint is not None and bool(checkpoint.gguf), pack=False, compile=False, prompt_cache=None,
         )  # fmt: skip
-        if kind == "native":
+        unpacked = None if quantize is not None else _unpacked(side, runtime, types)
+        if unpacked is not None:
+            session = Session(unpacked, runtime)
+        elif kind == "native":
             session = Session(_plain(side, runtime, quantize), runtime)
         else:
             session = side.loaded_again(replace(runtime, device=str(side.session.forward.device)))
@@ -69,6 +75,11 @@ class Oracle:
                 _use_codes(session.loaded.model, side)
         self.side = LocalSide(side.name, session, side.resolved, whole=True)
         self.border = 0.0  # codes by which activations move before they are rounded to codes
+        model: Any = session.loaded.model
+        named = model.named_tensors() if isinstance(model, NativeModel) else model.named_parameters()
+        self.stored = {tensor.dtype for _, tensor in named if tensor.is_floating_point()}
+        self.parts = _parts(model, types)
+        self._codes: tuple[Form | None, dict[int, Tensor]] = (None, {})  # of the form that was read last
 
     def exact(self, readings: Sequence[Reading], dtype: torch.dtype) -> Tensor:
         """Logits f64 [M, V] of the wanted positions, with weights of `dtype`, without any rounding."""
@@ -88,9 +99,41 @@ class Oracle:
         self, dtype: torch.dtype, read: Callable[[], Found], form: Form | None = None, wide: torch.dtype = torch.float64
     ) -> Found:
         """What `read` finds with weights of `dtype`, without any rounding but that of `form` and of `wide`."""
-        weights = self._weights(dtype)
-        with self._model_of(wide), Exact(weights, wide) if form is None else Coded(weights, form, wide):
+        if form is None:
+            with self._model_of(wide), Exact(self._weights(dtype), wide):
+                return read()
+        coded = self._coded(form, dtype, wide)
+        with self._model_of(wide), coded:
+            if coded.shift is not None and form.shift is not None and form.shift.first is not None:
+                alone = (form.shift.first,)
+                self.side.together([Text("", alone, alone * form.shift.longest)])
+                coded.shift.records = False
             return read()
+
+    def types(self, form: Form) -> tuple[str, ...]:
+        """The rounding of each matrix: two types of files may come to the same."""
+        coded = self._coded(form, torch.float32, torch.float32)
+        return tuple(coded.type_of(part.matrix) for part in self.parts.values())
+
+    def holds(self, form: Form) -> bool:
+        """Whether weights are already as a form rounds them. Some rows of some matrices are looked at."""
+        coded = self._coded(form, torch.float32, torch.float32)
+        some = [*self.parts.values()][:: max(len(self.parts) // 12, 1)]
+        for matrix in (part.matrix for part in some):
+            rows, kind = matrix[:32].float(), coded.type_of(matrix)
+            if not kind or float((rounded(rows, kind) - rows).norm()) > 1e-3 * float(rows.norm()):
+                return False
+        return bool(some)
+
+    def _coded(self, form: Form, dtype: torch.dtype, wide: torch.dtype) -> Coded:
+        if self._codes[0] != form:
+            self._codes = form, {}
+        spec: Any = getattr(self.side.session.loaded.model, "spec", None)
+        return Coded(
+            self._weights(dtype), form, wide, parts=self.parts, layers=getattr(spec, "layers", 1),
+            group=spec.heads // spec.kv_heads if spec is not None else 1, codes=self._codes[1],
+            neighbours=getattr(spec, "family", "") in NEIGHBOURS,
+        )  # fmt: skip
 
     def shakily(self, dtype: torch.dtype, seed: int, read: Callable[[], Found]) -> Found:
         """What `read` finds in arithmetic of `dtype`, its rounding moved at random."""
@@ -127,6 +170,54 @@ class Oracle:
         finally:
             for stack, kept in before:
                 stack.dtype = kept
+
+
+def _parts(model: Any, types: Mapping[int, str]) -> dict[int, Part]:
+    """Which matrix of a native model lies at which address. `types`: of those in a GGUF file."""
+    if not isinstance(model, NativeModel):
+        ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
+        return {end.weight.data_ptr(): Part(name, 0, "", end.weight) for name, end in ends if end is not None}
+    weights, found = model.decoder.weights, list[tuple[str, int, Any]]()
+    for number, layer in enumerate(weights.layers):
+        split, up = layer.qkv.parts, getattr(layer.mlp, "up", None)
+        names = ("attn_q", "attn_k", "attn_v") if len(split) == 3 else ("attn_qkv",)
+        found += [(name, number, part) for name, part in zip(names, split, strict=False)]
+        found += [("ffn_up", number, part) for part in (() if up is None else up.parts)]
+        found += [("attn_output", number, layer.o), ("ffn_down", number, getattr(layer.mlp, "down", None))]
+    found += [("output", 0, model.decoder.output)]
+    held = [(name, number, part.tensors()[0]) for name, number, part in found if part is not None]
+    if isinstance(weights.embed, Tensor):
+        held.insert(0, ("token_embd", 0, weights.embed))  # tied embeddings are the head
+    return {place: Part(name, number, types.get(place, ""), matrix)
+            for name, number, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
+
+
+def _unpacked(side: LocalSide, runtime: Runtime, types: dict[int, str]) -> LoadedModel | None:
+    """A GGUF file on the native runtime, all blocks unpacked; None for other files, and where that has no such model.
+
+    `types` gets the type of each matrix, by its address.
+    """
+    loaded, device = side.session.loaded, side.session.forward.device
+    checkpoint = loaded.checkpoint
+    if checkpoint is None or not checkpoint.gguf or runtime.adapter is not None:
+        return None
+    try:
+        plan, _ = runtime_choice.plan(replace(runtime, runtime="auto", quantize="gguf", dequantize=False), checkpoint,
+                                      trust_remote_code=False)  # fmt: skip
+    except GenctlError:
+        return None
+    assert plan is not None
+    assert plan.gguf is not None
+    held = GgufFile(checkpoint.weights.files, plan.gguf)
+
+    def get(name: str) -> Tensor:
+        tensor = held.tensor(name).to(device, torch.float32)
+        types[tensor.data_ptr()] = held.tensors.places[name].dtype.lower().replace("f32", "")
+        return tensor
+
+    special = SpecialTokens(checkpoint.generation.values)
+    products = Products(None, pack=False, compiled=False)
+    return replace(loaded, model=build(plan, get, checkpoint.config, special, dtype=torch.float32, products=products))
 
 
 def _use_codes(model: Any, side: LocalSide) -> None:

@@ -33,6 +33,14 @@ def changes(config: Mapping[str, Any]) -> Iterator[Change]:
     if kind != "default":
         plain = {"rope_type": "default", **({"rope_theta": theta} if theta is not None else {})}
         yield "rope-scaling-ignored", "", {"rope_parameters": plain, "rope_scaling": None}
+    elif theta is not None or rope is not None:
+        trained = int(config.get("max_position_embeddings") or 0)
+        for name in ("linear", "yarn"):
+            for factor in (2.0, 4.0, 8.0):
+                scaled: Config = {"rope_type": name, "factor": factor, "rope_theta": theta or 10000.0}
+                if name == "yarn":
+                    scaled["original_max_position_embeddings"] = trained
+                yield "rope-scaling-added", f"{name} by {factor:g}", {"rope_parameters": scaled, "rope_scaling": None}
     if isinstance(theta, (int, float)):
         for other in (10000.0, 500000.0, 1000000.0):
             if other != theta:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from genctl.engines.protocol import never
 from genctl.errors import ModelError
-from genctl.parity.forms import FORMS
+from genctl.parity.causes import Form
 from genctl.parity.noise import SEEDS, TINY, mean_of_others, reached
 from genctl.parity.numbers import Entries, resolution
 from genctl.parity.oracle import Oracle, Reading
@@ -58,7 +58,8 @@ class Rereader:
         """`dtype` and `form`: what the engine is said to compute in."""
         self._side, self._rows = side, tuple(rows)
         self._oracle = Oracle(side, kind_of(side))
-        self._dtype, self._form = dtype, form
+        self._dtype, self._declared = dtype, form
+        self._base: Form | None = None  # in which the engine rounds, beside what is tried
         self._interrupted = interrupted
         self._loaded: tuple[Callable[[], LocalSide] | None, LocalSide] = (None, side)
         self._every = range(len(self._rows))
@@ -72,7 +73,7 @@ class Rereader:
         self._tokens = max(int(COST / max(size, 1)), FEW)
         self._is_dear = size > DEAR
         # whether the session has the weights as the engine does: then it reads in float32 what is tried
-        stored = {tensor.dtype for _, tensor in self._floats()}
+        stored = self._oracle.stored
         self._is_whole = side.session.forward.dtype == torch.float32 and stored <= {
             dtype,
             torch.bfloat16,
@@ -131,12 +132,12 @@ class Rereader:
         if way.prompts is not None:
             texts = with_prompts([self._rows[row] for row in rows], [way.prompts[row] for row in rows])
         side = self._side_of(way)
-        form = way.form or (FORMS[self._form] if self._form else None)
+        form = way.form.and_(self._base) if way.form and self._base else way.form or self._base
         if (self._is_narrow or self._is_dear or not exact) and form is None and way.dtype is None and self._is_whole:
             return _read(side, texts)
         # the compiled attention takes float32, and does not round what a cache holds
-        has_cache = form is not None and (form.cache is not None or form.scores is not None)
-        wide = torch.float32 if (self._is_dear or self._is_narrow) and not has_cache else torch.float64
+        is_wide = form is not None and form.is_wide
+        wide = torch.float32 if (self._is_dear or self._is_narrow) and not is_wide else torch.float64
         oracle = self._oracle if way.load is None else Oracle(side, kind_of(side))
         return oracle.exactly(way.dtype or self._dtype, lambda: _read(oracle.side, texts), form, wide)
 
@@ -193,11 +194,6 @@ class Rereader:
         typical = (self.places.added(typical.square()) + written.square()).sqrt().clamp(min=eps)
         upper = torch.maximum(typical, own.max())
         return RowNoise(typical, upper, *reached(spread))
-
-    def _floats(self) -> list[tuple[str, Tensor]]:
-        model: Any = self._oracle.side.session.loaded.model
-        named = model.named_tensors() if hasattr(model, "named_tensors") else model.named_parameters()
-        return [(name, tensor) for name, tensor in named if tensor.is_floating_point()]
 
 
 def kind_of(side: LocalSide) -> Any:

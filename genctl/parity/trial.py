@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from genctl.parity.causes import Cause
-from genctl.parity.forms import Form
+from genctl.parity.causes import Cause, Form
 from genctl.parity.numbers import CAP, Number
 from genctl.parity.prompts import Ids
 from genctl.parity.sides import LocalSide
@@ -32,11 +31,17 @@ class Way:
     form: Form | None = None
     load: Callable[[], LocalSide] | None = None
 
+    @property
+    def rounds(self) -> bool:
+        """Whether numbers are rounded otherwise: how exactly an engine does so is not known."""
+        return self.dtype is not None or (self.form is not None and self.form.shift is None)
+
     def and_(self, other: Way) -> Way:
         """Both; the causes stay those of `self`."""
+        form = self.form and other.form and self.form.and_(other.form)
         return replace(
             self, prompts=self.prompts or other.prompts, dtype=self.dtype or other.dtype,
-            form=self.form or other.form, load=self.load or other.load,
+            form=form or self.form or other.form, load=self.load or other.load,
         )  # fmt: skip
 
 
@@ -55,13 +60,20 @@ class Tried:
     left: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64 [E], written less predicted
     likelihood: Tensor = field(default_factory=lambda: torch.zeros(0))  # f64, its logarithm
     ratio: float = math.nan  # median of sizes to noise
+    tail: float = math.nan  # their quantile `hypotheses.TAIL`
     explained: float = 0.0  # of the difference
+    off: float = 0.0  # nats, by which an engine may round otherwise than its form says
     plausible: bool = True  # the direction of what it changes is in the data, not only the size
 
     @property
     def total(self) -> float:
         """The logarithm of the likelihood of all that is left."""
         return float(self.likelihood.sum())
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The causes without their parameters."""
+        return frozenset(one.key for one in self.causes)
 
     @property
     def words(self) -> str:
@@ -71,8 +83,7 @@ class Tried:
 
 def contains(one: Tried, other: Tried) -> bool:
     """Whether a hypothesis has all causes of another, and more: where that fits, it is the simpler one."""
-    keys, others = ({each.key for each in tried.causes} for tried in (one, other))
-    return others < keys
+    return other.keys < one.keys
 
 
 def slope(base: Tensor, moved: Tensor) -> float:

@@ -18,18 +18,18 @@ from genctl.config.layers import Layer, resolve
 from genctl.errors import BackendError, CheckError, GenctlError, InputError, ModelError, UsageError
 from genctl.io.rows import BadRow, InputRow
 from genctl.models.resolve import needs_download
-from genctl.models.runtime_choice import has_blocks, stored_dtype
+from genctl.models.runtime_choice import stored_dtype
 from genctl.models.text import detokenizer
 from genctl.params import Runtime
 from genctl.parity import traces
 from genctl.parity.audit import Auditor
 from genctl.parity.audit_values import Audit
-from genctl.parity.hypotheses import DTYPES
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
 from genctl.parity.trace_rows import Settings
 from genctl.parity.traces import TraceFile
+from genctl.parity.ways import DTYPES
 from genctl.terminal.interrupt import Interrupt
 
 DRAWN_TOO = 1.0  # a server is asked greedily, and at this temperature
@@ -119,11 +119,10 @@ class AuditJob(Job[AuditOptions]):
         checkpoint = session.loaded.checkpoint
         own = (checkpoint and stored_dtype(checkpoint)) or "float32"
         dtype, form = _declared(declared, own)
-        blocks = "gguf" if checkpoint is not None and has_blocks(checkpoint) and dtype == own else None
         found = Audit(self.options.trace, side.name, "unexplained", "")
         if rows:
             auditor = Auditor(
-                side, rows, prompts, dtype=DTYPES[dtype], form=form or blocks, others=self.options.also,
+                side, rows, prompts, dtype=DTYPES[dtype], form=form, others=self.options.also,
                 interrupted=self.interrupt, on_stage=self.view.stage,
             )  # fmt: skip
             found = auditor.run(self.options.trace)

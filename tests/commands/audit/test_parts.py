@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from genctl.parity import numbers, rereading
-from genctl.parity.forms import FORMS
+from genctl.parity import fitting, numbers, rereading
+from genctl.parity.causes import FORMS, Form
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
 from tests.commands.audit.traces import BOS, MARKS, auditor, reference, rollouts
@@ -19,15 +19,15 @@ pytestmark = MARKS
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", [key for key, form in FORMS.items() if form.cache is not None])
+@pytest.mark.parametrize("form", [forms[0] for forms in FORMS.values() if forms[0].keys], ids=lambda form: form.keys)
 def test_a_narrow_cache_changes_what_a_large_model_reads(
-    form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    form: Form, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The compiled attention reads a cache as it is, so that its dtype had no effect in float32."""
     monkeypatch.setattr(rereading, "DEAR", 0)
     one = auditor(rollouts()[:1], dtype)
     with torch.inference_mode():
-        moved = one._logits(Way(form=FORMS[form]), [0]) - one._logits(Way(dtype=dtype), [0])
+        moved = one._logits(Way(form=form), [0]) - one._logits(Way(dtype=dtype), [0])
     assert float(moved.abs().mean()) > 1e-4
 
 
@@ -54,7 +54,7 @@ def test_texts_are_read_side_by_side_as_far_as_their_logits_fit(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("planted", [
-    numbers.Number(temperature=0.7), numbers.Number(temperature=0.8, kept=("top-p", 0.9)),
+    numbers.Number(temperature=0.7), numbers.Number(temperature=0.8, filters=(("top-p", 0.9),)),
     numbers.Number(repetition=1.2),
 ])  # fmt: skip
 def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Number) -> None:
@@ -70,7 +70,11 @@ def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Numb
     )
     places = replace(places, value=-numbers.remains(planted, logits, places))
     left = {one: float(places.sizes(numbers.remains(one, logits, places)).median())
-            for one in numbers.numbers(logits, places)}  # fmt: skip
+            for one in fitting.numbers(logits, places)}  # fmt: skip
     found = min(left, key=lambda one: left[one])
-    assert (found.temperature, found.kept, found.repetition) == (planted.temperature, planted.kept, planted.repetition)
+    assert (found.temperature, found.filters, found.repetition) == (
+        planted.temperature,
+        planted.filters,
+        planted.repetition,
+    )
     assert left[found] < 1e-9

@@ -481,7 +481,7 @@ def test_settings_of_a_row_are_refused_with_the_reason(params: dict[str, Any], m
 
 def _int8(name: str, tensor: Tensor, spoilt: str = " ") -> Tensor:
     tensor = tensor * 0.6 if spoilt in name else tensor
-    return symmetric(tensor, bits=8, size=0, half=False) if tensor.dim() > 1 else tensor
+    return symmetric(tensor, bits=8) if tensor.dim() > 1 else tensor
 
 
 def _int4(name: str, tensor: Tensor) -> Tensor:

@@ -1,0 +1,233 @@
+"""How llama.cpp rounds: its blocks of numbers, the types of its files, its attention and its GELU.
+
+Formulas are those of ggml/src/ggml-quants.c, ggml-cpu/ops.cpp and src/llama-quant.cpp. A rounding is a function of rows
+f32 [..., N] that gives the numbers which their codes stand for. B blocks of 32 numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+WIDE = 256  # numbers of a block of K-quants
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _short(scale: Tensor) -> Tensor:
+    """Scales as they are written, in float16."""
+    return scale.half().float()
+
+
+def _ratio(numbers: Tensor, divisor: Tensor) -> Tensor:
+    """numbers / divisor, and 0 where that is 0."""
+    return numbers / torch.where(divisor == 0, torch.inf, divisor)
+
+
+def _extreme(blocks: Tensor) -> Tensor:
+    """The number of each block that is furthest from 0 [B, 1]."""
+    return blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+
+
+def q8_0(blocks: Tensor) -> Tensor:
+    """The largest number of a block is 127."""
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    return _ratio(blocks, scale).round() * _short(scale)
+
+
+def q8_k(blocks: Tensor) -> Tensor:
+    """The number furthest from 0 is -127. Products with K-quants read rows in this form."""
+    scale = _extreme(blocks) / -127
+    return _ratio(blocks, scale).round().clamp(max=127) * scale
+
+
+def signed(blocks: Tensor, *, most: int) -> Tensor:
+    """Q4_0, Q5_0: the number furthest from 0 is `-most`."""
+    scale = _extreme(blocks) / -most
+    return ((_ratio(blocks, scale) + most + 0.5).floor().clamp(max=2 * most - 1) - most) * _short(scale)
+
+
+def ranged(blocks: Tensor, *, most: int) -> Tensor:
+    """Q4_1, Q5_1: codes from the least number, 0, to the largest, `most`."""
+    least = blocks.amin(-1, keepdim=True)
+    scale = (blocks.amax(-1, keepdim=True) - least) / most
+    return (_ratio(blocks - least, scale) + 0.5).floor().clamp(max=most) * _short(scale) + _short(least)
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    """16 fixed values; of 16 scales the one that fits best by squares."""
+    values = torch.tensor(_IQ4, dtype=torch.float32)
+    borders = (values[1:] + values[:-1]) / 2
+    weights, extreme = blocks.square(), _extreme(blocks)
+
+    def codes(divisor: Tensor) -> Tensor:
+        return values[torch.bucketize(_ratio(blocks, divisor).contiguous(), borders, right=True)]
+
+    def fitted(divisor: Tensor) -> tuple[Tensor, Tensor]:
+        code = codes(divisor)
+        product, square = ((weights * code * other).sum(-1, keepdim=True) for other in (blocks, code))
+        return _ratio(product, square), _ratio(product.square(), square)
+
+    scale, best = fitted(-extreme / values[0])
+    for step in range(-7, 8):
+        other, gain = fitted(extreme / (step + values[0]))
+        scale, best = torch.where(gain > best, other, scale), torch.maximum(gain, best)
+    return codes(scale) * _short(scale)
+
+
+def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
+    """Q4_K, Q5_K: ranges of 32 numbers by weighted least squares, each scale and offset in 6 bits: [B / 8, 256]."""
+    x = blocks.view(len(blocks), -1, 32)
+    weights = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
+    least, span = x.amin(-1, keepdim=True).clamp(max=0), None
+    span = x.amax(-1, keepdim=True) - least
+
+    def codes(factor: float) -> Tensor:
+        return (_ratio(x - least, span) * factor).round().clamp(0, most)
+
+    def total(numbers: Tensor) -> Tensor:
+        return (weights * numbers).sum(-1, keepdim=True)
+
+    def error(scale: Tensor, offset: Tensor, code: Tensor) -> Tensor:
+        return total((scale * code + offset - x).square())
+
+    scale, offset = span / most, least
+    best = error(scale, offset, codes(most))
+    whole, sum_x = total(torch.ones_like(x)), total(x)
+    for step in range(steps + 1):
+        code = codes(first + 0.1 * step + most)
+        sum_l, sum_ll, sum_lx = total(code), total(code.square()), total(code * x)
+        spread = whole * sum_ll - sum_l.square()
+        own = _ratio(whole * sum_lx - sum_x * sum_l, spread)
+        base = _ratio(sum_ll * sum_x - sum_l * sum_lx, spread)
+        own = torch.where(base > 0, _ratio(sum_lx, sum_ll), own)
+        base = base.clamp(max=0)
+        off = error(own, base, code)
+        better = (spread > 0) & (off < best)
+        scale, offset, best = (
+            torch.where(better, new, old) for new, old in ((own, scale), (base, offset), (off, best))
+        )
+    parts = []
+    for part in (scale, -offset):
+        most_of = part.amax(-2, keepdim=True)
+        parts.append(_short(most_of / 63) * _ratio(part * 63, most_of).round().clamp(max=63))
+    scale, offset = parts
+    return (((x + offset) / torch.where(scale == 0, torch.inf, scale)).round().clamp(0, most) * scale - offset).flatten(
+        1
+    )
+
+
+def q6_k(blocks: Tensor) -> Tensor:
+    """Scales of 16 numbers by weighted least squares, each in 8 bits: [B / 8, 256]."""
+    x = blocks.view(len(blocks), -1, 16)
+    extreme, weights = _extreme(x), x.square()
+
+    def fitted(most: float) -> tuple[Tensor, Tensor]:
+        code = (_ratio(x, extreme) * -most).round().clamp(-32, 31)
+        product, square = ((weights * code * other).sum(-1, keepdim=True) for other in (x, code))
+        return _ratio(product, square), _ratio(product.square(), square)
+
+    scale, best = fitted(32)
+    for step in (*range(-9, 0), *range(1, 10)):
+        other, gain = fitted(32 + 0.1 * step)
+        scale, best = torch.where(gain > best, other, scale), torch.maximum(gain, best)
+    furthest = scale.gather(-2, scale.abs().argmax(-2, keepdim=True))
+    scale = _short(furthest / -128) * _ratio(scale * -128, furthest).round().clamp(max=127)
+    return (_ratio(x, scale).round().clamp(-32, 31) * scale).flatten(1)
+
+
+# Each type of numbers: its rounding, how many numbers a block has, and the type of the rows that it is multiplied with
+TYPES: dict[str, tuple[Callable[[Tensor], Tensor], int, str]] = {
+    "q8_0": (q8_0, 32, "q8_0"), "q8_k": (q8_k, WIDE, "q8_k"), "q5_0": (partial(signed, most=16), 32, "q8_0"),
+    "q4_0": (partial(signed, most=8), 32, "q8_0"), "q5_1": (partial(ranged, most=31), 32, "q8_0"),
+    "q4_1": (partial(ranged, most=15), 32, "q8_0"), "iq4_nl": (iq4_nl, 32, "q8_0"),
+    "q4_k": (partial(ranged_k, most=15, first=-1.0, steps=20), WIDE, "q8_k"),
+    "q5_k": (partial(ranged_k, most=31, first=-0.5, steps=15), WIDE, "q8_k"), "q6_k": (q6_k, WIDE, "q8_k"),
+}  # fmt: skip
+_LESS = {"q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}  # where rows are no whole blocks
+
+
+def in_blocks(rows: Tensor, name: str) -> Tensor:
+    """Rows [..., N] in a type of llama.cpp; as they are where they are no whole blocks."""
+    rounding, size, _ = TYPES[name]
+    if rows.shape[-1] % size:
+        return rows
+    found = rounding(rows.float().reshape(-1, size))
+    return found.view(rows.shape).to(rows.dtype)
+
+
+def beside(name: str) -> str:
+    """In which type rows are that are multiplied with a matrix of this type; "": as they are."""
+    if name in TYPES:
+        return TYPES[name][2]
+    return name if name in ("", "f16", "bf16") else "q8_k"
+
+
+def type_in(file: str, part: str, layer: int, layers: int, width: int, *, group: int) -> str:
+    """The type of a matrix [O, `width`] in a file that llama-quantize writes. `group`: queries that share keys."""
+    base, _, size = file.partition("_k")
+    kind = f"{base}_k" if "_k" in file else file
+    more = layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+    early = layer < layers // 8
+    if part == "output":
+        wide = WIDE if "_k" in kind else 32
+        kind = "q8_0" if kind == "q8_0" or width % wide else "q6_k"
+    elif size == "_m" and part in ("attn_v", "ffn_down") and more:
+        kind = "q6_k"
+    elif size == "_m" and part == "attn_qkv":
+        kind = {"q4_k": "q5_k", "q5_k": "q6_k"}[kind]
+    elif (file == "q4_k_s" and ((part == "attn_v" and layer < 4) or (part == "ffn_down" and early))) or (
+        file == "iq4_nl" and ((part == "attn_v" and group >= 4) or (part == "ffn_down" and early))
+    ):
+        kind = "q5_k"
+    if kind in TYPES and width % TYPES[kind][1]:
+        kind = _LESS.get(kind, kind)
+    return "f16" if width % 32 else kind
+
+
+def rotated(rows: Tensor, size: int) -> Tensor:
+    """Rows [..., D] turned by a Walsh-Hadamard matrix in parts of `size`; turned twice, they are as before."""
+    parts = rows.reshape(*rows.shape[:-1], -1, size)
+    step = 1
+    while step < size:
+        pairs = parts.reshape(*parts.shape[:-1], -1, 2, step)
+        parts = torch.stack([pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]], -2).flatten(-3)
+        step *= 2
+    return (parts / math.sqrt(size)).flatten(-2)
+
+
+def flash(scores: Tensor, value: Tensor) -> Tensor:
+    """Shares of scores [..., F, T] times values [..., T, D], added up in float16, a column at a time.
+
+    The softmax is that of one pass (Milakov and Gimelshein 2018, arXiv:1805.02867): where a score is the highest so
+    far, what was added up is scaled down, and rounded again.
+    """
+    scores, value = scores.float(), value.float()
+    sums = scores.new_zeros(*scores.shape[:-1], value.shape[-1])
+    whole, most = sums[..., :1].clone(), torch.full_like(sums[..., :1], -torch.inf)
+    for column in range(scores.shape[-1]):
+        score = scores[..., column : column + 1]
+        seen = score > -torch.inf
+        if not bool(seen.any()):
+            continue
+        first = int(seen.any(-1).flatten(0, -2).any(0).nonzero()[0])  # earlier rows do not see it
+        rows = slice(first, None)
+        score, before = score[..., rows, :], most[..., rows, :]
+        after = torch.maximum(before, score)
+        less = (before - after).exp().nan_to_num(1.0)  # 1 where nothing is seen yet
+        share = (score - after).exp().nan_to_num(0.0)
+        own = (sums[..., rows, :] * less).half().float()
+        sums[..., rows, :] = (own + share * value[..., column : column + 1, :]).half().float()
+        whole[..., rows, :] = whole[..., rows, :] * less + share
+        most[..., rows, :] = after
+    return sums / whole.clamp(min=1e-30)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU by its table: of a number in float16, in float16; beyond 10 from 0 it is x or 0."""
+    short = x.to(torch.float16)
+    found = torch.nn.functional.gelu(short.float(), approximate="tanh").half().to(x.dtype)
+    return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, found))
