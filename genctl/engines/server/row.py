@@ -160,6 +160,8 @@ class RemoteRow:
             path = path_of(chat=self.chat)
             server.client.stream(path, body, take, sequences=len(slots), deadline=self.deadline)
         except ServerError as error:
+            if stop.event.is_set():  # its connection was shut
+                raise Disconnected from None
             if (len(slots) == 1 or error.status not in (400, 422)) and server.learn(body, error):
                 return self._send(fixed, slots, seed, emit, stop)
             raise

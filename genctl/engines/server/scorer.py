@@ -6,9 +6,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from genctl.documents.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
 PLAIN = path_of(chat=False)
+Placed: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
 NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 
 
@@ -74,7 +75,7 @@ class RemoteScorer:
             body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
             body["logprobs"] = max(top, 1)
 
-            def send() -> EchoedPrompt:
+            def send() -> Placed:
                 return _echoed(server.client.fetch(PLAIN, body, deadline=late["deadline"]), whole, top)
 
             prompt = answered(server, send, seed=len(whole), **late)
@@ -84,7 +85,7 @@ class RemoteScorer:
         lead = whole[len(context) : first]
         return Scored(text, (), nll, len(tokens), size, tuple(tokens), lead, backend=server.name)
 
-    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> EchoedPrompt:
+    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> Placed:
         """A text behind its context, token by token. Raises ServerError and InputError."""
         read = _tokenized(server, context + text, late["deadline"])
         whole, length = (context + text).encode(), len(context.encode())
@@ -97,7 +98,7 @@ class RemoteScorer:
         known = max(sum(end <= length for end in ends), 1)
         scored = [Token(id, math.nan) for id in ids[:known]]
         scored += self._logprobs.written(server, ids[:known], ids[known:], **late)
-        tokens = list[tuple[int, Token]]()
+        tokens: Placed = []
         for at, end, token in zip([-begin, *ends], ends, scored, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
             shown = (context + text)[start:after]
@@ -107,7 +108,7 @@ class RemoteScorer:
                 )
             if end > 0:
                 tokens.append((start, replace(token, text=shown, top=token.top[: self._options.detail.top])))
-        return EchoedPrompt(context + text, tuple(tokens))
+        return tokens
 
 
 def _lacks_echo(server: Server) -> bool:
@@ -141,7 +142,7 @@ def _why_no_echo(server: Server, written: list[Token]) -> str:
         if not written:
             return "gives no log-probabilities"
         whole = prompt + written[0].text
-        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0).tokens[-1]
+        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0)[-1]
     except ServerError as error:
         if error.fatal:
             raise
@@ -185,16 +186,8 @@ class _Tokenized(TypedDict):
 # -- a prompt that a server sends back, token by token, with its log-probabilities -------------------------------------
 
 
-@dataclass(frozen=True)
-class EchoedPrompt:
-    """The tokens of a prompt, each with the character at which it begins. BOS and what was generated are left out."""
-
-    text: str
-    tokens: tuple[tuple[int, Token], ...]
-
-
-def _echoed(answer: Mapping[str, Any], text: str, top: int) -> EchoedPrompt:
-    """The prompt `text` in an answer to `echo`.
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
+    """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
 
     Raises InputError where its tokens are not those of the text or a number cannot be true, ServerError without any.
     """
@@ -218,16 +211,16 @@ def _echoed(answer: Mapping[str, Any], text: str, top: int) -> EchoedPrompt:
     inside = [(start, token) for start, token in zip(offsets, tokens, strict=True) if 0 <= start < len(text)]
     if not inside or inside[0][0] != 0:
         raise InputError(NOT_THE_TEXT)
-    return EchoedPrompt(text, tuple(inside))
+    return inside
 
 
-def scored_after(prompt: EchoedPrompt, begin: int) -> tuple[int, list[Token]]:
+def scored_after(prompt: Placed, begin: int) -> tuple[int, list[Token]]:
     """The scored tokens of what begins at a character, and the character at which the first of them begins.
 
     At the beginning of a text, tokens without a score are left out. Raises InputError where nothing is left, and where
     a token crosses `begin`.
     """
-    own = [(start, token) for start, token in prompt.tokens if start >= begin]
+    own = [(start, token) for start, token in prompt if start >= begin]
     if begin and (not own or own[0][0] != begin):
         raise InputError("the server reads the end of the context and the beginning of the text as one token")
     if begin and any(math.isnan(token.logprob) for _, token in own):
