@@ -32,7 +32,7 @@ Emit: TypeAlias = Callable[[Update], object]
 
 
 @dataclass
-class Stop:
+class StopSignal:
     """Whether rows have to end, and why."""
 
     event: threading.Event = field(default_factory=threading.Event)
@@ -54,7 +54,7 @@ class RemoteRow:
         self.deadline = time.monotonic() + min(limits) if limits else math.inf
         self.lane = RemoteLane(request, self.count, live=live)
 
-    def run(self, emit: Emit, stop: Stop) -> None:
+    def run(self, emit: Emit, stop: StopSignal) -> None:
         """Emit the events of the row. The last update is None; before it may be the error that ends the run."""
         lane, name = self.lane, self.server.name
         try:
@@ -65,7 +65,7 @@ class RemoteRow:
         finally:
             emit(None)
 
-    def _events(self, emit: Emit, stop: Stop) -> Iterator[Update]:
+    def _events(self, emit: Emit, stop: StopSignal) -> Iterator[Update]:
         """The first event and the last ones; those between are emitted while the answer comes."""
         lane, server = self.lane, self.server
         yield self._began()
@@ -103,7 +103,7 @@ class RemoteRow:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _complete(self, emit: Emit, stop: Stop) -> None:
+    def _complete(self, emit: Emit, stop: StopSignal) -> None:
         """Request all sequences: as many at once as the server gives. Raises what `run` catches."""
         server, lane = self.server, self.lane
         fields = server.fields(chat=self.chat)
@@ -136,7 +136,7 @@ class RemoteRow:
                 server.most_sequences = min(server.most_sequences, size)
             left = [slot for slot in left if slot not in ended]
 
-    def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int, emit: Emit, stop: Stop) -> _Answer:
+    def _send(self, fixed: dict[str, Any], slots: Sequence[int], seed: int, emit: Emit, stop: StopSignal) -> _Answer:
         """Send a request once, or again without what the server turns out to be unable to do. Raises ServerError."""
         server, lane = self.server, self.lane
         lane.again(slots, seed)

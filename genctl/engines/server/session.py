@@ -31,7 +31,7 @@ from genctl.engines.protocol import (
 from genctl.engines.server import address
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.failure import ServerError
-from genctl.engines.server.row import RemoteRow, Stop, Update, fields_of_row
+from genctl.engines.server.row import RemoteRow, StopSignal, Update, fields_of_row
 from genctl.engines.server.server import Server
 from genctl.errors import BackendError, UsageError
 
@@ -160,7 +160,7 @@ class RemoteSession:
 
         No row depends on those beside it, so all are one group, and memory is the server's own concern.
         """
-        updates, stop = queue.SimpleQueue[Update](), Stop()
+        updates, stop = queue.SimpleQueue[Update](), StopSignal()
         incoming = (request for request in requests if isinstance(request, Request))
         busy, reading, until = 0, True, math.inf
         try:
@@ -193,7 +193,7 @@ class RemoteSession:
             for server in self.servers:
                 server.client.tick()
 
-    def _stop(self, stop: Stop) -> None:
+    def _stop(self, stop: StopSignal) -> None:
         """End all rows."""
         stop.event.set()
         for server in self.servers:
