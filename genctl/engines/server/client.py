@@ -50,8 +50,8 @@ class _Connection:
 
     http: Any
     until: float = math.inf  # on the monotonic clock
-    ended: bool = False  # all texts are there
-    is_over: bool = False  # it was shut
+    has_ended: bool = False  # all texts are there
+    is_shut: bool = False
     _stream: Any = None
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class _Connection:
 
     def shut(self) -> None:
         """End what is read or written. May be called again."""
-        self.is_over = True
+        self.is_shut = True
         if self._stream is not None:
             with suppress(OSError):  # of TLS, too, without its own goodbye
                 socket.socket.shutdown(self._stream.get_extra_info("socket"), socket.SHUT_RDWR)
@@ -106,17 +106,12 @@ class Client:
                 verify=self._tls,
             )
         except Exception as error:  # of several kinds, and none of them documented
-            proxies = [name for name in os.environ if name.lower() in _PROXIES and os.environ[name]]
-            where = f"{self.address.name}: the proxy of {' or '.join(sorted(proxies)) or 'the environment'}"
+            proxies = sorted(name for name in os.environ if name.lower() in _PROXIES and os.environ[name])
+            where = f"{self.address.name}: the proxy of {' or '.join(proxies) or 'the environment'}"
+            words, hint = f"cannot be used: {one_line(str(error))}", "write it as http://host:port"
             if isinstance(error, ImportError):
-                raise BackendError(
-                    f"{where} is a SOCKS proxy, which needs the package socksio",
-                    hint="pip install socksio, or list the server in NO_PROXY",
-                ) from None
-            raise BackendError(
-                f"{where} cannot be used: {one_line(str(error))}",
-                hint="write it as http://host:port, or list the server in NO_PROXY",
-            ) from None
+                words, hint = "is a SOCKS proxy, which needs the package socksio", "pip install socksio"
+            raise BackendError(f"{where} {words}", hint=f"{hint}, or list the server in NO_PROXY") from None
         return _Connection(http)
 
     # -- for the thread that waits -------------------------------------------------------------------------------------
@@ -155,11 +150,15 @@ class Client:
             if time.monotonic() >= connection.until:
                 connection.shut()
 
+    def shut(self) -> None:
+        """End all requests."""
+        for connection in list(self._busy):
+            connection.shut()
+
     def close(self) -> None:
         """End all requests and close all connections."""
         self._closed.set()
-        for connection in list(self._busy):
-            connection.shut()
+        self.shut()
         while self._idle:
             self._idle.pop().http.close()
 
@@ -171,28 +170,22 @@ class Client:
             self._noted.add(words)
             self._lines.put(f"{self.address.name}: {words}")
 
-    def pause(self, reason: str, seconds: float) -> None:
+    def pause(self, reason: str, seconds: float, stop: threading.Event | None = None) -> None:
         """Wait; a long pause is noted, once for all that wait at the same time. Raises Disconnected."""
         now = time.monotonic()
         if seconds > NOTED_S and now >= self._quiet_until:
             self._quiet_until = now + seconds
             self._lines.put(f"{self.address.name}: {reason}: trying again in {seconds:.0f} s")
-        if self._closed.wait(seconds):
+        if (stop or self._closed).wait(seconds):
             raise Disconnected
 
-    def get(self, path: str, *, root: bool = False, deadline: float = math.inf) -> dict[str, Any]:
-        """The JSON at a path of the interface, or of the server's root. Raises ServerError or TimedOut."""
-        return self._whole("GET", path, None, root, deadline)
-
-    def post(
-        self, path: str, body: Mapping[str, Any], *, root: bool = False, deadline: float = math.inf
+    def fetch(
+        self, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False, deadline: float = math.inf
     ) -> dict[str, Any]:
-        """The JSON that answers `body`. Raises ServerError or TimedOut."""
-        return self._whole("POST", path, body, root, deadline)
+        """The JSON at a path of the interface, or of the server's root; it answers `body`, if there is one.
 
-    def _whole(
-        self, method: str, path: str, body: Mapping[str, Any] | None, root: bool, deadline: float
-    ) -> dict[str, Any]:
+        Raises ServerError or TimedOut.
+        """
         found: list[dict[str, Any]] = []
 
         def take(part: dict[str, Any]) -> bool:
@@ -200,7 +193,7 @@ class Client:
             return True
 
         base = self.address.root if root else self.address.base
-        self._exchange(method, base + path, body, take, deadline, MOST_BYTES, streams=False)
+        self._exchange(base + path, body, take, deadline, MOST_BYTES, streams=False)
         return found[0]
 
     def stream(
@@ -211,32 +204,23 @@ class Client:
         `deadline` is on the monotonic clock. A stream that ends without `[DONE]` ends quietly: whether all is there is
         for the caller to see. Raises ServerError, TimedOut, and what `take` raises.
         """
-        most = MOST_BYTES * sequences
-        self._exchange("POST", self.address.base + path, body, take, deadline, most, streams=True)
+        self._exchange(self.address.base + path, body, take, deadline, MOST_BYTES * sequences, streams=True)
 
     def _exchange(
-        self,
-        method: str,
-        url: str,
-        body: Mapping[str, Any] | None,
-        take: Take,
-        deadline: float,
-        most: int,
-        *,
-        streams: bool,
+        self, url: str, body: Mapping[str, Any] | None, take: Take, deadline: float, most: int, *, streams: bool
     ) -> None:
         """Send a request and read all of its answer. A byte is no answer: only a whole part restarts the silence."""
         try:
             connection = self._idle.pop()
         except IndexError:
             connection = self._opened()
-        connection.ended, connection.is_over = False, False
+        connection.has_ended, connection.is_shut = False, False
         connection.restart(SILENCE_S, deadline)
 
         def took(part: dict[str, Any]) -> None:
             has_ended = take(part)
-            if not connection.ended:
-                connection.ended = has_ended
+            if not connection.has_ended:
+                connection.has_ended = has_ended
                 connection.restart(AFTER_S if has_ended else SILENCE_S, deadline)
             if time.monotonic() >= connection.until:  # parts come faster than `tick`
                 connection.shut()
@@ -244,25 +228,25 @@ class Client:
         self._busy.add(connection)
         failed: Exception | None = None
         try:
-            extensions = {"trace": connection.trace}
             if time.monotonic() < deadline:
+                method, extensions = "GET" if body is None else "POST", {"trace": connection.trace}
                 with connection.http.stream(method, url, json=body, extensions=extensions) as response:
                     self._read(response, took, most, streams=streams)
         except Exception as error:  # of any kind: an address or a proxy that cannot be
             failed = error
         finally:
             self._busy.discard(connection)
-        if connection.is_over:
+        if connection.is_shut:
             connection.http.close()
         else:
             self._idle.append(connection)
-        if connection.ended:
+        if connection.has_ended:
             return  # whatever went wrong behind the last text
         if self._closed.is_set():
             raise Disconnected
         if time.monotonic() >= deadline:
             raise TimedOut
-        if connection.is_over:
+        if connection.is_shut:
             raise ServerError(f"no answer within {SILENCE_S:g} s", again=True)
         if failed is not None:
             raise self._broken(failed) from None

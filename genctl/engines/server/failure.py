@@ -9,6 +9,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from genctl.errors import GenctlError, printable, without_secrets
@@ -22,26 +23,19 @@ class RowFailure(GenctlError):
     code = "backend"
 
 
+@dataclass(eq=False)
 class ServerError(Exception):
-    """A request that failed. Callers turn it into the error of a row, or into a BackendError.
+    """A request that failed. Callers turn it into the error of a row, or into a BackendError."""
 
-    `again`: the same request may succeed later, after `wait_s` seconds if the server says so. `fatal`: no other request
-    can succeed either. `status` is that of HTTP; None where there was no answer.
-    """
+    message: str
+    again: bool = False  # the same request may succeed later
+    wait_s: float | None = None  # after so many seconds, if the server says so
+    fatal: bool = False  # no other request can succeed either
+    status: int | None = None  # of HTTP; None where there was no answer
+    hint: str = ""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        again: bool = False,
-        wait_s: float | None = None,
-        fatal: bool = False,
-        status: int | None = None,
-        hint: str = "",
-    ) -> None:
-        super().__init__(message)
-        self.message, self.hint = message, hint
-        self.again, self.wait_s, self.fatal, self.status = again, wait_s, fatal, status
+    def __str__(self) -> str:
+        return self.message
 
 
 class TimedOut(Exception):
@@ -83,24 +77,23 @@ def retry(
         except ServerError as error:
             if not error.again or error.status in final:
                 raise
-            seconds = pause_s(attempt, seed, error.wait_s)
+            seconds, more = (
+                pause_s(attempt, seed, error.wait_s),
+                [f"{attempt} attempts"] if counts * attempt > 1 else [],
+            )
             late = deadline is not None and time.monotonic() + seconds >= deadline
-            if attempt == attempts or late or waited + max(seconds, error.wait_s or 0.0) > WAITS_S:
-                raise _last(error, attempt if counts else 1, could_wait=attempt == attempts) from None
+            too_long = late or waited + max(seconds, error.wait_s or 0.0) > WAITS_S
+            if attempt == attempts or too_long:
+                if attempt < attempts and error.wait_s is not None:
+                    pause_words = f"{error.wait_s:,.0f} s" if error.wait_s < 1e9 else "for years"
+                    more.append(f"it asks to wait {pause_words}")
+                elif attempt < attempts:
+                    more.append("no time is left for another attempt")
+                message = f"{error.message} ({'; '.join(more)})" if more else error.message
+                raise replace(error, message=message, again=False) from None
             waited += seconds
             pause(error.message, seconds)
     raise AssertionError  # never reached: the loop has no end
-
-
-def _last(error: ServerError, attempt: int, *, could_wait: bool) -> ServerError:
-    """The error of the last attempt, with their number, and with the pause that would have been too long."""
-    more = [f"{attempt} attempts"] if attempt > 1 else []
-    if not could_wait and error.wait_s is not None:
-        more.append(f"it asks to wait {error.wait_s:,.0f} s" if error.wait_s < 1e9 else "it asks to wait for years")
-    elif not could_wait:
-        more.append("no time is left for another attempt")
-    message = f"{error.message} ({'; '.join(more)})" if more else error.message
-    return ServerError(message, fatal=error.fatal, status=error.status, hint=error.hint)
 
 
 def pause_s(attempt: int, seed: int, wait_s: float | None = None) -> float:

@@ -46,7 +46,6 @@ class RemoteLane:
     def __init__(self, request: Request, count: int, *, live: bool) -> None:
         self.name, self.generation = request.id, request.resolved.generation
         self.sequences = [RemoteSequence(slot) for slot in range(count)]
-        self.is_over = False  # nobody waits for more
         self._live = live
         self._rows: list[RemoteSequence] | None = None  # that live on, in the order of the newest event
         self._hypotheses: dict[int, events.Hypothesis] = {}
@@ -83,10 +82,9 @@ class RemoteLane:
         new = sequence.tokens[len(sequence.shown) :], sequence.thought[len(sequence.shown_thought) :]
         yield from self._grow(sequence, *new)
 
-    def fail(self, message: str, hint: str = "") -> Iterator[events.Event]:
+    def failed(self, message: str, hint: str = "") -> events.Failed:
         """The row is an error."""
-        self.is_over = True
-        yield events.Failed(self.name, RowFailure.code, message, hint)
+        return events.Failed(self.name, RowFailure.code, message, hint)
 
     def count(self, slots: Sequence[int], usage: Usage | None) -> None:
         """Take note of the tokens that a request took."""
@@ -96,18 +94,12 @@ class RemoteLane:
                 self.sequences[slots[0]].usage = usage
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every sequence has ended."""
-        return all(sequence.end is not None for sequence in self.sequences)
-
-    @property
     def has_text(self) -> bool:
         """Whether anything has come."""
         return any(sequence.tokens or sequence.thought for sequence in self.sequences)
 
     def finish(self, reason: str = "") -> Iterator[events.Event]:
         """The events that are still missing. `reason` ends the sequences that have not ended."""
-        self.is_over = True
         if not self._live:  # all steps of all sequences, side by side, as if they had been decoded together
             for place in range(max((len(sequence.tokens) for sequence in self.sequences), default=0)):
                 for sequence in self.sequences:

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, by a server that echoes no prompt: it writes them itself, one after another."""
+"""Requests whose answers are read whole: a few in flight, outcomes in order, and log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -10,23 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from genctl.engines.server.answer import pieces_of, tokens_of
+from genctl.engines.server.body import path_of
 from genctl.engines.server.client import TICK_S
 from genctl.engines.server.failure import Disconnected, RowFailure, ServerError, TimedOut, one_line, retry
 from genctl.engines.server.server import REFUSED, Server
 from genctl.errors import BackendError, GenctlError, InputError
-from genctl.events import UNKNOWN_ID, Token
+from genctl.events import Token
 
 Key = TypeVar("Key")
 T = TypeVar("T")
 TOPS = (20, 5)  # tokens of each distribution: the second where a server gives no more, as OpenAI's
-BIAS = 100  # of a token that is to be written: the most that OpenAI's interface takes
 LONGER = (1000, 1 << 18)  # lists in which a token is looked for, where a server gives such: llama-server all tokens
 TOLERANCE = 0.1  # nats, between a token that is read and the same one that is written: passes differ a little
-Ids: TypeAlias = Sequence[int]
-IsText: TypeAlias = Callable[[int, str], bool]  # whether a text is that of a token
 
 
 def in_order(
@@ -96,8 +94,6 @@ class ServerLogprobs:
     def __init__(self, servers: Sequence[Server], most: int = TOPS[0]) -> None:
         """`most`: tokens that are listed of each distribution."""
         self._tops = dict.fromkeys(servers, most)
-        self._unable: set[tuple[Server, str]] = set()
-        self._sound: set[Server] = set()  # a bias does not change the numbers that it reports
 
     def answer(
         self, server: Server, path: str, fields: Mapping[str, Any], deadline: float = math.inf, late: str = ""
@@ -108,7 +104,7 @@ class ServerLogprobs:
         def send() -> dict[str, Any]:
             top = self._tops[server]
             try:
-                answer = server.client.post(path, {"model": server.model, key: top, **fields}, deadline=deadline)
+                answer = server.client.fetch(path, {"model": server.model, key: top, **fields}, deadline=deadline)
             except ServerError as error:
                 if top <= TOPS[1] or fields.get(key) or error.status not in REFUSED:
                     raise
@@ -120,80 +116,49 @@ class ServerLogprobs:
 
         return answered(server, send, seed=fields["max_tokens"], deadline=deadline, late=late)
 
-    def tokens(self, server: Server, fields: Mapping[str, Any], **late: Any) -> list[Token]:
-        """The tokens of a greedy answer. Raises GenctlError."""
-        answer = self.answer(server, "/completions", {"temperature": 0.0, **fields}, **late)
-        doubts: set[str] = set()
-        found = tokens_of(answer["choices"][0].get("logprobs"), int(fields.get("logprobs", self._tops[server])), doubts)
-        if not found:
-            raise RowFailure(f"{server.name}: the answer has no log-probabilities of its tokens")
-        if doubts:
-            raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
-        return found
+    def written(self, server: Server, prompt: Sequence[int], ids: Sequence[int], **late: Any) -> list[Token]:
+        """Tokens behind a prompt with the numbers that a server lists as it writes them itself (llama-server).
 
-    def written(self, server: Server, prompt: Ids, ids: Ids, is_text: IsText, **late: Any) -> list[Token]:
-        """Tokens behind a prompt with the numbers that a server gives as it writes them itself.
-
-        Where it writes another token than the given one, that one is looked for, and it continues behind it. NaN where
-        it gives none. `is_text`: whether a text is that of a token.
+        It writes greedily. Where it writes another token, the given one is looked for in the list there, then in longer
+        ones, and it continues behind it. NaN where no list has it.
         """
         found: list[Token] = []
         while len(found) < len(ids):
-            left = ids[len(found) :]
-            fields = {"prompt": [*prompt, *ids[: len(found)]], "max_tokens": len(left)}
-            tokens = self.tokens(server, fields, **late)
+            behind, left = [*prompt, *ids[: len(found)]], ids[len(found) :]
+            tokens = self._tokens(server, behind, len(left), None, late)
             pairs = zip(left, tokens, strict=False)
-            agreed = [token for _, token in itertools.takewhile(lambda pair: is_text(pair[0], pair[1].text), pairs)]
+            agreed = [token for _, token in itertools.takewhile(lambda pair: pair[0] == pair[1].id, pairs)]
             found += agreed
-            if len(agreed) < len(left):
-                other = tokens[len(agreed)] if len(agreed) < len(tokens) else None
-                behind = [*prompt, *ids[: len(found)]]
-                found.append(self._wanted(server, behind, left[len(agreed)], other, is_text, late))
+            if len(agreed) == len(left):
+                break
+            id, one = left[len(agreed)], next(iter(tokens[len(agreed) :]), None)
+            for longer in (None, *LONGER):
+                if longer is not None:
+                    one = next(iter(self._tokens(server, [*behind, *left[: len(agreed)]], 1, longer, late)), None)
+                listed = [entry for entry in one.top if entry[0] == id] if one is not None else []
+                if one is not None and listed:
+                    found.append(Token(id, listed[0][2], rank=one.top.index(listed[0]) + 1, top=one.top))
+                    break
+            else:
+                found.append(Token(id, math.nan))
         return found
 
-    def _wanted(
-        self, server: Server, prompt: Ids, id: int, other: Token | None, is_text: IsText, late: Mapping[str, Any]
-    ) -> Token:
-        """A token that a server does not write: in the list of the `other` one, written with a bias, or in longer ones.
-
-        A bias must leave the number of the best token as it is: else the number of the wanted one is not raw, either.
-        """
-        top = () if other is None else other.top
-        best, one = _best(other), other
-        asks: list[dict[str, Any]] = [{}, {"logit_bias": {str(id): BIAS}}, *({"logprobs": most} for most in LONGER)]
-        for ask in asks:
-            if (kind := (server, str(ask)[:18])) in self._unable:
-                continue
-            if ask:
-                try:
-                    one = self.tokens(server, {"prompt": prompt, "max_tokens": 1, **ask}, **late)[0]
-                except (RowFailure, InputError):
-                    if time.monotonic() >= late.get("deadline", math.inf):
-                        raise
-                    self._unable.add(kind)
-                    continue
-            if one is None:
-                continue
-            now = _best(one)
-            near = now[1] == best[1] and abs(now[0] - best[0]) < TOLERANCE
-            if "logit_bias" in ask and near:
-                self._sound.add(server)
-            if "logit_bias" in ask and not near and (best[1] or server not in self._sound):
-                continue
-            is_written = is_text(id, one.text)
-            own = [value for _, text, value in one.top if "\ufffd" not in text and is_text(id, text)]
-            if is_written or len(own) == 1:
-                value, top = one.logprob if is_written else own[0], top or one.top
-                break
-        else:
-            value = math.nan
-        alike = [is_text(id, text) for _, text, _ in top]
-        marked = tuple((UNKNOWN_ID if own and sum(alike) == 1 else UNKNOWN_ID - 1 - place, text, number)
-                       for place, (own, (_, text, number)) in enumerate(zip(alike, top, strict=True)))  # fmt: skip
-        return Token(id, value, rank=alike.index(True) + 1 if sum(alike) == 1 else None, top=marked)
-
-
-def _best(token: Token | None) -> tuple[float, str]:
-    """The number and the text of the most probable token; no text where it is not known."""
-    top = () if token is None else token.top
-    return max(((value, text) for _, text, value in top), default=(math.nan, ""))
+    def _tokens(
+        self, server: Server, prompt: Sequence[int], count: int, top: int | None, late: Mapping[str, Any]
+    ) -> list[Token]:
+        """The tokens of a greedy answer, with lists of `top` tokens; none where the server gives no such lists."""
+        fields: dict[str, Any] = {"prompt": [*prompt], "max_tokens": count, "temperature": 0.0}
+        fields |= {} if top is None else {"logprobs": top}
+        try:
+            answer = self.answer(server, path_of(chat=False), fields, **late)
+        except RowFailure:
+            if top is None or time.monotonic() >= late.get("deadline", math.inf):
+                raise
+            return []
+        doubts: set[str] = set()
+        found = tokens_of(answer["choices"][0].get("logprobs"), top or self._tops[server], doubts)
+        if doubts:
+            raise InputError(f"{server.name}: gives a log-probability that is not a number up to 0")
+        if not found:
+            raise RowFailure(f"{server.name}: the answer has no log-probabilities of its tokens")
+        return found

@@ -6,9 +6,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from genctl.documents.shapes import BadShape, Natural, value_of
 from genctl.engines.protocol import Key, Scored, ScoringOptions, TextToScore, ranked
@@ -18,12 +18,13 @@ from genctl.engines.server.failure import ServerError
 from genctl.engines.server.logprobs import TOLERANCE, TOPS, ServerLogprobs, answered, in_order
 from genctl.engines.server.server import PROBE_S, PROMPT, UNABLE, Server
 from genctl.errors import BackendError, InputError, UsageError, quote
-from genctl.events import UNKNOWN_ID, Token
+from genctl.events import Token
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome
 
 PLAIN = path_of(chat=False)
+Placed: TypeAlias = list[tuple[int, Token]]  # tokens of a text, each with the character at which it begins
 NOT_THE_TEXT = "the tokens that the server reports do not add up to the text"
 
 
@@ -74,8 +75,8 @@ class RemoteScorer:
             body = {"model": server.model, "prompt": whole, "max_tokens": 1, "temperature": 0.0, "echo": True}
             body["logprobs"] = max(top, 1)
 
-            def send() -> EchoedPrompt:
-                return _echoed(server.client.post(PLAIN, body, deadline=late["deadline"]), whole, top)
+            def send() -> Placed:
+                return _echoed(server.client.fetch(PLAIN, body, deadline=late["deadline"]), whole, top)
 
             prompt = answered(server, send, seed=len(whole), **late)
         first, tokens = scored_after(prompt, len(context))
@@ -84,64 +85,64 @@ class RemoteScorer:
         lead = whole[len(context) : first]
         return Scored(text, (), nll, len(tokens), size, tuple(tokens), lead, backend=server.name)
 
-    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> EchoedPrompt:
+    def _written(self, context: str, text: str, server: Server, late: Mapping[str, Any]) -> Placed:
         """A text behind its context, token by token. Raises ServerError and InputError."""
         read = _tokenized(server, context + text, late["deadline"])
-        whole, joined = (context + text).encode(), b"".join(piece for _, piece in read)
+        whole, length = (context + text).encode(), len(context.encode())
+        joined = b"".join(piece for _, piece in read)
         begin = len(joined) - len(whole)  # behind BOS, or a space that the tokenizer puts before
         if not read or not joined.endswith(whole) or begin > len(read[0][1]) + 1:
             raise InputError(NOT_THE_TEXT)
-        ids, names = [id for id, _ in read], dict(read)
+        ids = [id for id, _ in read]
         ends = [end - begin for end in itertools.accumulate(len(piece) for _, piece in read)]
-        known = max(sum(end <= len(context.encode()) for end in ends), 1)
-
-        def is_text(id: int, shown: str) -> bool:
-            return shown.encode() == names[id] or ("\ufffd" in shown and not names[id].isascii())
-
-        found = self._logprobs.written(server, ids[:known], ids[known:], is_text, **late)
-        tokens = list[tuple[int, Token]]()
-        for at, end, token in zip([-begin, *ends], ends, [Token(UNKNOWN_ID, math.nan)] * known + found, strict=False):
+        known = max(sum(end <= length for end in ends), 1)
+        scored = [Token(id, math.nan) for id in ids[:known]]
+        scored += self._logprobs.written(server, ids[:known], ids[known:], **late)
+        tokens: Placed = []
+        for at, end, token in zip([-begin, *ends], ends, scored, strict=False):
             start, after = (len(whole[: max(place, 0)].decode(errors="ignore")) for place in (at, end))
             shown = (context + text)[start:after]
-            if math.isnan(token.logprob) and at >= len(context.encode()) and len(tokens):
+            if math.isnan(token.logprob) and at >= length and tokens:
                 raise InputError(
                     f"the server does not give the log-probability of {quote(shown)}, at character {start + 1}"
                 )
             if end > 0:
-                token = replace(token, id=UNKNOWN_ID, text=shown, top=token.top[: self._options.detail.top])
-                tokens.append((start, token))
-        return EchoedPrompt(context + text, tuple(tokens))
+                tokens.append((start, replace(token, text=shown, top=token.top[: self._options.detail.top])))
+        return tokens
 
 
 def _lacks_echo(server: Server) -> bool:
     """Whether texts are scored token by token. Raises BackendError where the server can do neither."""
+    written: list[Token] = []
     try:
-        why = _why_no_echo(server)
-        if why and not (server.can("logprobs") and server.can("ids") and _has_tokenize(server)):
-            raise BackendError(
-                f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
-                hint="a server without an echo is asked for each token if it takes ids and has /tokenize",
-            )
+        why = _why_no_echo(server, written)
+        lists_ids = bool(written) and all(token.id >= 0 for token in written)
+        by_token = bool(why) and lists_ids and server.can("ids") and _has_tokenize(server)
     except ServerError as error:
         raise server.error(error, plain=True) from None
+    if why and not by_token:
+        raise BackendError(
+            f"{server.name}: genctl score needs prompt log-probabilities, but the server {why}",
+            hint="a server without an echo is asked for each token if it takes and lists ids, and has /tokenize",
+        )
     return bool(why)
 
 
-def _why_no_echo(server: Server) -> str:
+def _why_no_echo(server: Server, written: list[Token]) -> str:
     """Why the log-probabilities of a prompt cannot be had, in words; "" if they can. Raises ServerError.
 
-    A token is generated, and then read as the end of a prompt: it must have the same log-probability both times.
-    Some servers shift the numbers by one token where a model has no BOS.
+    A token is generated, into `written`, and then read as the end of a prompt: it must have the same log-probability
+    both times. Some servers shift the numbers by one token where a model has no BOS.
     """
     body: dict[str, Any] = {"model": server.model, "max_tokens": 1, "temperature": 0.0, "logprobs": 1}
     prompt = f"{PROMPT}, {PROMPT}"
     try:
         answer = server.post(PLAIN, {**body, "prompt": prompt}, UNABLE)
-        written = tokens_of(answer["choices"][0].get("logprobs"), 0, set())
+        written += tokens_of(answer["choices"][0].get("logprobs"), 0, set())
         if not written:
             return "gives no log-probabilities"
         whole = prompt + written[0].text
-        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0).tokens[-1]
+        start, token = _echoed(server.post(PLAIN, {**body, "prompt": whole, "echo": True}, UNABLE), whole, 0)[-1]
     except ServerError as error:
         if error.fatal:
             raise
@@ -164,7 +165,7 @@ def _has_tokenize(server: Server) -> bool:
 def _tokenized(server: Server, text: str, deadline: float) -> list[tuple[int, bytes]]:
     """The ids and bytes of a prompt, where a server reports how it reads it (llama-server). Raises ServerError."""
     body = {"content": text, "add_special": True, "parse_special": True, "with_pieces": True}
-    answer = server.client.post("/tokenize", body, root=True, deadline=deadline)
+    answer = server.client.fetch("/tokenize", body, root=True, deadline=deadline)
     try:
         tokens = value_of(_Tokenized, answer)["tokens"]
         pieces = [(one["id"], one["piece"]) for one in tokens]
@@ -185,16 +186,8 @@ class _Tokenized(TypedDict):
 # -- a prompt that a server sends back, token by token, with its log-probabilities -------------------------------------
 
 
-@dataclass(frozen=True)
-class EchoedPrompt:
-    """The tokens of a prompt, each with the character at which it begins. BOS and what was generated are left out."""
-
-    text: str
-    tokens: tuple[tuple[int, Token], ...]
-
-
-def _echoed(answer: Mapping[str, Any], text: str, top: int) -> EchoedPrompt:
-    """The prompt `text` in an answer to `echo`.
+def _echoed(answer: Mapping[str, Any], text: str, top: int) -> Placed:
+    """The tokens of the prompt `text` in an answer to `echo`, without BOS and what was generated.
 
     Raises InputError where its tokens are not those of the text or a number cannot be true, ServerError without any.
     """
@@ -218,16 +211,16 @@ def _echoed(answer: Mapping[str, Any], text: str, top: int) -> EchoedPrompt:
     inside = [(start, token) for start, token in zip(offsets, tokens, strict=True) if 0 <= start < len(text)]
     if not inside or inside[0][0] != 0:
         raise InputError(NOT_THE_TEXT)
-    return EchoedPrompt(text, tuple(inside))
+    return inside
 
 
-def scored_after(prompt: EchoedPrompt, begin: int) -> tuple[int, list[Token]]:
+def scored_after(prompt: Placed, begin: int) -> tuple[int, list[Token]]:
     """The scored tokens of what begins at a character, and the character at which the first of them begins.
 
     At the beginning of a text, tokens without a score are left out. Raises InputError where nothing is left, and where
     a token crosses `begin`.
     """
-    own = [(start, token) for start, token in prompt.tokens if start >= begin]
+    own = [(start, token) for start, token in prompt if start >= begin]
     if begin and (not own or own[0][0] != begin):
         raise InputError("the server reads the end of the context and the beginning of the text as one token")
     if begin and any(math.isnan(token.logprob) for _, token in own):

@@ -96,7 +96,7 @@ class Server:
     def _slots(self) -> int | None:
         """How many sequences llama-server gives at once."""
         try:
-            slots = self.client.get("/props", root=True, deadline=time.monotonic() + PROBE_S).get("total_slots")
+            slots = self.client.fetch("/props", root=True, deadline=time.monotonic() + PROBE_S).get("total_slots")
         except (ServerError, TimedOut):
             return None
         return slots if isinstance(slots, int) and slots > 0 else None
@@ -118,7 +118,7 @@ class Server:
 
     def post(self, path: str, body: dict[str, Any], final: tuple[int, ...] = ()) -> dict[str, Any]:
         """The answer to a request of a probe. Raises ServerError."""
-        return self._ask(partial(self.client.post, path, body), final)
+        return self._ask(partial(self.client.fetch, path, body), final)
 
     def _ask(self, send: Callable[..., T], final: tuple[int | None, ...] = (), attempts: int = 0) -> T:
         """What `send(deadline=…)` returns, sent again while the server is busy or still loads its model.
@@ -139,7 +139,7 @@ class Server:
     def _model(self, wanted: str | None) -> tuple[str, str]:
         """The model's name and its owner, by whom the kind of server is known."""
         try:
-            listed = self.client.wait(partial(self._ask, partial(self.client.get, "/models"), (None,))).get("data")
+            listed = self.client.wait(partial(self._ask, partial(self.client.fetch, "/models"), (None,))).get("data")
         except ServerError as error:
             if wanted is None or error.status != 404:
                 raise
@@ -163,7 +163,7 @@ class Server:
     def _openapi(self) -> Any:
         """The server's description of itself, if it has one."""
         try:
-            send = partial(self.client.get, "/openapi.json", root=True)
+            send = partial(self.client.fetch, "/openapi.json", root=True)
             return self.client.wait(partial(self._ask, send, attempts=1))
         except ServerError:
             return {}

@@ -9,11 +9,9 @@ import itertools
 import math
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from genctl import events
 from genctl.config.layers import Layer, Resolved, resolve
@@ -31,21 +29,18 @@ from genctl.engines.protocol import (
     never,
 )
 from genctl.engines.server import address
-from genctl.engines.server.answer import AnswerPiece
-from genctl.engines.server.body import SEEDS, messages_of, path_of, sampling_fields
 from genctl.engines.server.client import TICK_S
-from genctl.engines.server.exchange import Answered, Attempt, Exchange, Exchanges, TooMany, Update
-from genctl.engines.server.failure import RowFailure, ServerError, TimedOut, one_line
-from genctl.engines.server.lane import RemoteLane
-from genctl.engines.server.server import Server, logprob_fields
-from genctl.errors import BackendError, GenctlError, InputError, UsageError
-from genctl.params import DEFAULT_NEW_TOKENS
+from genctl.engines.server.failure import ServerError
+from genctl.engines.server.row import RemoteRow, StopSignal, Update, fields_of_row
+from genctl.engines.server.server import Server
+from genctl.errors import BackendError, UsageError
 
 if TYPE_CHECKING:
     from genctl.engines.protocol import Outcome, ScoringOptions, TextToScore
     from genctl.models.tokenizer_alone import LoneTokenizer
 
 IN_FLIGHT = 8  # requests, where batch_size does not say
+GRACE_S = 2.0  # for rows to report what they have, once they have to end
 UNABLE = ("add_eos", "stride", "window", "target")  # options of scoring that need the tokenizer, or an encoder
 
 
@@ -105,7 +100,8 @@ class RemoteSession:
     def plan(self, resolved: Resolved) -> JobPlan:
         """Check once whether the servers can do a job (`Engine.plan`). Raises BackendError or UsageError."""
         chat = resolved.runtime.is_chat
-        problems = [f"{one.name}: {words}" for one in self.servers for words in _fields(one, resolved, chat=chat)[1]]
+        each = ((server, fields_of_row(server, resolved, chat=chat)[1]) for server in self.servers)
+        problems = [f"{server.name}: {words}" for server, all_words in each for words in all_words]
         if problems:
             raise BackendError("\n".join(problems))
 
@@ -164,170 +160,44 @@ class RemoteSession:
 
         No row depends on those beside it, so all are one group, and memory is the server's own concern.
         """
-        exchanges, waiting = Exchanges(), deque[Exchange]()
+        updates, stop = queue.SimpleQueue[Update](), StopSignal()
         incoming = (request for request in requests if isinstance(request, Request))
-        lanes: dict[str, RemoteLane] = {}
-        reading = True
+        busy, reading, until = 0, True, math.inf
         try:
-            while True:
-                if reason := flow.interrupted():
-                    for lane in lanes.values():
-                        if lane.has_text:
-                            yield from lane.finish(reason)
-                    return
-                while exchanges.busy < flow.width and (waiting or reading) and not flow.interrupted():
-                    if waiting:
-                        exchanges.send(waiting.popleft())
-                    elif (request := next(incoming, None)) is None:
+            while (busy or reading) and time.monotonic() < until:
+                if not stop.reason and (reason := flow.interrupted()):
+                    stop.reason, reading, until = reason, False, time.monotonic() + GRACE_S
+                    self._stop(stop)
+                while reading and busy < flow.width and not flow.interrupted():
+                    if (request := next(incoming, None)) is None:
                         reading = False
-                    else:
-                        waiting += yield from self._begun(request, report or Report(), lanes)
-                if not (exchanges.busy or waiting or reading):
-                    return
+                        break
+                    server = next(self._turn)
+                    row = RemoteRow(request, server, report or Report(), self._tokenizer, live=self._live)
+                    server.client.start(partial(row.run, updates.put, stop))
+                    busy += 1
                 for server in self.servers:
                     server.client.tick()
                 try:
-                    exchange, update = exchanges.updates.get(timeout=TICK_S)
+                    update = updates.get(timeout=TICK_S)
                 except queue.Empty:
                     continue
-                if not isinstance(update, (Attempt, AnswerPiece)):
-                    exchanges.busy -= 1
-                if not exchange.lane.is_over:
-                    waiting.extendleft((yield from _events_of(exchange, update)))
-                if exchange.lane.is_over:
-                    lanes.pop(exchange.lane.name, None)
-                    waiting = deque(one for one in waiting if not one.lane.is_over)
+                if isinstance(update, BackendError):
+                    raise update
+                if update is None:
+                    busy -= 1
+                else:
+                    yield update
         finally:
-            for lane in lanes.values():
-                lane.is_over = True
+            self._stop(stop)
             for server in self.servers:
                 server.client.tick()
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def _begun(
-        self, request: Request, report: Report, lanes: dict[str, RemoteLane]
-    ) -> Generator[events.Event, None, list[Exchange]]:
-        """Begin a row; its requests. A row that the server cannot do fails at once."""
-        server, resolved = next(self._turn), request.resolved
-        generation = resolved.generation
-        settings: dict[str, Any] = {
-            "num_return_sequences": generation.num_return_sequences,
-            "length_penalty": generation.length_penalty,
-            "backend": server.name,
-        } | ({"structure": generation.structure} if generation.structure else {})
-        prompt = request.prompt or "\n".join(message.get("content") or "" for message in request.messages or ())
-        shown = ""
-        if request.messages is not None or resolved.runtime.is_chat:
-            shown = events.conversation(messages_of(request.prompt, request.messages, resolved.runtime.system))
-        kind, seed = ("sample", request.seed) if generation.draws else ("greedy", None)
-        yield events.Began(
-            request.id, prompt, kind, server.model, seed, settings, request.place, shown=shown, run=request.run,
-            prompt_ids=request.prompt_ids or (),
-        )  # fmt: skip
-        try:
-            exchanges = self._planned(request, report, server)
-        except GenctlError as error:
-            yield events.Failed(request.id, error.code, error.message)
-            return []
-        lanes[request.id] = exchanges[0].lane
-        return exchanges
-
-    def _planned(self, request: Request, report: Report, server: Server) -> list[Exchange]:
-        """The requests of a row. Raises GenctlError for what the server cannot do."""
-        resolved = request.resolved
-        generation, runtime = resolved.generation, resolved.runtime
-        chat = runtime.is_chat or request.messages is not None
-        fields = server.fields(chat=chat)
-        chosen, problems = _fields(server, resolved, chat=chat)
-        if problems:
-            raise RowFailure(f"{server.name}: " + "; ".join(problems))
-        if chat and request.prompt_ids is not None:
-            raise InputError("token ids cannot be sent as a chat: the server makes the ids of its own template")
-        fixed: dict[str, Any] = {"model": server.model, **chosen, "stream": True}
-        fixed |= {"stream_options": {"include_usage": True}} if "stream_options" in fields else {}
-        fixed |= {"return_token_ids": True} if "return_token_ids" in fields else {}
-        if chat:
-            fixed["messages"] = messages_of(request.prompt, request.messages, runtime.system)
-
-        def body(seed: int, count: int) -> dict[str, Any]:
-            own = fixed if chat else {**fixed, "prompt": self._prompt(request, server)}
-            own = own | ({"seed": seed % SEEDS} if "seed" in fields and generation.draws else {})
-            own |= {"n": count} if count > 1 else {}
-            return own | (logprob_fields(report.top, chat=chat) if server.may("logprobs", chat=chat) else {})
-
-        count = generation.num_return_sequences
-        limits = [one for one in (generation.max_time, runtime.row_timeout) if one is not None]
-        whole = Exchange(
-            request,
-            RemoteLane(request, count, live=self._live),
-            server,
-            path_of(chat=chat),
-            body,
-            slots=tuple(range(count)),
-            top=report.top,
-            most=generation.max_new_tokens or DEFAULT_NEW_TOKENS,
-            deadline=time.monotonic() + min(limits) if limits else math.inf,
-        )
-        size = min(count, server.most_sequences if "n" in fields else 1)
-        return [replace(whole, slots=whole.slots[first : first + size]) for first in range(0, count, size)]
-
-    def _prompt(self, request: Request, server: Server) -> str | list[int]:
-        """A plain prompt as it is sent: as ids where there are any and the server takes them, else as text."""
-        tokenizer, ids, takes_ids = self._tokenizer, request.prompt_ids, server.may("ids")
-        if ids is None:
-            text = request.prompt or ""
-            return tokenizer.ids(text) if tokenizer is not None and takes_ids else text
-        if takes_ids:
-            return list(ids)
-        if tokenizer is None:
-            raise InputError(f"{server.name} takes no token ids as a prompt; --tokenizer makes a text of them")
-        return tokenizer.text(ids)
-
-
-def _fields(server: Server, resolved: Resolved, *, chat: bool) -> tuple[dict[str, Any], list[str]]:
-    return sampling_fields(resolved, server.fields(chat=chat), chat=chat, kind=server.kind)
-
-
-def _events_of(exchange: Exchange, update: Update) -> Generator[events.Event, None, list[Exchange]]:
-    """The events of what happened to a request; the request that follows it. Raises BackendError that ends the run."""
-    lane, server = exchange.lane, exchange.server
-    try:
-        if isinstance(update, Attempt):
-            lane.again(exchange.slots, exchange.seed)
-        elif isinstance(update, AnswerPiece):
-            yield from lane.take(exchange.slots[update.choice], update)
-        elif isinstance(update, TooMany):
-            return [exchange.split(update.limit)]
-        elif isinstance(update, Answered):
-            lane.count(exchange.slots, update.usage)
-            for choice, usage in update.counts.items():
-                lane.count(exchange.slots[choice : choice + 1], usage)
-            if exchange.limit:
-                server.most_sequences = min(server.most_sequences, exchange.limit)
-            if follow := (*update.missing, *exchange.rest):
-                given = len(exchange.slots) - len(update.missing)
-                return [replace(exchange, slots=follow, rest=()).split(exchange.limit or given)]
-            if lane.is_complete:
-                yield from lane.finish()
-        elif isinstance(update, TimedOut):
-            yield from lane.finish("time")
-        elif isinstance(update, ServerError) and update.fatal:
-            raise server.error(update, plain=not exchange.path.startswith("/chat"))
-        elif isinstance(update, ServerError):
-            yield from lane.fail(f"{server.name}: {update.message}", update.hint)
-        elif isinstance(update, BackendError):
-            raise update
-        else:
-            lane.is_over = True
-            yield events.Failed(lane.name, update.code, update.message, update.hint)
-    except ServerError as error:  # what came contradicts what was shown
-        yield from lane.fail(f"{server.name}: {error.message}")
-    except GenctlError:
-        raise
-    except Exception as error:  # whatever a server sends may cost its row, never the others
-        yield from lane.fail(f"{server.name}: unexpected {type(error).__name__}: {one_line(str(error))}")
-    return []
+    def _stop(self, stop: StopSignal) -> None:
+        """End all rows."""
+        stop.event.set()
+        for server in self.servers:
+            server.client.shut()
 
 
 def load_servers(setup: EngineSetup) -> RemoteSession:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-from torch import Tensor
 
 from genctl.engines.server import failure
 from tests.cli.tool import genctl
@@ -74,61 +73,48 @@ def test_a_server_that_cannot_is_refused_before_the_first_text(about: Body, word
     with running(**about) as server:
         done = genctl("score", "--backend", server.url, "Once upon")
         expected = f"error: {server.url}: genctl score needs prompt log-probabilities, but the server {words}\n"
-        hint = "hint: a server without an echo is asked for each token if it takes ids and has /tokenize\n"
+        hint = "hint: a server without an echo is asked for each token if it takes and lists ids, and has /tokenize\n"
         assert (done.status, done.err) == (3, expected + hint)
         assert not any(body.get("prompt") == "Once upon" for body in server.asked)
 
 
-class Mute(Model):
-    """A server without an echo, as llama-server: `/tokenize`, a bias of tokens, lists of any length."""
-
-    def __init__(self, *, biases: bool, raw: bool = True, most: int = 20) -> None:
-        super().__init__(most=most)
-        self.biases, self.raw, self.bias = biases, raw, dict[int, float]()
-        self.change = self.changed
-
-    def changed(self, logits: Tensor) -> Tensor:
-        if not self.raw:
-            for id, value in self.bias.items():
-                logits[:, id] += value
-        return logits
+class WithoutEcho(Model):
+    """A server without an echo, as llama-server: `/tokenize`, tokens listed with ids, lists of any length."""
 
     def answer(self, body: Body) -> Body:
         if "content" in body:
             ids = self.tokenizer(body["content"])["input_ids"]
             return {"tokens": [{"id": id, "piece": self.tokenizer.decode([id])} for id in ids]}
-        self.bias = {int(id): value for id, value in (body.get("logit_bias") or {}).items() if self.biases}
-        if not (self.bias and self.raw):
-            return super().answer(body)
-        ((wanted, _),) = self.bias.items()  # it is written, and the numbers are those without the bias
-        row = self.logprobs(list(body["prompt"]))[-1]
-        best = row.topk(self.most)
-        logprobs = {"tokens": [self.piece(wanted)], "token_logprobs": [float(row[wanted])], "top_logprobs": [
-            {self.piece(int(id)): float(value) for value, id in zip(*best, strict=True)}]}  # fmt: skip
-        return {"choices": [{"index": 0, "text": self.piece(wanted), "finish_reason": "length", "logprobs": logprobs}]}
+        ids = list(self.tokenizer(body["prompt"])["input_ids"]) if isinstance(body["prompt"], str) else body["prompt"]
+        entries: list[Body] = []
+        for _ in range(body["max_tokens"]):
+            row = self.logprobs(ids)[-1]
+            values, best = row.topk(min(body.get("logprobs") or 1, self.most, len(row)))
+            listed = [
+                {"id": int(id), "token": self.piece(int(id)), "logprob": float(value)}
+                for value, id in zip(values, best, strict=True)
+            ]
+            entries.append({**listed[0], "top_logprobs": listed})
+            ids = [*ids, int(best[0])]
+        text = "".join(entry["token"] for entry in entries)
+        logprobs = {"content": entries}
+        return {"choices": [{"index": 0, "text": text, "finish_reason": "length", "logprobs": logprobs}]}
 
 
-def mute(server: StandIn, body: Body) -> Failure | None:
-    short = isinstance(server.answers, Mute) and server.answers.most == 20
-    if body.get("echo") or (short and (body.get("logprobs") or 0) > 20):
+def without_echo(server: StandIn, body: Body) -> Failure | None:
+    most = server.answers.most if isinstance(server.answers, WithoutEcho) else 0
+    if body.get("echo") or (body.get("logprobs") or 0) > max(most, 20):
         return Failure(400, b'{"error": {"message": "Only no echo is supported"}}')
     return None
 
 
 @pytest.mark.parametrize(
-    ("answers", "known"),
-    [
-        (Mute(biases=True), True),
-        (Mute(biases=False, most=1536), True),
-        (Mute(biases=True, raw=False), False),
-        (Mute(biases=False), False),
-    ],
-    ids=["a bias", "a long list", "a bias in the numbers", "a short list"],
+    ("most", "known"), [(1 << 18, True), (20, False)], ids=["a list of all tokens", "a short list"]
 )
-def test_a_server_without_an_echo_is_asked_for_each_token(answers: Mute, known: bool) -> None:
-    """It ended with status 3. The second text has tokens that no list of 20 has."""
+def test_a_server_without_an_echo_is_asked_for_each_token(most: int, known: bool) -> None:
+    """The second text has tokens that no list of 20 has."""
     texts = ("Once upon a time", "The purple engine ate seven bricks.")
-    with running(answers=answers, fault=mute) as server:
+    with running(answers=WithoutEcho(most=most), fault=without_echo) as server:
         done = genctl("score", "--backend", server.url, "--format", "jsonl", "--scores", *texts)
     own = genctl("score", "-m", "builtin:stories", "--format", "jsonl", "--scores", *texts).records
     assert done.status == (0 if known else 1), done.err
