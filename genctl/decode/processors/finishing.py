@@ -62,7 +62,7 @@ class Finishing:
         self._classes: OrderedDict[tuple[bytes, bool, Tokens], _Class] = OrderedDict()
         self.first = self.ways.first  # a way out of a row without tokens
         if room is not None and (self.first is None or len(self.first) >= room):
-            shorter, certain = self.ways.shortest(language.start, room)
+            shorter, certain = self.ways.shortest(room)
             if shorter is None and certain:
                 known = "" if self.first is None else f" (the shortest that was found takes {len(self.first)})"
                 count = f"{room} token{'s' * (room > 1)}"
