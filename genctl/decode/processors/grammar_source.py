@@ -163,7 +163,7 @@ def _inner(root: dict[str, Any], part: Any, pointer: str, fault: str, tries: Ite
     """Where the deepest parts of a schema are that have the same fault alone; at most `tries` parts are checked."""
     if not isinstance(part, (dict, list)):
         return
-    shared = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
+    shared: dict[str, Any] = {key: root[key] for key in ("$defs", "definitions") if key in root and pointer == "#"}
     for key, item in part.items() if isinstance(part, dict) else enumerate(part):
         where = f"{pointer}/{str(key).replace('~', '~0').replace('/', '~1')}"
         yield from _inner(root, item, where, fault, tries)
