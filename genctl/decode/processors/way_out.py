@@ -153,7 +153,7 @@ class WaysOut:
 
 
 def _alphabet(words: Spelling, source: str) -> tuple[list[bytes], list[NDArray[np.intp]]]:
-    """Required keys, the pieces that are not made of shorter ones, a long piece of each fill; and the orders to fill."""
+    """Required keys, the pieces that are not made of shorter ones and a long piece of each fill; the orders to fill."""
     pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if piece}, key=lambda p: (len(p), p))
     single = {piece[0] for piece in pieces if len(piece) == 1}
     chosen = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)][:_ALPHABET]
