@@ -11,7 +11,6 @@ What is barred depends on the row's tokens, its scores and the budget alone, not
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,12 +23,12 @@ from genctl.decode.processors.way_out import Tokens, WaysOut
 from genctl.errors import UsageError
 
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
-_NEAR = 8  # tokens to spare below which a token is barred unless a way out after it is known
-_MANY = 2048  # ids that may follow of which, while there are tokens to spare, only the most probable are checked
-_PROBABLE, _LIKELY = 256, 16  # those are checked; after these a way out is searched
-_SEARCHES = 8  # of a step
+_NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
+_PROBABLE, _SEARCHED = 256, 16  # the most probable ids: before that they are checked; after these a way is searched
+_SEARCHES = 8  # searches of a step
 _CLASSES = 64  # classes of positions that are remembered
-_UNKNOWN = 1 << 30  # tokens of a way out that is not known
+_CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
+_UNCHECKED, _UNKNOWN = -1, 1 << 30  # in place of the length of a way out
 
 
 class Way(NamedTuple):
@@ -39,14 +38,12 @@ class Way(NamedTuple):
     wait: int = 0
 
 
-@dataclass
-class _Class:
+class _Class(NamedTuple):
     """What is known of positions with the same following ids and the same way out."""
 
     lengths: NDArray[np.int32]  # [V], tokens of the way out after each id
-    checked: NDArray[np.bool_]  # [V]
     rests: list[Tokens]  # ways out after one more id
-    failed: dict[int, int] = field(default_factory=dict)  # id -> the most tokens for which a search found none
+    searched: set[int]
 
 
 class Finishing:
@@ -62,13 +59,11 @@ class Finishing:
         self._classes: OrderedDict[tuple[bytes, bool, Tokens], _Class] = OrderedDict()
         self.first = self.ways.first  # a way out of a row without tokens
         if room is not None and (self.first is None or len(self.first) >= room):
-            shorter, certain = self.ways.shortest(language.start, room)
+            shorter, certain = _shortest(language.start, room)
             if shorter is None and certain:
                 known = "" if self.first is None else f" (the shortest that was found takes {len(self.first)})"
-                count = f"{room} token{'s' * (room > 1)}"
-                raise UsageError(
-                    f"{language.source.knob}: no text of it fits in {count}, which is all that may be written{known}"
-                )
+                count = f"{room} token{'s' * (room > 1)}, which is all that may be written"
+                raise UsageError(f"{language.source.knob}: no text of it fits in {count}{known}")
             self.first = shorter or self.first
 
     def begin(self, room: int) -> Way:
@@ -83,7 +78,8 @@ class Finishing:
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
         if way is None or len(way) >= left:
-            way = min(filter(None, [way, self.ways.find(position, left - 1)]), key=len, default=way)
+            found = self.ways.find(position)
+            way = found if way is None or (found is not None and len(found) < len(way)) else way
         return self._waiting(way, left)
 
     def _waiting(self, way: Tokens | None, left: int) -> Way:
@@ -99,33 +95,30 @@ class Finishing:
         spare = left - end - len(tokens)
         if spare > self.ways.reach:
             return position.bits
-        near, most = spare <= _NEAR, left - 1 - end
-        ids = position.continuing
+        near, most, ids = spare <= _NEAR, left - 1 - end, position.continuing
         known = self._class(position, tokens)
-        if not known.checked[ids].all() or (known.lengths[ids] > most).any():
-            # f32 [V] -> the most probable ids
-            ranked = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices.cpu()
-            likely = ids[ranked.numpy()]
-            self._check(known, position, ids if near or len(ids) <= _MANY else likely)
-            self._search(known, position, likely[:_LIKELY], most)
+        if ((known.lengths[ids] > most) | (known.lengths[ids] == _UNCHECKED)).any():
+            probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
+            likely = ids[probable.cpu().numpy()]
+            self._check(known, position, ids if near else likely)
+            self._search(known, position, likely[:_SEARCHED], most)
         lengths = known.lengths[ids]
         barred = ids[(lengths > most) & (near | (lengths < _UNKNOWN))]
         if not len(barred):
             return position.bits
         allowed = unpacked(position.bits).copy()
         allowed[barred] = False
-        left_over = torch.from_numpy(np.flatnonzero(allowed[: len(scores)])).to(scores.device)
-        if not bool((scores[left_over] > -torch.inf).any()):  # other processors barred all that would end in time
+        kept = torch.from_numpy(np.flatnonzero(allowed[: len(scores)])).to(scores.device)
+        if not bool((scores[kept] > -torch.inf).any()):  # other processors barred all that would end in time
             return position.bits
         return np.packbits(allowed, bitorder="little").tobytes()
 
     def _class(self, position: Position, way: Tokens) -> _Class:
         key = position.bits, position.started, way
         if key not in self._classes:
-            size = len(self.language.words.pieces)
+            lengths = np.full(len(self.language.words.pieces), _UNCHECKED, dtype=np.int32)
             rests = dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1))))
-            lengths = np.full(size, _UNKNOWN, dtype=np.int32)
-            self._classes[key] = _Class(lengths, np.zeros(size, dtype=bool), list(rests))
+            self._classes[key] = _Class(lengths, list(rests), set())
             while len(self._classes) > _CLASSES:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(key)
@@ -133,26 +126,40 @@ class Finishing:
 
     def _check(self, known: _Class, position: Position, ids: NDArray[np.intp]) -> None:
         """Find the way out after each of these ids among those that are known."""
-        ids = ids[~known.checked[ids]]
-        known.checked[ids] = True
+        ids = ids[known.lengths[ids] == _UNCHECKED]
+        known.lengths[ids] = _UNKNOWN
         for rest in known.rests:
-            found = position.ended_by(ids.tolist(), rest)
-            known.lengths[found] = len(rest)
+            known.lengths[position.ended_by(ids.tolist(), rest)] = len(rest)
             ids = ids[known.lengths[ids] == _UNKNOWN]
 
     def _search(self, known: _Class, position: Position, ids: NDArray[np.intp], most: int) -> None:
-        """Search a way out of at most `most` tokens after each of these ids that has none yet."""
-        searches = _SEARCHES
-        for token in ids.tolist():
-            if known.lengths[token] <= most or known.failed.get(token, -1) >= most or not searches:
-                continue
-            searches -= 1
+        """Search a way out after each of these ids that has none of at most `most` tokens, if it was not searched."""
+        wanted = [token for token in ids.tolist() if known.lengths[token] > most and token not in known.searched]
+        for token in wanted[:_SEARCHES]:
+            known.searched.add(token)
             after = position.after(token)
-            way = None if after is None else self.ways.find(after, most)
-            if way is None or len(way) > most:
-                known.failed[token] = most
-            if way is None:
-                continue
-            known.rests.append(way)
-            unknown = np.flatnonzero(known.checked & (known.lengths > len(way)))
-            known.lengths[position.ended_by(unknown.tolist(), way)] = len(way)
+            way = None if after is None or known.lengths[token] <= most else self.ways.find(after)
+            if way is not None:
+                known.rests.append(way)
+                longer = np.flatnonzero(known.lengths > len(way))
+                known.lengths[position.ended_by(longer.tolist(), way)] = len(way)
+
+
+def _shortest(start: Position, most: int) -> tuple[Tokens | None, bool]:
+    """A shortest text of at most `most` tokens, by trying all, and whether all were tried."""
+    tries, level = _CERTAIN, {b"": (start, Tokens())}
+    for left in range(most, 0, -1):
+        longer: dict[bytes, tuple[Position, Tokens]] = {}
+        for here, way in level.values():
+            following = here.continuing.tolist()
+            tries -= len(following)
+            if tries < 0:
+                return None, False
+            if ends := here.ended_by(following, ()):
+                return (*way, ends[0]), True
+            for token in following if left > 1 else ():
+                after = here.after(token)
+                if after is not None:
+                    longer.setdefault(after.text, (after, (*way, token)))
+        level = longer
+    return None, True

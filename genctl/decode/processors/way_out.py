@@ -1,7 +1,8 @@
 """Short ways out of a grammar's text: tokens after which the text is whole.
 
-llguidance names no states, so positions with the same following bytes count as alike. A search in breadth over bytes
-gives a text, which is written in the fewest tokens. What is found depends on the grammar, the vocabulary and the text.
+llguidance names no states, so positions with the same following bytes count as alike. Greedy ways and a search in
+breadth, both over bytes, give texts, which are written in few tokens. What is found depends on the grammar, the
+vocabulary and the text alone.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genctl.decode.processors.language import Language, Position, unpacked
 from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer
@@ -22,27 +24,20 @@ if TYPE_CHECKING:
 
 Tokens = tuple[int, ...]
 
-_LONGEST = 4096  # bytes of a way out, and tokens that one token can require
-_TRIES = 6_000  # positions of a search over bytes
+_TRIES, _FEW = 6_000, 300  # positions of a search; of one after greedy ways were found
 _KINDS, _ALIKE = 8, 2  # kinds of positions of a level, and positions of a kind
+_REPEATED = 128  # positions with the same following bytes on a greedy way
+_REPLACED = 20_000  # tokens that are tried in place of several
 _ALPHABET = 1024  # pieces of a vocabulary that are searched at most
 _FIRST = b'"}])>,:;=0123456789'  # bytes that are tried first
-_SORTS = (rb"[a-z]+", rb" [a-z]+", rb"[A-Z][a-z]*", rb"[A-Z]+", rb"[0-9]+")
 _LAST = b"[{(< \t\n\r\\" + bytes(range(0x80, 0x100))  # and last: they open something, or are no plain text
-_FEW = 300  # positions of a search that has found something
-_REPEATED = 128
-_SQUEEZED = 20_000
-_EXACT = 500  # positions that are tried to shorten a way out
-_CERTAIN = 4_000  # positions that are tried before it is certain that none is short enough
-
-
-_Kind = tuple[bytes, bytes, int]  # the masks before and after the last piece, and how many are odd
+_FILL = (rb"[a-z]+", rb"[A-Z][a-z]*", rb"[0-9]+")  # what a text of a least length is filled with
 
 
 class _Node(NamedTuple):
     matcher: LLMatcher
     text: bytes  # since the beginning of the search
-    odd: int  # pieces of it that open something, or are no plain text
+    last: int  # bytes of it that are tried last
 
 
 class WaysOut:
@@ -52,173 +47,121 @@ class WaysOut:
         from llguidance import LLMatcher
 
         self.language = language
-        self._pieces, self._orders = _alphabet(language.words, language.source.lark)
-        self._read = len(self._pieces)  # the place of byte 0: behind the alphabet all bytes can be read
+        body = language.source.lark.partition("\n")[2]
+        self._pieces, self._fills = _alphabet(language.words, body)
+        self._bytes = len(self._pieces)  # the place of byte 0: behind the alphabet are all bytes, to read a text with
         tokenizer = llguidance_tokenizer([*self._pieces, *(bytes([byte]) for byte in range(256))])
-        lark = language.source.lark
-        self._start = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(lark), log_level=0)
-        body = lark.partition("\n")[2]
+        self._start = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(language.source.lark), log_level=0)
         counts = re.findall(r'\{(\d{1,4})[,}]|"min(?:Length|Items|Properties)": (\d{1,4})', body)
-        repeated = sum(int(one or other) for one, other in counts)
         spelled = len(language.words.memo["llguidance"].greedy_tokenize(body))
-        self.reach = min(spelled + 4 * repeated, _LONGEST)  # tokens that one token can require, about
+        # about how many tokens one token can require: what the grammar spells out, and what it repeats
+        self.reach = spelled + 4 * sum(int(one or other) for one, other in counts)
 
     @cached_property
     def first(self) -> Tokens | None:
-        """A way out from the beginning: a short text."""
-        return self.find(self.language.start, _LONGEST)
+        """A short text."""
+        return self.find(self.language.start)
 
-    def find(self, position: Position, most: int) -> Tokens | None:
-        """A way out, the shortest that was found; None if none was. More is tried if it has more than `most` tokens."""
+    def find(self, position: Position) -> Tokens | None:
+        """A short way out; None if none was found."""
         if position.may_end:
             return ()
         words, eos = self.language.words, self.language.eos
-        spelled = partial(words.fewest, barred=eos, first=not position.started)
-        best = sorted(filter(None, map(spelled, set(self._rests(position.text)))), key=lambda way: (len(way), way))[:3]
-        squeezed = (self._squeezed(position.text, self._text(position, way)) for way in best)
-        ways = [way for rest in squeezed if (way := spelled(rest)) is not None and position.ends_with(way)]
-        way = min(ways, key=lambda way: (len(way), way), default=None)
-        if way is not None and len(way) > most:
-            way = self._shortened(position, way)
-        if way is None or len(way) > most:
-            return self.shortest(position, most, _EXACT)[0] or way
-        return way
-
-    def shortest(self, position: Position, most: int, tries: int = _CERTAIN) -> tuple[Tokens | None, bool]:
-        """A shortest way out of at most `most` tokens, by trying all, and whether all were tried."""
-        level: dict[bytes, tuple[Position, Tokens]] = {position.text: (position, ())}
-        for left in range(most, 0, -1):
-            longer: dict[bytes, tuple[Position, Tokens]] = {}
-            for here, way in level.values():
-                following = here.continuing.tolist()
-                if ends := here.ended_by(following[: 16 * tries], ()):
-                    return (*way, ends[0]), True
-                tries -= len(following) if left > 1 else len(following) // 16
-                if tries < 0:
-                    return None, False
-                for token in following if left > 1 else ():
-                    after = here.after(token)
-                    if after is not None:
-                        longer.setdefault(after.text, (after, (*way, token)))
-            level = longer
-        return None, True
-
-    def _text(self, position: Position, way: Tokens) -> bytes:
-        words = self.language.words
-        pieces = [
-            words.pieces[token] if place or position.started else words.at_first(token)
-            for place, token in enumerate(way)
-        ]
-        return b"".join(pieces)
+        start = self._start.deep_copy()
+        start.consume_tokens([self._bytes + byte for byte in position.text])
+        ways = (words.fewest(rest, eos, first=not position.started) for rest in self._rests(start))
+        whole = [way for way in ways if way is not None and position.ends_with(way)]
+        return self._shortened(position, min(whole, key=lambda way: (len(way), way))) if whole else None
 
     def _shortened(self, position: Position, way: Tokens) -> Tokens:
-        """The way with one token in place of several, wherever that can be."""
-        here, tries = position, 40 * _EXACT
-        for start in range(len(way)):
+        """The way without the parts that it can do without, and with one token in place of several."""
+        tries, here, start = _REPLACED, position, 0
+        while start < len(way):
             following = here.continuing.tolist()
-            for end in range(len(way), start + 1, -1):
-                tries -= len(following)
-                found = here.ended_by(following, way[end:]) if tries >= 0 else ()
-                if found:
-                    way = (*way[:start], found[0], *way[end:])
+            for end in range(len(way), start, -1):
+                one: tuple[int, ...] | list[int] = ()
+                whole = here.ends_with(way[end:])
+                if not whole and end > start + 1 and (tries := tries - len(following)) > 0:
+                    one = here.ended_by(following, way[end:])[:1]
+                if whole or one:
+                    way = (*way[:start], *one, *way[end:])
                     break
-            after = here.after(way[start]) if start + 1 < len(way) else None
+            after = here.after(way[start]) if start < len(way) else None
             if after is None:
                 break
-            here = after
+            here, start = after, start + 1
         return way
 
-    def _rests(self, text: bytes) -> list[bytes]:
-        """Short texts that make a text whole: greedy ones, and those of a search in breadth over bytes."""
-        start = self._start.deep_copy()
-        if not start.consume_tokens([self._read + byte for byte in text]):
-            return []
-        level, seen = [_Node(start, b"", 0)], Counter[_Kind]()
-        found = [rest for order in self._orders if (rest := self._greedy(level[0], order)) is not None]
-        leading: dict[bytes, list[int]] = {}  # mask -> the pieces that lead on from it, two to each mask
-        tries, ways = _FEW if found else _TRIES, _KINDS
+    # -- over bytes ----------------------------------------------------------------------------------------------------
+
+    def _rests(self, start: LLMatcher) -> set[bytes]:
+        """Short texts to the end: greedy ones, and the shortest that a search in breadth finds."""
+        on: dict[bytes, int | None] = {}
+        found = {rest for fill in self._fills if (rest := self._greedy(start, fill, on)) is not None}
+        # kinds are the masks before and after a byte, and how many bytes are tried last
+        level, seen = [_Node(start, b"", 0)], Counter[tuple[bytes, bytes, int]]()
+        known: dict[bytes, list[int]] = {}  # mask -> pieces that may follow, two for each mask that they lead to
+        tries = _FEW if found else _TRIES
         while level:
-            kinds: dict[_Kind, list[_Node]] = {}
+            kinds: dict[tuple[bytes, bytes, int], list[_Node]] = {}
             for node in level:
                 mask = node.matcher.compute_bitmask()
-                leads: dict[bytes, list[int]] = {}
-                for place in leading.get(mask) or self._following(mask):
-                    matcher, piece, tries = node.matcher.deep_copy(), self._pieces[place], tries - 1
+                leading: dict[bytes, list[int]] = {}
+                for place in known.get(mask) or self._following(mask):
+                    matcher, text, tries = node.matcher.deep_copy(), node.text + self._pieces[place], tries - 1
                     if tries < 0:
                         return found
                     if not matcher.consume_token(place):
                         continue
                     if matcher.is_accepting():
-                        return [*found, node.text + piece]
-                    after, odd = matcher.compute_bitmask(), node.odd + (piece[0] in _LAST)
-                    leads.setdefault(after, []).append(place)
-                    kinds.setdefault((mask, after, odd), []).append(_Node(matcher, node.text + piece, odd))
-                leading.setdefault(mask, [place for places in leads.values() for place in {places[0], places[-1]}])
+                        return {*found, text}
+                    after, last = matcher.compute_bitmask(), node.last + (self._pieces[place][0] in _LAST)
+                    leading.setdefault(after, []).append(place)
+                    kinds.setdefault((mask, after, last), []).append(_Node(matcher, text, last))
+                known.setdefault(mask, [place for places in leading.values() for place in {places[0], places[-1]}])
             ordered = sorted(kinds, key=lambda kind: (kind[2], seen[kind]))[:_KINDS]
-            for kind in ordered:
-                if not seen[kind] and ways > 0:
-                    rest = self._greedy(kinds[kind][0], self._orders[0])
-                    found, ways = [*found, *filter(None, [rest])], ways - 1
             seen.update(ordered)
             level = [node for kind in ordered for node in kinds[kind][:_ALIKE]]
         return found
 
-    def _greedy(self, node: _Node, order: list[int]) -> bytes | None:
-        """The text to the end by the first piece of `order` at each place; None where that repeats itself for long."""
-        matcher, text, seen = node.matcher.deep_copy(), node.text, Counter[bytes]()
-        ordered = np.array(order)
+    def _greedy(self, start: LLMatcher, fill: NDArray[np.intp], on: dict[bytes, int | None]) -> bytes | None:
+        """The text to the end by the pieces that lead to another mask, where there is none by the first of `fill`; None
+        where that repeats itself. `on`: mask -> the piece that leads on, as far as it is known.
+        """
+        matcher, text, seen = start.deep_copy(), b"", Counter[bytes]()
         while not matcher.is_accepting():
             mask = matcher.compute_bitmask()
             seen[mask] += 1
-            allowed = unpacked(mask)[ordered]
-            place = int(ordered[allowed.argmax()])
+            if mask not in on:
+                on[mask] = next((place for place in self._following(mask) if self._leads_on(matcher, place)), None)
+            place = on[mask]
+            if place is None:
+                place = int(fill[unpacked(mask)[fill].argmax()])
             if seen[mask] > _REPEATED or not matcher.consume_token(place):
                 return None
             text += self._pieces[place]
         return text
 
-    def _squeezed(self, text: bytes, rest: bytes) -> bytes:
-        """The rest without the parts that it can do without."""
-        here = self._start.deep_copy()
-        here.consume_tokens([self._read + byte for byte in text])
-        codes, start, tries = [*(self._read + byte for byte in rest), self._read + 256], 0, _SQUEEZED
-        zero = [self._read + ord("0")]
-        while start < len(codes) - 1:
-            for end in range(min(len(codes) - 1, start + 64), start, -1) if tries > 0 else ():
-                for fill in ([], zero) if end > start + 1 else ([],):
-                    shorter = [*fill, *codes[end:]]
-                    right = here.validate_tokens(shorter)
-                    tries -= 1 + right
-                    if right == len(shorter):
-                        break
-                else:
-                    continue
-                codes[start:end] = fill
-                break
-            else:
-                here.consume_token(codes[start])
-                start += 1
-        return bytes(code - self._read for code in codes[:-1])
+    def _leads_on(self, matcher: LLMatcher, place: int) -> bool:
+        after = matcher.deep_copy()
+        after.consume_token(place)
+        plain = self._pieces[place][0] < 0x80 and self._pieces[place] != b"\\"
+        return plain and (after.is_accepting() or after.compute_bitmask() != matcher.compute_bitmask())
 
     def _following(self, mask: bytes) -> list[int]:
-        return np.flatnonzero(unpacked(mask)[: self._read]).tolist()
+        return np.flatnonzero(unpacked(mask)[: self._bytes]).tolist()
 
 
-def _alphabet(words: Spelling, lark: str) -> tuple[list[bytes], list[list[int]]]:
-    """The pieces that are not made of shorter ones and a long one of each sort, and orders in which they are tried."""
+def _alphabet(words: Spelling, source: str) -> tuple[list[bytes], list[NDArray[np.intp]]]:
+    """Required keys, the pieces that are not made of shorter ones and a long piece of each fill; the orders to fill."""
     pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if piece}, key=lambda p: (len(p), p))
     single = {piece[0] for piece in pieces if len(piece) == 1}
     chosen = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)][:_ALPHABET]
     chosen.sort(key=lambda p: (_LAST.find(p[:1]), _FIRST.find(p[:1]) % (len(_FIRST) + 1), p))
-    sorts = [re.compile(sort) for sort in _SORTS]
-    long = [max((p for p in pieces if len(p) <= 16 and sort.fullmatch(p)), key=len, default=b"") for sort in sorts]
-    required = [name for names in re.findall(r'"required": (\[[^\]]*\])', lark) for name in json.loads(names)]
-    keys = [f"{json.dumps(name, ensure_ascii=False)}:".encode() for name in required]
-    chosen = list(dict.fromkeys([*keys, *chosen, *filter(None, long)]))
-    orders = [list(range(len(chosen)))]
-    for sort in sorts:
-        fill = [place for place, piece in enumerate(chosen) if sort.fullmatch(piece)]
-        fill.sort(key=lambda place: -len(chosen[place]))
-        quote = [place for place, piece in enumerate(chosen) if piece[:1] == b'"']
-        orders.append(list(dict.fromkeys([*quote, *fill, *orders[0]])))
-    return chosen, orders
+    required = [key for keys in re.findall(r'"required": (\[[^\]]*\])', source) for key in json.loads(keys)]
+    keys = [f"{json.dumps(key, ensure_ascii=False)}:".encode() for key in required]
+    fills = [[piece for piece in pieces if len(piece) <= 16 and re.fullmatch(fill, piece)] for fill in _FILL]
+    chosen = list(dict.fromkeys([*keys, *chosen, *(fill[-1] for fill in fills if fill)]))
+    places = {piece: place for place, piece in enumerate(chosen)}
+    orders = [[places[piece] for piece in (*reversed(fill), *chosen) if piece in places] for fill in fills]
+    return chosen, [np.array(order) for order in orders]

@@ -35,7 +35,7 @@ from tests.tiny import tokenizer
         ({"json_schema": '{"a":'}, "json_schema: not JSON: expected a value at column 6"),
         (
             {"json_schema": {"properties": {"a": {"items": {"type": "strin"}}}}},
-            'json_schema: unknown type "strin" at #/properties/a/items',
+            "json_schema: Invalid type: strin at #/properties/a/items",
         ),
         (
             {"json_schema": {"$defs": {"x/y": {"$dynamicRef": "#z"}}, "properties": {"a": {"$ref": "#/$defs/x~1y"}}}},
@@ -43,14 +43,14 @@ from tests.tiny import tokenizer
         ),
         (
             {"json_schema": {"anyOf": [{"type": "integer", "minimum": 5, "maximum": 3}]}},
-            "json_schema: no value is allowed: minimum (5) is greater than maximum (3) at #/anyOf/0",
+            "json_schema: Unsatisfiable schema: minimum (5) is greater than maximum (3) at #/anyOf/0",
         ),
-        ({"json_schema": {"minimum": "3"}}, 'json_schema: minimum must be a number, not "3" at #'),
+        ({"json_schema": {"minimum": "3"}}, "json_schema: Expected a number for 'minimum', got \"3\" at #"),
         (
             {"json_schema": {"properties": {"a": {"maxLength": 2.5}}}},
-            "json_schema: maxLength must be a whole number from 0 on, not 2.5 at #/properties/a",
+            "json_schema: Expected positive integer for 'maxLength', got 2.5 at #/properties/a",
         ),
-        ({"json_schema": {"required": "a"}}, 'json_schema: required must be of type array, not "a" at #'),
+        ({"json_schema": {"required": "a"}}, "json_schema: Expected array for 'required', got \"a\" at #"),
         ({"grammar": 'root ::= "a" foo'}, "grammar: not GBNF: Rule 'foo' not found"),
         ({"json_schema": {"type": "string", "pattern": "("}}, "json_schema: pattern: unclosed group at #"),
         ({"json_schema": {"x-guidance": 3}}, 'json_schema: "x-guidance" must be an object at #'),
