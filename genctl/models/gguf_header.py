@@ -177,7 +177,7 @@ class _Reader:
             raise self.refused(f"{key} is an array of the type {kind}")
         if kind == _STRING:
             return [self.string(f"an item of {key}") for _ in range(count)]
-        return self.listed(key)
+        return self.listed(key) if count else []
 
     def listed(self, key: str) -> list[Any]:
         """The items of an array of numbers."""
