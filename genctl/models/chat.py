@@ -168,7 +168,12 @@ def check_messages(messages: Any, system: str | None = None) -> list[dict[str, A
             raise InputError(f"{where} has no content (text)")
         if _lone_surrogate(message):
             raise InputError(f"{where} is not valid Unicode: it holds a lone surrogate")
-    conversation = [_with_arguments(message) if message.get("tool_calls") else message for message in messages]
+    conversation = [
+        {**message, "tool_calls": list(map(_with_arguments, calls))}
+        if isinstance(calls := message.get("tool_calls"), list)
+        else message
+        for message in messages
+    ]
     if system is None:
         return conversation
     if conversation[0]["role"] == "system":
@@ -176,19 +181,18 @@ def check_messages(messages: Any, system: str | None = None) -> list[dict[str, A
     return [{"role": "system", "content": system}, *conversation]
 
 
-def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls of tools have their arguments as objects, which is what templates read."""
-    calls = []
-    for call in message["tool_calls"]:
-        try:
-            function = call.get("function", call)
-            arguments = function.get("arguments") or {}
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (AttributeError, ValueError, RecursionError):
-            raise InputError(f"{quote(str(call))} is no call of a tool: its arguments are no JSON object") from None
-        read = {**function, "arguments": arguments}
-        calls.append({**call, "function": read} if "function" in call else read)
-    return {**message, "tool_calls": calls}
+def _with_arguments(call: Any) -> Any:
+    """A call of a tool with its arguments as an object, which is what templates read. Raises InputError."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or "name" not in function:
+        return call
+    arguments = function.get("arguments") or {}
+    try:
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (ValueError, RecursionError):
+        raise InputError(f"the arguments of the tool {quote(str(function['name']))} are no JSON object") from None
+    read = {**function, "arguments": arguments}
+    return {**call, "function": read} if "function" in call else read
 
 
 def _plain(value: Any) -> Any:
