@@ -80,8 +80,8 @@ def _extend(whole: dict[str, Any], part: Mapping[str, Any], *, repeats: bool) ->
                 whole[key] = before = []
             before.append(value)
         elif isinstance(value, list) and isinstance(before, list) and key in _LISTS:
-            if repeats and value[: len(before)] == before:
-                whole[key] = value
+            if value[: len(before)] == before and (repeats or len(before) > 1):
+                whole[key] = value  # all of it once more
             else:
                 before.extend(value)
         elif isinstance(value, dict) and key in _OBJECTS:
@@ -142,7 +142,8 @@ class Streams:
         if (hint := hint_of(value)) is None:
             return False
         ends = value.get("stop", value.get("done"))
-        is_last = ends is True and any(one.open for key, one in self._answers.items() if key.startswith(hint.__name__))
+        is_last = ends is True and not value.get("completion_probabilities")
+        is_last = is_last and any(one.open for key, one in self._answers.items() if key.startswith(hint.__name__))
         return ends is False or is_last or str(value.get("object", "")).endswith(".chunk")
 
     def end(self, *, all: bool = True) -> Iterator[Document]:

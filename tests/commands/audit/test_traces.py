@@ -144,6 +144,13 @@ def test_events_of_a_stream_are_one_answer(events: list[Any], texts: list[str], 
     assert [len(row.pieces) for row in found.rows] == [*map(len, texts)]
 
 
+def test_the_last_event_of_llama_server_is_no_whole_answer(tmp_path: Path) -> None:
+    whole = {**_llama("xyz", stop=True), "tokens": [14]}
+    path = tmp_path / "stream.txt"
+    path.write_text("\n".join(json.dumps(event) for event in (_llama("a"), whole, _llama("b"), _llama("", stop=True))))
+    assert [row.text for row in traces.read(str(path), 64).rows] == ["a", "xyz", "b"]
+
+
 def test_done_ends_a_stream_that_says_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "stream.txt"
     path.write_text("".join(f"data: {json.dumps(_chat(None, text))}\n\ndata: [DONE]\n\n" for text in "xyz"))
