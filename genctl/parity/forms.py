@@ -113,7 +113,7 @@ def _overflowing(x: Tensor, weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Part:
+class MatrixPart:
     """Which matrix of a model a tensor is, as llama.cpp names them."""
 
     name: str
@@ -122,7 +122,7 @@ class Part:
     matrix: Tensor = field(compare=False)  # [O, I]
 
 
-Parts: TypeAlias = Mapping[int, Part]
+Parts: TypeAlias = Mapping[int, MatrixPart]
 
 
 class Shift:

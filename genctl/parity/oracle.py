@@ -26,7 +26,7 @@ from genctl.native.runtime import NativeModel, SpecialTokens
 from genctl.params import Runtime
 from genctl.parity.arithmetic import Exact, Shaken, Weights
 from genctl.parity.causes import Form
-from genctl.parity.forms import Coded, Part, rounded
+from genctl.parity.forms import Coded, MatrixPart, rounded
 from genctl.parity.sides import LocalSide
 from genctl.parity.values import Place, Text
 
@@ -172,11 +172,11 @@ class Oracle:
                 stack.dtype = kept
 
 
-def _parts(model: Any, types: Mapping[int, str]) -> dict[int, Part]:
+def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
     """Which matrix of a native model lies at which address. `types`: of those in a GGUF file."""
     if not isinstance(model, NativeModel):
         ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
-        return {end.weight.data_ptr(): Part(name, 0, "", end.weight) for name, end in ends if end is not None}
+        return {end.weight.data_ptr(): MatrixPart(name, 0, "", end.weight) for name, end in ends if end is not None}
     weights, found = model.decoder.weights, list[tuple[str, int, Any]]()
     for number, layer in enumerate(weights.layers):
         split, up = layer.qkv.parts, getattr(layer.mlp, "up", None)
@@ -188,7 +188,7 @@ def _parts(model: Any, types: Mapping[int, str]) -> dict[int, Part]:
     held = [(name, number, part.tensors()[0]) for name, number, part in found if part is not None]
     if isinstance(weights.embed, Tensor):
         held.insert(0, ("token_embd", 0, weights.embed))  # tied embeddings are the head
-    return {place: Part(name, number, types.get(place, ""), matrix)
+    return {place: MatrixPart(name, number, types.get(place, ""), matrix)
             for name, number, matrix in held for place in (matrix.data_ptr(),)}  # fmt: skip
 
 

@@ -114,7 +114,7 @@ def test_each_step_shows_the_watched_tokens(gpt2: Path, terminal: bool) -> None:
     assert "·the" in lines[-6]
 
 
-def test_beam_takes_it_too_and_a_replay_shows_it(gpt2: Path, tmp_path: Path) -> None:
+def test_beam_takes_it_too(gpt2: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     done = genctl("beam", "-m", str(gpt2), "-n", "4", "--events", str(trace), *flags(*WATCHED), PROMPT)
     assert done.status == 0, done.err
@@ -123,12 +123,7 @@ def test_beam_takes_it_too_and_a_replay_shows_it(gpt2: Path, tmp_path: Path) -> 
         for child in step.children:
             for token in child.written:
                 assert [one[0] for one in token.watched] == ids()
-    again = genctl("replay", str(trace), "--scores", color="never")
-    assert (
-        [line for line in again.err.splitlines() if "◦" in line]
-        == [line for line in done.err.splitlines() if "◦" in line]
-        != []
-    )
+    assert any("◦" in line for line in done.err.splitlines())
 
 
 def test_compare_shows_and_records_them(gpt2: Path) -> None:

@@ -27,7 +27,7 @@ from genctl.parity.audit_values import Audit
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
-from genctl.parity.trace_rows import Settings
+from genctl.parity.trace_rows import RowSettings
 from genctl.parity.traces import TraceFile
 from genctl.parity.ways import DTYPES
 from genctl.terminal.interrupt import Interrupt
@@ -46,7 +46,7 @@ class AuditJob(Job[AuditOptions]):
         self.prompts: list[InputRow] = []
 
     def prepare(self) -> int | None:
-        """Settings without those of the checkpoint."""
+        """RowSettings without those of the checkpoint."""
         check_words(self.options)
         status = super().prepare()
         if self.options.is_server:
@@ -187,7 +187,7 @@ class AuditJob(Job[AuditOptions]):
                 continue
             own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
             settings = {
-                key: value for key, value in {**row.params, **row.extra}.items() if key in Settings.__annotations__
+                key: value for key, value in {**row.params, **row.extra}.items() if key in RowSettings.__annotations__
             }
             self.trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
         if self.interrupt.status:

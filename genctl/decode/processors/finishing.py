@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from genctl.decode.processors.language import Language, Position, unpacked
+from genctl.decode.processors.language import GrammarPosition, Language, unpacked
 from genctl.decode.processors.way_out import Tokens, WaysOut
 from genctl.errors import UsageError
 
@@ -31,7 +31,7 @@ _CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
 _UNCHECKED, _UNKNOWN = -1, 1 << 30  # in place of the length of a way out
 
 
-class Way(NamedTuple):
+class KnownWay(NamedTuple):
     """A way out of a row, None if none was found. It is looked for again after `wait` more tokens."""
 
     tokens: Tokens | None = None
@@ -66,14 +66,14 @@ class Finishing:
                 raise UsageError(f"{language.source.knob}: no text of it fits in {count}{known}")
             self.first = shorter or self.first
 
-    def begin(self, room: int) -> Way:
+    def begin(self, room: int) -> KnownWay:
         """The way out of a row without tokens."""
         return self._waiting(self.first, room)
 
-    def follow(self, before: Way, position: Position, left: int) -> Way:
+    def follow(self, before: KnownWay, position: GrammarPosition, left: int) -> KnownWay:
         """The way out of a row that came to `position` with one more token, with `left` tokens to write."""
         if before.wait:
-            return Way(before.tokens, before.wait - 1)
+            return KnownWay(before.tokens, before.wait - 1)
         known = before.tokens or ()
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
@@ -82,11 +82,11 @@ class Finishing:
             way = found if way is None or (found is not None and len(found) < len(way)) else way
         return self._waiting(way, left)
 
-    def _waiting(self, way: Tokens | None, left: int) -> Way:
+    def _waiting(self, way: Tokens | None, left: int) -> KnownWay:
         spare = left if way is None else left - 1 - len(way) - self.ways.reach
-        return Way(way, max(spare, 0) // _GROWTH)
+        return KnownWay(way, max(spare, 0) // _GROWTH)
 
-    def in_time(self, position: Position, way: Way, left: int, scores: Tensor) -> bytes:
+    def in_time(self, position: GrammarPosition, way: KnownWay, left: int, scores: Tensor) -> bytes:
         """The ids, one bit each, after which the text can be finished within `left` tokens."""
         tokens = way.tokens
         if way.wait or tokens is None or len(tokens) > left:
@@ -113,7 +113,7 @@ class Finishing:
             return position.bits
         return np.packbits(allowed, bitorder="little").tobytes()
 
-    def _class(self, position: Position, way: Tokens) -> _Class:
+    def _class(self, position: GrammarPosition, way: Tokens) -> _Class:
         key = position.bits, position.started, way
         if key not in self._classes:
             lengths = np.full(len(self.language.words.pieces), _UNCHECKED, dtype=np.int32)
@@ -124,7 +124,7 @@ class Finishing:
         self._classes.move_to_end(key)
         return self._classes[key]
 
-    def _check(self, known: _Class, position: Position, ids: NDArray[np.intp]) -> None:
+    def _check(self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp]) -> None:
         """Find the way out after each of these ids among those that are known."""
         ids = ids[known.lengths[ids] == _UNCHECKED]
         known.lengths[ids] = _UNKNOWN
@@ -132,7 +132,7 @@ class Finishing:
             known.lengths[position.ended_by(ids.tolist(), rest)] = len(rest)
             ids = ids[known.lengths[ids] == _UNKNOWN]
 
-    def _search(self, known: _Class, position: Position, ids: NDArray[np.intp], most: int) -> None:
+    def _search(self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp], most: int) -> None:
         """Search a way out after each of these ids that has none of at most `most` tokens, if it was not searched."""
         wanted = [token for token in ids.tolist() if known.lengths[token] > most and token not in known.searched]
         for token in wanted[:_SEARCHES]:
@@ -145,11 +145,11 @@ class Finishing:
                 known.lengths[position.ended_by(longer.tolist(), way)] = len(way)
 
 
-def _shortest(start: Position, most: int) -> tuple[Tokens | None, bool]:
+def _shortest(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:
     """A shortest text of at most `most` tokens, by trying all, and whether all were tried."""
     tries, level = _CERTAIN, {b"": (start, Tokens())}
     for left in range(most, 0, -1):
-        longer: dict[bytes, tuple[Position, Tokens]] = {}
+        longer: dict[bytes, tuple[GrammarPosition, Tokens]] = {}
         for here, way in level.values():
             following = here.continuing.tolist()
             tries -= len(following)

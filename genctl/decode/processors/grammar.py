@@ -17,9 +17,9 @@ from torch import Tensor
 
 from genctl.decode.processors import Processor
 from genctl.decode.processors.build import ProcessorContext
-from genctl.decode.processors.finishing import Finishing, Way
+from genctl.decode.processors.finishing import Finishing, KnownWay
 from genctl.decode.processors.grammar_source import GrammarSource, read
-from genctl.decode.processors.language import Position, language, unpacked
+from genctl.decode.processors.language import GrammarPosition, language, unpacked
 from genctl.decode.processors.token_bytes import Spelling, spelling
 
 _ID = 8  # bytes of a token in a key
@@ -30,8 +30,8 @@ _Key = tuple["int | None", bytes]  # the budget of a row, and its tokens
 class _Row(NamedTuple):
     """A row's position, None if it has left the grammar (a draft), and a way to the end of its text."""
 
-    position: Position | None
-    way: Way
+    position: GrammarPosition | None
+    way: KnownWay
 
 
 class Grammar:
@@ -113,7 +113,7 @@ class Grammar:
     def _first(self, room: int | None) -> _Row:
         start = self.language.start
         if self._finishing is None or room is None:
-            return _Row(start, Way())
+            return _Row(start, KnownWay())
         return _Row(start, self._finishing.begin(room))
 
     @property
@@ -135,7 +135,7 @@ class Grammar:
         """Whether a text of the grammar may begin with these tokens."""
         return self._position(tokens) is not None
 
-    def _position(self, tokens: Sequence[int]) -> Position | None:
+    def _position(self, tokens: Sequence[int]) -> GrammarPosition | None:
         return self._row(np.array(tokens, dtype=np.int64).tobytes(), None).position
 
 

@@ -36,7 +36,7 @@ class Language:
         if "llguidance" not in words.memo:
             words.memo["llguidance"] = llguidance_tokenizer([*words.pieces, *words.first.values()])
         matcher = LLMatcher(words.memo["llguidance"], LLMatcher.grammar_from_lark(source.lark), log_level=0)
-        self.start = Position(self, matcher, b"", started=False)
+        self.start = GrammarPosition(self, matcher, b"", started=False)
         if not len(self.start.following):
             reason = "it has no text that this tokenizer can write"
             if matcher.is_accepting():
@@ -63,7 +63,7 @@ def language(source: GrammarSource, words: Spelling, eos: Sequence[int]) -> Lang
     return known[key]
 
 
-class Position:
+class GrammarPosition:
     """Where a text of the language has come. It never changes: a longer text has another position.
 
     `text` are the bytes so far, and `started` says whether a token was written.
@@ -107,18 +107,18 @@ class Position:
         """The ids that may follow, in their order."""
         return np.flatnonzero(unpacked(self.bits)[: len(self.language.words.pieces)])
 
-    def after(self, token: int) -> Position | None:
+    def after(self, token: int) -> GrammarPosition | None:
         """The position after one more token; None if it is an EOS id, or not of the language."""
         if token in self.language.eos or not 0 <= token < len(self.language.words.pieces) or not _bit(self.bits, token):
             return None
         return self._moved(token)
 
-    def _moved(self, token: int) -> Position:
+    def _moved(self, token: int) -> GrammarPosition:
         matcher, piece = self.matcher.deep_copy(), self._piece(token)
         if piece:
             matcher.consume_token(self._known(token))
             self.language.check(matcher)
-        return Position(self.language, matcher, self.text + piece)
+        return GrammarPosition(self.language, matcher, self.text + piece)
 
     def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:
         """Those `tokens` after which `rest` makes the text whole."""

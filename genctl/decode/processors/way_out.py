@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from genctl.decode.processors.language import Language, Position, unpacked
+from genctl.decode.processors.language import GrammarPosition, Language, unpacked
 from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class WaysOut:
         """A short text."""
         return self.find(self.language.start)
 
-    def find(self, position: Position) -> Tokens | None:
+    def find(self, position: GrammarPosition) -> Tokens | None:
         """A short way out; None if none was found."""
         if position.may_end:
             return ()
@@ -73,7 +73,7 @@ class WaysOut:
         whole = [way for way in ways if way is not None and position.ends_with(way)]
         return self._shortened(position, min(whole, key=lambda way: (len(way), way))) if whole else None
 
-    def _shortened(self, position: Position, way: Tokens) -> Tokens:
+    def _shortened(self, position: GrammarPosition, way: Tokens) -> Tokens:
         """The way without the parts that it can do without, and with one token in place of several."""
         tries, here, start = _REPLACED, position, 0
         while start < len(way):

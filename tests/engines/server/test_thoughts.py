@@ -55,7 +55,7 @@ def test_a_thought_that_the_limit_cuts_says_so(server: StandIn) -> None:
         assert (words in done.err) is cut
 
 
-def test_events_have_the_thought_and_a_report_shows_the_answer(server: StandIn, tmp_path: Path) -> None:
+def test_events_have_the_thought(server: StandIn, tmp_path: Path) -> None:
     events = tmp_path / "events.jsonl"
     for live in ((), ("--stream",)):
         words = ("--chat", "--events", str(events), "--force", *live, "Why?")
@@ -64,7 +64,6 @@ def test_events_have_the_thought_and_a_report_shows_the_answer(server: StandIn, 
         assert lines[-1]["hypotheses"][0]["thought_text"] == " let me see"
         grown = "".join(row.get("thought", "") for line in lines for row in line.get("rows", ()))
         assert grown == (" let me see" if live else "")
-        assert TEXT.strip() in genctl("replay", str(events)).out
 
 
 def test_a_whole_answer_has_a_thought_too() -> None:
