@@ -7,13 +7,11 @@ behind them (llama.cpp). M positions, V vocabulary in the order of its logits, P
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from genctl.parity.numbers import Entries
+from genctl.parity.entries import Entries
 
 FILTERS = ("top-k", "top-p", "min-p")  # in the order in which they are applied
 HEAD = 2048  # best tokens that are sorted; all others only where a filter keeps more

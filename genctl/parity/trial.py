@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from genctl.parity.causes import Cause, Form
-from genctl.parity.numbers import CAP, Number
+from genctl.parity.entries import CAP
+from genctl.parity.numbers import Number
 from genctl.parity.prompts import Ids
 from genctl.parity.sides import LocalSide
 

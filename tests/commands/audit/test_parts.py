@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from genctl.parity import fitting, numbers, rereading
+from genctl.parity import entries, fitting, numbers, rereading
 from genctl.parity.causes import FORMS, Form
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
@@ -65,7 +65,7 @@ def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Numb
     positions = torch.arange(len(logits)).repeat_interleave(20)
     before = tuple(((5, 9), tuple(best[:place, 1].tolist())) for place in range(len(logits)))
     chosen, follows = torch.arange(len(positions)) % 20 == 1, torch.ones(len(logits), dtype=torch.bool)
-    places = numbers.Entries(
+    places = entries.Entries(
         best[:, 1], follows, positions, best.flatten(), chosen, torch.zeros(len(positions), dtype=torch.float64), before
     )
     places = replace(places, value=-numbers.remains(planted, logits, places))
