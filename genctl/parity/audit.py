@@ -61,7 +61,7 @@ class Auditor(Hypotheses):
         return self._explained(found[:1] if self._declared else found)
 
     def _explained(self, found: Sequence[tuple[Form | None, Tried]]) -> Audit:
-        """The verdict where what an engine may round honestly is not all. `found`: each such form, and what it leaves."""
+        """The verdict where honest rounding is not all. `found`: each form of it, and what it leaves."""
         best: tuple[float, Form | None, Tried, list[Tried]] | None = None
         for form, nothing in found:
             self._use(form, nothing)
