@@ -54,7 +54,8 @@ class Kept:
                 if name == "top-k":
                     kept = value.clamp(max=size).long()
                 elif name == "top-p":  # of what is kept before
-                    kept = torch.searchsorted(self.masses, value * self.masses.gather(1, count - 1) - 1e-12) + 1
+                    whole = torch.where(count < size, self.masses.gather(1, count - 1), 1.0)
+                    kept = torch.searchsorted(self.masses, value * whole - 1e-12) + 1
                 else:
                     gaps = self.ordered[:, :1] - self.ordered
                     kept = torch.searchsorted(gaps, -value.clamp(min=1e-300).log(), right=True)

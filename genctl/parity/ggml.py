@@ -82,11 +82,10 @@ def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
     """Q4_K, Q5_K: ranges of 32 numbers by weighted least squares, each scale and offset in 6 bits: [B / 8, 256]."""
     x = blocks.view(len(blocks), -1, 32)
     weights = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
-    least, span = x.amin(-1, keepdim=True).clamp(max=0), None
-    span = x.amax(-1, keepdim=True) - least
+    high, offset = x.amax(-1, keepdim=True), x.amin(-1, keepdim=True).clamp(max=0)
 
-    def codes(factor: float) -> Tensor:
-        return (_ratio(x - least, span) * factor).round().clamp(0, most)
+    def codes(factor: float) -> Tensor:  # from the offset that is the best so far
+        return (_ratio(x - offset, high - offset) * factor).round().clamp(0, most)
 
     def total(numbers: Tensor) -> Tensor:
         return (weights * numbers).sum(-1, keepdim=True)
@@ -94,7 +93,7 @@ def ranged_k(blocks: Tensor, *, most: int, first: float, steps: int) -> Tensor:
     def error(scale: Tensor, offset: Tensor, code: Tensor) -> Tensor:
         return total((scale * code + offset - x).square())
 
-    scale, offset = span / most, least
+    scale = (high - offset) / most
     best = error(scale, offset, codes(most))
     whole, sum_x = total(torch.ones_like(x)), total(x)
     for step in range(steps + 1):
