@@ -26,7 +26,7 @@ class Document(NamedTuple):
     error: str = ""
 
 
-class _Answer:
+class _StreamedAnswer:
     """What the events of an answer add up to."""
 
     def __init__(self, where: str) -> None:
@@ -95,8 +95,8 @@ class Streams:
     """Answers whose events come one by one, those of several among each other; in the order in which they begin."""
 
     def __init__(self) -> None:
-        self._begun: deque[_Answer] = deque()
-        self._answers: dict[str, _Answer] = {}  # that may go on
+        self._begun: deque[_StreamedAnswer] = deque()
+        self._answers: dict[str, _StreamedAnswer] = {}  # that may go on
 
     def take(self, where: str, event: Any) -> Iterator[Document]:
         """Take an event. Yields what is no part of an answer, and an answer where another one begins in its place."""
@@ -124,9 +124,9 @@ class Streams:
         answer.add(event)
         yield from self._closed()
 
-    def _answer(self, key: str, where: str) -> _Answer:
+    def _answer(self, key: str, where: str) -> _StreamedAnswer:
         if key not in self._answers:
-            self._answers[key] = _Answer(where)
+            self._answers[key] = _StreamedAnswer(where)
             self._begun.append(self._answers[key])
         return self._answers[key]
 

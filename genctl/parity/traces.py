@@ -78,7 +78,7 @@ def _loaded(text: bytes) -> Any:
         return error
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """Where a row is in its file: among the requests, and among all rows."""
 
     request: int
@@ -90,7 +90,7 @@ class TraceFile:
     """Rows of a file, spread evenly over it, and why others cannot be audited."""
 
     rows: list[TraceRow] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
+    places: list[RowPlace] = field(default_factory=list)
     bad: dict[str, str] = field(default_factory=dict)  # of the first `MOST_SHOWN`
     failed: int = 0
     total: int = 0  # rows
@@ -105,7 +105,7 @@ class TraceFile:
 
 def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
     """At most `most` rows of a file. Raises InputError if it has none."""
-    trace, kept, step, name = TraceFile(), list[tuple[Place, TraceRow]](), 1, printable(path)
+    trace, kept, step, name = TraceFile(), list[tuple[RowPlace, TraceRow]](), 1, printable(path)
     error = InputError(f"{name}: there is no row", hint=FITTING)
     try:
         for number, document in enumerate(_documents(reader.lines(path)), 1):
@@ -123,7 +123,7 @@ def read(path: str, most: int, fields: Mapping[str, str] = {}) -> TraceFile:
             trace.requests += not (len(rows) == 1 and rows[0].sequence)
             for row in rows:
                 if trace.total % step == 0:
-                    kept.append((Place(trace.requests - 1, trace.total), row))
+                    kept.append((RowPlace(trace.requests - 1, trace.total), row))
                 trace.total += 1
                 if len(kept) >= 2 * most:
                     step *= 2
