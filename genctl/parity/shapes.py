@@ -31,7 +31,7 @@ from genctl.parity.trace_rows import (
 Row: TypeAlias = dict[str, Any]  # fields of a TraceRow
 
 
-class ListedMessage(TypedDict, total=False):
+class WrittenMessage(TypedDict, total=False):
     """A message, or what a chunk adds to it."""
 
     content: Any  # a text, parts or null
@@ -46,13 +46,13 @@ class Logprobs(TypedDict, total=False):
     top_logprobs: list[dict[str, Number] | None] | None
 
 
-class ListedChoice(TypedDict, total=False):
+class WrittenChoice(TypedDict, total=False):
     """A completion, or what a chunk adds to it."""
 
     index: Count
     text: Word
-    message: ListedMessage | None
-    delta: ListedMessage | None
+    message: WrittenMessage | None
+    delta: WrittenMessage | None
     logprobs: Logprobs | None
     token_ids: list[Natural] | None
 
@@ -60,7 +60,7 @@ class ListedChoice(TypedDict, total=False):
 class OpenAI(TypedDict):
     """A completion or chat completion, or a chunk of one."""
 
-    choices: list[ListedChoice]
+    choices: list[WrittenChoice]
 
 
 def _openai(data: OpenAI) -> Iterator[Row]:
@@ -143,7 +143,7 @@ class Ollama(TypedDict, total=False):
     """An answer of Ollama's own interface, or an event of it: of a chat it has a message."""
 
     logprobs: list[Entry] | None
-    message: ListedMessage | None
+    message: WrittenMessage | None
     response: Word
 
 
@@ -158,7 +158,7 @@ def _ollama(data: Ollama) -> Iterator[Row]:
     }
 
 
-class ContentPart(TypedDict, total=False):
+class MessagePart(TypedDict, total=False):
     """A part of a message."""
 
     logprobs: list[Entry]
@@ -168,7 +168,7 @@ class ContentPart(TypedDict, total=False):
 class Item(TypedDict, total=False):
     """An item of an answer; a message has content."""
 
-    content: list[ContentPart] | None
+    content: list[MessagePart] | None
 
 
 class Responses(TypedDict):
@@ -192,7 +192,7 @@ class RecordToken(TypedDict, total=False):
     top: list[tuple[Count, Word, Number]] | None
 
 
-class ListedUsage(TypedDict, total=False):
+class TokenCounts(TypedDict, total=False):
     """What was counted."""
 
     prompt_tokens: Count
@@ -205,7 +205,7 @@ class Record(TypedDict, total=False):
     scores: list[RecordToken] | None
     token_ids: list[Natural] | None
     sequence: Natural
-    usage: ListedUsage | None
+    usage: TokenCounts | None
     model: Word
     backend: Word
     text: Word

@@ -69,7 +69,7 @@ def same_length(path: str, values: Sequence[Any], others: Sequence[Any]) -> None
 _AS_ID = re.compile(r"token_id:(\d{1,9})")  # vLLM with return_tokens_as_token_ids
 
 
-class ListedToken(TypedDict, total=False):
+class WrittenToken(TypedDict, total=False):
     """A token of OpenAI's chats, Ollama, llama-server (which has `prob` after its sampler), vLLM's `Logprob`."""
 
     id: Count
@@ -81,12 +81,12 @@ class ListedToken(TypedDict, total=False):
     prob: Number
 
 
-class Entry(ListedToken, total=False):
+class Entry(WrittenToken, total=False):
     """A token that was chosen, with the best ones."""
 
-    top_logprobs: list[ListedToken] | None
-    top_probs: list[ListedToken] | None
-    probs: list[ListedToken] | None
+    top_logprobs: list[WrittenToken] | None
+    top_probs: list[WrittenToken] | None
+    probs: list[WrittenToken] | None
 
 
 def piece(id: int | None, text: str | None, number: float | None, top: Iterable[TracePiece] = ()) -> TracePiece:
@@ -95,7 +95,7 @@ def piece(id: int | None, text: str | None, number: float | None, top: Iterable[
     return TracePiece(*((id, text) if match is None else (int(match[1]), None)), number, tuple(top))
 
 
-def _token(one: ListedToken, top: Iterable[TracePiece] = ()) -> TracePiece:
+def _token(one: WrittenToken, top: Iterable[TracePiece] = ()) -> TracePiece:
     number, share = one.get("logprob"), one.get("prob")
     if number is None and share is not None:
         number = math.log(share) if share > 0 else -math.inf if share == 0 else math.nan
@@ -122,7 +122,7 @@ def best_of(tops: Any, path: str) -> tuple[TracePiece, ...]:
     found: list[Any] = []
     for place, each in enumerate(fit(list[Any], tops, path)):
         if isinstance(each, dict):
-            found.append(_token(fit(ListedToken, each, f"{path}.{place}"))[:3])
+            found.append(_token(fit(WrittenToken, each, f"{path}.{place}"))[:3])
         elif isinstance(each, list) and len(each) in (2, 3):
             id, text, number = each if len(each) == 3 else (None, *each) if isinstance(each[0], str) else (
                 each[0], None, each[1])  # fmt: skip
@@ -163,7 +163,7 @@ NO_PROMPT: dict[str, Any] = {
 }  # fmt: skip
 
 
-class RowSettings(TypedDict, total=False):
+class TemplateSettings(TypedDict, total=False):
     """What a request, or a row of genctl, sets of the chat template."""
 
     chat: bool
@@ -197,5 +197,5 @@ def prompt_of(data: Mapping[str, Any]) -> dict[str, Any]:
     if prompt := fit(Word, prompt, "prompt"):
         found["prompt"] = prompt
     own = {**data, **params} if isinstance(params := data.get("params"), dict) else data
-    settings = {name: own[name] for name in RowSettings.__annotations__ if own.get(name) is not None}
-    return {**found, "settings": value_of(RowSettings, settings)} if settings else found
+    settings = {name: own[name] for name in TemplateSettings.__annotations__ if own.get(name) is not None}
+    return {**found, "settings": value_of(TemplateSettings, settings)} if settings else found

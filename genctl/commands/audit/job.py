@@ -27,7 +27,7 @@ from genctl.parity.audit_values import Audit
 from genctl.parity.prompts import AuditPrompts, AuditRow
 from genctl.parity.shapes import rows_of
 from genctl.parity.sides import LocalSide, greedy
-from genctl.parity.trace_rows import RowSettings
+from genctl.parity.trace_rows import TemplateSettings
 from genctl.parity.traces import TraceFile
 from genctl.parity.ways import DTYPES
 from genctl.terminal.interrupt import Interrupt
@@ -186,9 +186,8 @@ class AuditJob(Job[AuditOptions]):
                 self.trace.fail(name, error.message)
                 continue
             own = {"prompt": row.prompt, "prompt_ids": row.prompt_ids, "messages": row.messages}
-            settings = {
-                key: value for key, value in {**row.params, **row.extra}.items() if key in RowSettings.__annotations__
-            }
+            known = TemplateSettings.__annotations__
+            settings = {key: value for key, value in {**row.params, **row.extra}.items() if key in known}
             self.trace.rows.append(replace(texts[0], id=name, own_id=True, settings=settings, **own))
         if self.interrupt.status:
             raise SystemExit(self.interrupt.status)
