@@ -102,7 +102,7 @@ class _Vocabulary:
             raise self.refused("tokens holds tokens that cannot be told apart")
         special = {name: self._special(key) for key, name in _NAMES.items()}
         before = self._around(
-            "bos", special["bos_token"], pre == "gemma4" or self._flag("add_bos_token", split.add_bos)
+            "bos", special["bos_token"], split is SPLITS["gemma4"] or self._flag("add_bos_token", split.add_bos)
         )
         after = self._around("eos", special["eos_token"], self._flag("add_eos_token", self.kind == "t5"))
         backend.post_processor = processors.TemplateProcessing(

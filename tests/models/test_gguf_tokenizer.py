@@ -49,7 +49,7 @@ TEXTS = (
     "\0\x07\x7f\ufeff\u200b", "=========== ----- aaaaaaaaa", "a" * 9 + " " * 9 + "b", "the cat  sat on the mat.",
     "  the\n the", "<s>the</s>", "<s> the <tool> cat<tool><|end|>\n x <|end|> \t y",
     "<unk><|endoftext|> <|im_start|>user\nhi<|im_end|>\n", "<|user|>\nhi<|end|>\n<|assistant|>\n", "▁the ▁▁ Ġthe Ċ",
-    "<0x0A><0xE2>", "ø ö À ÿ schön", "x'veto", "a  12", "a!\n\n\nb", "x\n\n\n\ny", "x" + " " * 8 + "y",
+    "<0x0A><0xE2>", "ø ö À ÿ schön", "x'veto", "a  12", "a!\n\n\nb", "。\u3000。", "!\u3000x", "x\n\n\n\ny", "x" + " " * 8 + "y",
 )  # fmt: skip
 SPECIAL = [
     ("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), ("<|end|>", CONTROL), ("<|user|>", CONTROL),
@@ -137,13 +137,14 @@ def pieces(path: Path, *, without: str = "🦙", equal: bool = False, **more: An
 
 
 def merged(path: Path) -> Path:
-    """Gemma 4's kind: ▁ for spaces, and merges."""
-    typed = [*SPECIAL, *BYTES, *((part, NORMAL) for part in parts() if part != "🦙")]
+    """Gemma 4's kind: ▁ for spaces, and merges; BOS is added whatever the file says."""
+    known = (*SPECIAL, ("<|tool_response>", USER), *BYTES)  # with the last, </s> is a normal token
+    typed = [*known, *((part, NORMAL) for part in parts() if part != "🦙")]
     whole = {token for token, _ in typed}
     merges = [
         f"{part[:at]} {part[at:]}" for part in parts() for at in range(1, len(part)) if {part[:at], part[at:]} <= whole
     ]
-    return write(path, "gemma4", typed, merges, bos_token_id=1)
+    return write(path, "gemma4", typed, merges, bos_token_id=1, add_bos_token=False)
 
 
 def unigram(path: Path, **more: Any) -> Path:
