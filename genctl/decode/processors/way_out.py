@@ -159,14 +159,18 @@ class WaysOut:
 
 def _alphabet(words: Spelling, source: str) -> tuple[list[bytes], list[NDArray[np.intp]]]:
     """Required keys, the pieces that are not made of shorter ones and a long piece of each fill; the orders to fill."""
-    pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if piece}, key=lambda p: (len(p), p))
-    single = {piece[0] for piece in pieces if len(piece) == 1}
-    chosen = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)][:_ALPHABET]
-    chosen.sort(key=lambda p: (_LAST.find(p[:1]), _FIRST.find(p[:1]) % (len(_FIRST) + 1), p))
+    if "alphabet" not in words.memo:
+        pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if 0 < len(piece) <= 16})
+        single = {piece[0] for piece in pieces if len(piece) == 1}
+        basic = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)]
+        basic = sorted(basic, key=len)[:_ALPHABET]
+        basic.sort(key=lambda p: (_LAST.find(p[:1]), _FIRST.find(p[:1]) % (len(_FIRST) + 1), p))
+        fills = [sorted(filter(re.compile(fill).fullmatch, pieces), key=len)[-1:] for fill in _FILL]
+        words.memo["alphabet"] = basic, fills
+    basic, fills = words.memo["alphabet"]
     required = [key for keys in re.findall(r'"required": (\[[^\]]*\])', source) for key in json.loads(keys)]
     keys = [f"{json.dumps(key, ensure_ascii=False)}:".encode() for key in required]
-    fills = [[piece for piece in pieces if len(piece) <= 16 and re.fullmatch(fill, piece)] for fill in _FILL]
-    chosen = list(dict.fromkeys([*keys, *chosen, *(fill[-1] for fill in fills if fill)]))
+    chosen = list(dict.fromkeys([*keys, *basic, *(piece for fill in fills for piece in fill)]))
     places = {piece: place for place, piece in enumerate(chosen)}
-    orders = [[places[piece] for piece in (*reversed(fill), *chosen) if piece in places] for fill in fills]
-    return chosen, [np.array(order) for order in orders]
+    orders = [[place for piece, place in places.items() if re.fullmatch(fill, piece)] for fill in _FILL]
+    return chosen, [np.array([*reversed(order), *range(len(chosen))]) for order in orders]
