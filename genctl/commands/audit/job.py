@@ -46,7 +46,7 @@ class AuditJob(Job[AuditOptions]):
         self.prompts: list[InputRow] = []
 
     def prepare(self) -> int | None:
-        """RowSettings without those of the checkpoint."""
+        """Settings without those of the checkpoint."""
         check_words(self.options)
         status = super().prepare()
         if self.options.is_server:

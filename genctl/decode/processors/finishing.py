@@ -25,7 +25,7 @@ from genctl.errors import UsageError
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
 _NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
 _PROBABLE, _SEARCHED = 256, 16  # the most probable ids: before that they are checked; after these a way is searched
-_SEARCHES = 8  # searches of a step
+_SEARCHES = 8  # searches of a step near the end; before, there is one
 _CLASSES = 64  # classes of positions that are remembered
 _CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
 _UNCHECKED, _UNKNOWN = -1, 1 << 30  # in place of the length of a way out
@@ -78,7 +78,7 @@ class Finishing:
         rests = (known[start:] for start in range(len(known), -1, -1))
         way = next((rest for rest in rests if position.ends_with(rest)), None)
         if way is None or len(way) >= left:
-            found = self.ways.find(position)
+            found = self.ways.find(position, left - _NEAR)
             way = found if way is None or (found is not None and len(found) < len(way)) else way
         return self._waiting(way, left)
 
@@ -101,7 +101,7 @@ class Finishing:
             probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
             likely = ids[probable.cpu().numpy()]
             self._check(known, position, ids if near else likely)
-            self._search(known, position, likely[:_SEARCHED], most)
+            self._search(known, position, likely[:_SEARCHED], most, _SEARCHES if near else 1)
         lengths = known.lengths[ids]
         barred = ids[(lengths > most) & (near | (lengths < _UNKNOWN))]
         if not len(barred):
@@ -132,13 +132,15 @@ class Finishing:
             known.lengths[position.ended_by(ids.tolist(), rest)] = len(rest)
             ids = ids[known.lengths[ids] == _UNKNOWN]
 
-    def _search(self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp], most: int) -> None:
+    def _search(
+        self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp], most: int, searches: int
+    ) -> None:
         """Search a way out after each of these ids that has none of at most `most` tokens, if it was not searched."""
         wanted = [token for token in ids.tolist() if known.lengths[token] > most and token not in known.searched]
-        for token in wanted[:_SEARCHES]:
+        for token in wanted[:searches]:
             known.searched.add(token)
             after = position.after(token)
-            way = None if after is None or known.lengths[token] <= most else self.ways.find(after)
+            way = None if after is None or known.lengths[token] <= most else self.ways.find(after, most - _NEAR)
             if way is not None:
                 known.rests.append(way)
                 longer = np.flatnonzero(known.lengths > len(way))

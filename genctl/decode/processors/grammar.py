@@ -62,8 +62,11 @@ class Grammar:
         self._room, self._ahead = room, ahead
         self._written = tuple(written)  # tokens of the prompt behind `prompt_len`
         self._rows: OrderedDict[_Key, _Row] = OrderedDict()
-        silent = any(token < len(words.pieces) and not words.at_first(token) for token in eos)
-        self._finishing = Finishing(self.language, room) if silent else None
+        # without an EOS id that has no text of its own nothing is known of how a text ends
+        self._ends = any(token < len(words.pieces) and not words.at_first(token) for token in eos)
+        self._finishing: Finishing | None = None
+        if room is not None:
+            self._first(room)
 
     def __call__(self, history: Tensor, scores: Tensor) -> Tensor:
         if history.shape[1] < self.prompt_len:  # tokens that were forced before any text
@@ -110,15 +113,16 @@ class Grammar:
         return row
 
     def _first(self, room: int | None) -> _Row:
-        start = self.language.start
-        if self._finishing is None or room is None:
-            return _Row(start, KnownWay())
-        return _Row(start, self._finishing.begin(room))
+        if room is None or not self._ends:
+            return _Row(self.language.start, KnownWay())
+        if self._finishing is None:
+            self._finishing = Finishing(self.language, self._room)
+        return _Row(self.language.start, self._finishing.begin(room))
 
     @property
     def least(self) -> int:
         """The tokens of a shortest text, as far as one is known."""
-        return 0 if self._finishing is None else len(self._finishing.first or ())
+        return len(self._first(1).way.tokens or ()) if self._ends else 0
 
     def cut(self, tokens: Sequence[int], before: int) -> bool:
         """Whether a row's new tokens are only the beginning of a text. `before`: tokens of the prompt."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from genctl.decode.processors.language import GrammarPosition, Language, unpacked
 from genctl.decode.processors.token_bytes import Spelling, llguidance_tokenizer
+from genctl.errors import UsageError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -27,7 +28,7 @@ Tokens = tuple[int, ...]
 _TRIES, _FEW = 6_000, 300  # positions of a search; of one after greedy ways were found
 _KINDS, _ALIKE = 8, 2  # kinds of positions of a level, and positions of a kind
 _REPEATED = 128  # positions with the same following bytes on a greedy way
-_REPLACED = 20_000  # tokens that are tried in place of several
+_REPLACED, _WINDOW = 8_000, 48  # tokens that are tried in place of several, and how many those are at most
 _ALPHABET = 1024  # pieces of a vocabulary that are searched at most
 _FIRST = b'"}])>,:;=0123456789'  # bytes that are tried first
 _LAST = b"[{(< \t\n\r\\" + bytes(range(0x80, 0x100))  # and last: they open something, or are no plain text
@@ -60,10 +61,10 @@ class WaysOut:
     @cached_property
     def first(self) -> Tokens | None:
         """A short text."""
-        return self.find(self.language.start)
+        return self.find(self.language.start, 0)
 
-    def find(self, position: GrammarPosition) -> Tokens | None:
-        """A short way out; None if none was found."""
+    def find(self, position: GrammarPosition, enough: int) -> Tokens | None:
+        """A short way out, None if none was found; of `enough` tokens it need not be the shortest."""
         if position.may_end:
             return ()
         words, eos = self.language.words, self.language.eos
@@ -71,14 +72,18 @@ class WaysOut:
         start.consume_tokens([self._bytes + byte for byte in position.text])
         ways = (words.fewest(rest, eos, first=not position.started) for rest in self._rests(start))
         whole = [way for way in ways if way is not None and position.ends_with(way)]
-        return self._shortened(position, min(whole, key=lambda way: (len(way), way))) if whole else None
+        way = min(whole, key=lambda way: (len(way), way), default=None)
+        try:
+            return way if way is None or len(way) <= enough else self._shortened(position, way)
+        except UsageError:  # llguidance gave up at a position that the text need not come to
+            return way
 
     def _shortened(self, position: GrammarPosition, way: Tokens) -> Tokens:
         """The way without the parts that it can do without, and with one token in place of several."""
         tries, here, start = _REPLACED, position, 0
         while start < len(way):
             following = here.continuing.tolist()
-            for end in range(len(way), start, -1):
+            for end in range(min(len(way), start + _WINDOW), start, -1):
                 one: tuple[int, ...] | list[int] = ()
                 whole = here.ends_with(way[end:])
                 if not whole and end > start + 1 and (tries := tries - len(following)) > 0:
@@ -154,14 +159,18 @@ class WaysOut:
 
 def _alphabet(words: Spelling, source: str) -> tuple[list[bytes], list[NDArray[np.intp]]]:
     """Required keys, the pieces that are not made of shorter ones and a long piece of each fill; the orders to fill."""
-    pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if piece}, key=lambda p: (len(p), p))
-    single = {piece[0] for piece in pieces if len(piece) == 1}
-    chosen = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)][:_ALPHABET]
-    chosen.sort(key=lambda p: (_LAST.find(p[:1]), _FIRST.find(p[:1]) % (len(_FIRST) + 1), p))
+    if "alphabet" not in words.memo:
+        pieces = sorted({piece for piece in (*words.pieces, *words.first.values()) if 0 < len(piece) <= 16})
+        single = {piece[0] for piece in pieces if len(piece) == 1}
+        basic = [piece for piece in pieces if len(piece) == 1 or not single.issuperset(piece)]
+        basic = sorted(basic, key=len)[:_ALPHABET]
+        basic.sort(key=lambda p: (_LAST.find(p[:1]), _FIRST.find(p[:1]) % (len(_FIRST) + 1), p))
+        fills = [sorted(filter(re.compile(fill).fullmatch, pieces), key=len)[-1:] for fill in _FILL]
+        words.memo["alphabet"] = basic, fills
+    basic, fills = words.memo["alphabet"]
     required = [key for keys in re.findall(r'"required": (\[[^\]]*\])', source) for key in json.loads(keys)]
     keys = [f"{json.dumps(key, ensure_ascii=False)}:".encode() for key in required]
-    fills = [[piece for piece in pieces if len(piece) <= 16 and re.fullmatch(fill, piece)] for fill in _FILL]
-    chosen = list(dict.fromkeys([*keys, *chosen, *(fill[-1] for fill in fills if fill)]))
+    chosen = list(dict.fromkeys([*keys, *basic, *(piece for fill in fills for piece in fill)]))
     places = {piece: place for place, piece in enumerate(chosen)}
-    orders = [[places[piece] for piece in (*reversed(fill), *chosen) if piece in places] for fill in fills]
-    return chosen, [np.array(order) for order in orders]
+    orders = [[place for piece, place in places.items() if re.fullmatch(fill, piece)] for fill in _FILL]
+    return chosen, [np.array([*reversed(order), *range(len(chosen))]) for order in orders]
