@@ -49,7 +49,8 @@ TEXTS = (
     "\0\x07\x7f\ufeff\u200b", "=========== ----- aaaaaaaaa", "a" * 9 + " " * 9 + "b", "the cat  sat on the mat.",
     "  the\n the", "<s>the</s>", "<s> the <tool> cat<tool><|end|>\n x <|end|> \t y",
     "<unk><|endoftext|> <|im_start|>user\nhi<|im_end|>\n", "<|user|>\nhi<|end|>\n<|assistant|>\n", "▁the ▁▁ Ġthe Ċ",
-    "<0x0A><0xE2>", "ø ö À ÿ schön", "x'veto", "a  12", "a!\n\n\nb", "。\u3000。", "!\u3000x", "x\n\n\n\ny", "x" + " " * 8 + "y",
+    "<0x0A><0xE2>", "ø ö À ÿ schön", "x'veto", "a  12", "a!\n\n\nb", "!\u3000!",
+    "x\n\n\n\ny", "x" + " " * 8 + "y",
 )  # fmt: skip
 SPECIAL = [
     ("<unk>", UNKNOWN), ("<s>", CONTROL), ("</s>", CONTROL), ("<|end|>", CONTROL), ("<|user|>", CONTROL),
