@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -298,3 +298,14 @@ def check_ids(tree: Tree, size: int, name: str) -> None:
     for place, id in places:
         if not 0 <= id < size:
             raise InputError(f"{name} is damaged: {place}: {id} is none of the {size} ids of the checkpoint")
+
+
+def has_texts(tree: Tree, size: int, piece: Callable[[int], str]) -> bool:
+    """Whether tokens have the texts that the tree has of them; compared where one token is whole ASCII text."""
+    for node in tree.nodes[1:]:
+        if node.id >= size:
+            return False
+        text, here = node.text.strip(), piece(node.id).strip()
+        if text and text.isascii() and here.isascii() and text != here:
+            return False
+    return True

@@ -32,6 +32,7 @@ from genctl.io.record_output import RecordOutput, RowTally
 from genctl.io.records import result_record
 from genctl.io.rows import BadRow, InputRow, RefusedRow
 from genctl.io.sink import Sink
+from genctl.models.text import detokenizer
 from genctl.terminal import first_sign
 from genctl.terminal.interrupt import Interrupt
 from genctl.terminal.standard_streams import is_terminal
@@ -203,23 +204,36 @@ class ChatJob(job.Job[ChatOptions]):
     def _reopened(self, path: Path, file: FileSettings) -> Story:
         """The chat in a file. Raises InputError if it is another checkpoint's, and as `Story.open` does."""
         story = Story.open(path, file)
-        model = story.tree.opened.model
-        if story.tree.opened.checkpoint != self._checkpoint():
+        try:
+            self._check_checkpoint(path, story.tree)
+        except InputError:
             story.leave()
-            raise InputError(
-                f"{path} was begun with {model}, and {self.partner.name} is another checkpoint, whose tokens are "
-                "others",
-                hint=f"--model {model}, if its files have not changed since",
-            )
-        if self.partner.session is not None:
-            from genctl.tree.workspace import check_ids
-
-            try:
-                check_ids(story.tree, self.partner.session.forward.vocab_size, str(path))
-            except InputError:
-                story.close()
-                raise
+            raise
         return story
+
+    def _check_checkpoint(self, path: Path, tree: Tree) -> None:
+        """Raises InputError for a chat of another checkpoint, unless -m names this one and its tokens are the same."""
+        from genctl.tree.workspace import check_ids, has_texts
+
+        session, opened, name = self.partner.session, tree.opened, self.partner.name
+        if opened.checkpoint == self._checkpoint():
+            if session is not None:
+                check_ids(tree, session.forward.vocab_size, str(path))
+            return
+        if session is None or not has_texts(
+            tree, session.forward.vocab_size, detokenizer(session.loaded.tokenizer).piece
+        ):
+            raise InputError(
+                f"{path} was begun with {opened.model}, whose tokens are not those of {name}",
+                hint=f"-m {opened.model}, if its files are still there",
+            )
+        named = self.early.settings.get("model")
+        if named is None or named.kind != "command":
+            raise InputError(
+                f"-m {name} continues {path} with this checkpoint: the chat was begun with {opened.model}, in another "
+                "state or by an older genctl, so that earlier answers may not be what it would write now"
+            )
+        self.messages.note(f"{path} was begun with {opened.model}; {name} continues it, as -m says")
 
     def change_story(self, path: Path) -> Chat:
         """Go on with the chat in another file."""

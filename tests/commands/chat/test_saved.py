@@ -68,13 +68,31 @@ def test_a_chat_keeps_the_settings_that_it_began_with(tmp_path: Path) -> None:
     assert chat("--open", file, "-n", "5", "--format", "jsonl", turns=("More",)).records[0]["usage"]["new_tokens"] == 5
 
 
+def test_a_chat_of_another_state_of_a_checkpoint_continues_where_it_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "chat.jsonl"
+    assert chat("--save", str(file), "-n", "3", turns=("A fox",)).status == 0
+    first, *rest = file.read_text().splitlines(keepends=True)
+    opened = json.loads(first)
+    file.write_text(json.dumps({**opened, "checkpoint": "sha256:0"}) + "\n" + "".join(rest))
+    refused = chat("--open", str(file), turns=("More",))
+    assert refused.status == 2
+    assert refused.err.startswith(
+        f"error: -m builtin:stories continues {file} with this checkpoint: the chat was begun"
+    )
+    done = chat("--open", str(file), "-m", "builtin:stories", "-n", "2", turns=("More",))
+    assert (done.status, len(done.out.splitlines())) == (0, 1), done.err
+    assert "builtin:stories continues it, as -m says" in done.err
+
+
 def test_files_that_are_not_this_chat_are_refused(tmp_path: Path, checkpoints: dict[str, str]) -> None:
     file, other = tmp_path / "chat.jsonl", tmp_path / "other.jsonl"
     assert chat("--save", str(file), "-n", "2", turns=("A fox",)).status == 0
     assert file.stat().st_mode & 0o777 == 0o600
-    wrong = chat("--open", str(file), "-m", checkpoints["chatml"], turns=("Hi",))
+    wrong = chat("--open", str(file), "-m", "builtin:numbers", turns=("Hi",))
     assert wrong.status == 2
-    assert "was begun with builtin:stories" in wrong.err
+    assert "was begun with builtin:stories, whose tokens are not those of builtin:numbers" in wrong.err
+    template = chat("--open", str(file), "-m", checkpoints["chatml"], turns=("Hi",))
+    assert (template.status, "the prompt begins with other tokens" in template.err) == (1, True)
     refused = chat("--save", str(file), turns=("Hi",))
     assert (refused.status, "exists already" in refused.err) == (2, True)
     assert chat("--save", str(file), "--force", "-n", "1", turns=("Hi",)).status == 0
