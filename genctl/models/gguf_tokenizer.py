@@ -13,17 +13,7 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from tokenizers import (
-    AddedToken,
-    PreTokenizedString,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from genctl.errors import ModelError
 from genctl.models import gguf_header
@@ -77,7 +67,7 @@ class _Vocabulary:
 
     def _types(self) -> list[int]:
         """The type of each token; llama.cpp knows some better than the file."""
-        types = list(self.lists.types) or [_NORMAL] * len(self.tokens)
+        types = self.lists.types[: len(self.tokens)] or [_NORMAL] * len(self.tokens)
         inner = gguf_header.inner_ends(self.ids)
         known = dict.fromkeys(_CONTROL_TEXTS, _CONTROL) | dict.fromkeys(_SHOWN_TEXTS, _USER)
         known |= {text: _USER if text == "<|end|>" else _NORMAL for text in inner}
@@ -112,11 +102,8 @@ class _Vocabulary:
         if not isinstance(template, str | None):
             raise ModelError(f"{self.name}: tokenizer.chat_template is no text")
         names = {name: self.tokens[id] for name, id in special.items() if id is not None}
-        literal = {
-            id: token
-            for id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=False))
-            if kind == _USER and split.by_bytes and not token.isascii()
-        }
+        literal = {id: token for id, token in enumerate(self.tokens) if self.types[id] == _USER and not token.isascii()}
+        literal = literal if split.by_bytes else {}
         return PlainTokenizer(backend, names, template=template, place=str(folder), literal=literal)
 
     def _special(self, key: str) -> int | None:
@@ -126,7 +113,7 @@ class _Vocabulary:
 
     def _around(self, key: str, id: int | None, added: bool) -> list[str]:
         """The special token that each text gets, if one is `added`."""
-        if id is None and self.kind == "gpt2" and len(self.tokens) > _FALCON:
+        if added and id is None and self.kind == "gpt2" and len(self.tokens) > _FALCON:
             id = _FALCON
         if added and id is None:
             raise self.refused(f"add_{key}_token is true, and {key}_token_id names no token")
@@ -201,7 +188,7 @@ class _Vocabulary:
         name = str(self.metadata.get("general.name")).lower()
         strips = "phi-3" in name or "phi3" in name
         for types, add in (((_UNKNOWN, _CONTROL), backend.add_special_tokens), ((_USER,), backend.add_tokens)):
-            found = [token for token, kind in zip(self.tokens, self.types, strict=False) if kind in types]
+            found = [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
             add([AddedToken(token, normalized=False, rstrip=strips and token not in _UNSTRIPPED) for token in found])
 
     def refused(self, why: str) -> ModelError:
@@ -222,7 +209,8 @@ class ScoredMerges:
         self.scores = scores
         self.word_ends = lru_cache(1 << 14)(self._ends)  # most words come again
 
-    def pre_tokenize(self, text: PreTokenizedString) -> None:
+    def pre_tokenize(self, text: Any) -> None:
+        """Called by the library, with a `tokenizers.PreTokenizedString`."""
         text.split(self._split)
 
     def _split(self, _: int, part: Any) -> list[Any]:

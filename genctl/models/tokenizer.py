@@ -31,13 +31,8 @@ _NO_EFFECT = frozenset(
     | {"max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id", "verbose"}
     | {"model_input_names", "chat_template", "clean_up_tokenization_spaces", "processor_class", "padding_side"}
     | {"truncation_side", "add_bos_token", "add_eos_token", "errors", "sp_model_kwargs", "use_fast", "from_slow"}
-    | {
-        "spaces_between_special_tokens",
-        "special_tokens_map_file",
-        "tokenizer_file",
-        "vocab_file",
-        "full_tokenizer_file",
-    }
+    | {"spaces_between_special_tokens", "special_tokens_map_file", "tokenizer_file", "vocab_file"}
+    | {"full_tokenizer_file"}
     | {"use_default_system_prompt", "return_token_type_ids", "device_map", "legacy_behaviour", "merges_file"}
 )
 _READ = frozenset({"added_tokens_decoder", "add_prefix_space", "trim_offsets", "legacy", "split_special_tokens"})

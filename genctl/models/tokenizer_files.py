@@ -61,26 +61,20 @@ def class_of(
     class_name = config.get("tokenizer_class") if class_name is None else class_name
     if class_name is not None and (not isinstance(class_name, str) or not class_name):
         raise UnsupportedTokenizer(f"tokenizer_class = {class_name!r:.40}")
-    registered = None if facts.tokenizer == NO_CLASS else facts.tokenizer
-    if class_name is None:
-        return registered or BACKEND
-    name = class_name.removesuffix("Fast")
-    wins = facts.tokenizer_wins
-    if name == "LlamaTokenizer" and not wins and not facts.reads_tekken and byte_level():
-        return BACKEND
-    if registered is not None and registered != name:
-        if registered == BACKEND:
+    name, registered = class_name, None if facts.tokenizer == NO_CLASS else facts.tokenizer
+    if name is None:
+        name = registered or BACKEND
+    else:
+        name = name.removesuffix("Fast")
+        if name == "LlamaTokenizer" and not facts.tokenizer_wins and not facts.reads_tekken and byte_level():
             return BACKEND
-        name = registered if wins else name
-    return _known(name)
-
-
-def _known(name: str) -> str:
+        if registered is not None and (registered == BACKEND or facts.tokenizer_wins):
+            name = registered
     if name in _BACKENDS:
         return BACKEND
     if name not in CLASSES:
         raise UnsupportedTokenizer(f"{name:.60} is not known to genctl")
-    return name
+    return str(name)
 
 
 MOST_IDS = 1 << 24  # far more than any published vocabulary
@@ -108,7 +102,8 @@ def check(folder: Path) -> None:
         data = read_json(folder / name, name)
         sizes.check_json(name, data)
         if name == "tokenizer.json":
-            _keep(folder / name, data)
+            state = (folder / name).stat()
+            _PARSED[:] = [(str(folder / name), state.st_size, state.st_mtime_ns, data)]
         if name in ("tekken.json", "special_tokens_map.json"):
             continue
         _check_ids(name, _ids(name, data))
@@ -125,11 +120,6 @@ def check(folder: Path) -> None:
                 raise ModelError(f"tokenizer.json: its post_processor repeats texts {repeats:,} times")
             if added > MOST_ADDED:
                 raise ModelError(f"tokenizer.json: its post_processor adds {added:,} tokens to a text")
-
-
-def _keep(path: Path, data: dict[str, Any]) -> None:
-    state = path.stat()
-    _PARSED[:] = [(str(path), state.st_size, state.st_mtime_ns, data)]
 
 
 def take(path: Path) -> dict[str, Any]:
