@@ -25,7 +25,7 @@ from genctl.errors import UsageError
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
 _NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
 _PROBABLE, _SEARCHED = 256, 16  # the most probable ids: before that they are checked; after these a way is searched
-_SEARCHES = 8  # searches of a step near the end; before, there is one
+_SEARCHES = 8  # searches of a step near the end, or among few ids; else there is one
 _CLASSES = 64  # classes of positions that are remembered
 _CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
 _UNCHECKED, _UNKNOWN = -1, 1 << 30  # in place of the length of a way out
@@ -101,7 +101,8 @@ class Finishing:
             probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
             likely = ids[probable.cpu().numpy()]
             self._check(known, position, ids if near else likely)
-            self._search(known, position, likely[:_SEARCHED], most, _SEARCHES if near else 1)
+            searches = _SEARCHES if near or len(ids) <= _SEARCHED else 1
+            self._search(known, position, likely[:_SEARCHED], most, searches)
         lengths = known.lengths[ids]
         barred = ids[(lengths > most) & (near | (lengths < _UNKNOWN))]
         if not len(barred):

@@ -22,6 +22,7 @@ from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.decode.processors.grammar.machines import PROMPT, allowed, text, tiny_words, written
 from tests.tiny import EOS, checkpoint
+from tests.tiny import tokenizer as tiny_tokenizer
 
 TREE = {
     "$ref": "#/$defs/node",
@@ -151,25 +152,73 @@ def test_a_budget_bars_nothing_while_it_is_far() -> None:
         row.append(draw.choice(others))
 
 
-def test_within_a_small_budget_what_can_be_begun_can_be_ended() -> None:
-    """By enumeration: every row that the budget allows is the beginning of a text that fits."""
-    words = tiny_words()
-    pattern = "[ab]{1,4}(c|dd)"
-    source = read(Generation(regex=pattern))
+LINES = Spelling((b"", b"a", b"b", b"\n", b"\\", b"\t", b"a\n", b"b\\", b"\xc3", b"\xb6", b"\xb6\n", b" ", b"ab"), {})
+JSON = Spelling((b"", *(m.encode() for m in ('"', "{", "}", "[", "]", ":", ",", "a", "1", '":', '"}', '{"', 'a"'))), {})
+AB = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+SMALL: list[tuple[Spelling, dict[str, Any], int]] = [
+    *((LINES, {"regex": pattern}, 5) for pattern in (r"[^\n]*\n", r"[ab]+\\", r"([ab]+\t)+", r"(ö|a)+\n", r"a( b)*\n")),
+    (LINES, {"regex": "(ab|ba)*b|b{5}"}, 6),
+    (LINES, {"grammar": 'root ::= [^\\n]+ "\\n"'}, 5),
+    (LINES, {"grammar": 'root ::= ("a" "\\n")+'}, 6),
+    (LINES, {"grammar": 'start: "a" start "b" | " "'}, 6),
+    (JSON, {"json_schema": {"enum": ["a", 1, [1]], "x-guidance": {"whitespace_flexible": False}}}, 6),
+    (JSON, {"json_schema": {**AB, "x-guidance": {"whitespace_flexible": False}}}, 8),
+    (JSON, {"json_schema": {"anyOf": [{"const": "a"}, AB], "x-guidance": {"whitespace_flexible": False}}}, 8),
+]
+
+
+@pytest.mark.parametrize(("words", "knobs", "longest"), SMALL, ids=lambda part: str(part)[:40])
+def test_a_budget_bars_what_cannot_end_in_time_and_nothing_else(
+    words: Spelling, knobs: dict[str, Any], longest: int
+) -> None:
+    """By enumeration: the texts that can be written in a budget are those of the grammar that fit it."""
+    source = read(Generation(**knobs))
     assert source is not None
-    free = Grammar(source, words, len(PROMPT), (EOS,))
-    for room in (3, 4, 5):
-        fits = {row for row in written(free, room - 1)}
-        near = set(written(grammar(words, room, regex=pattern), room - 1))
-        assert near
-        assert near <= fits
-        rows: list[tuple[int, ...]] = [()]
-        while rows:
-            row = rows.pop()
-            assert any(whole[: len(row)] == row for whole in near)
-            if len(row) < room - 1:
-                ids = allowed(grammar(words, room, regex=pattern), row)[0]
-                rows += [(*row, token) for token in ids - {EOS}]
+    free = set(written(Grammar(source, words, len(PROMPT), (0,)), longest - 1))
+    for room in range(2, longest + 1):
+        fits = {row for row in free if len(row) < room}
+        if fits:
+            made = Grammar(source, words, len(PROMPT), (0,), room)
+            assert set(written(made, room - 1)) == fits
+
+
+WANTED = [
+    ({"regex": r"[^\n]*\n"}, "wö\n"),
+    ({"grammar": 'root ::= [^\\n]+ "\\n"'}, "grün\n"),
+    ({"regex": r"[a-z ]+\t[a-zäöü ]+\t"}, "the cat\tgrün wö\t"),
+    ({"regex": r"[^\\]+\\"}, "the end\\"),
+    ({"grammar": 'root ::= (term "=" term "\\n")+\nterm ::= [0-9]+ ([-+*] [0-9]+)*'}, "1+2=3\n4*5=20\n12-7=5\n"),
+    ({"json_schema": AB}, '{"a": 1234}'),
+    ({"json_schema": {"type": "array", "items": {"type": "string"}}}, '["é\\n", "grün \\\\", "\\u001f"]'),
+    ({"json_schema": {"anyOf": [{"const": 1}, {"const": "a rather long text"}]}}, '"a rather long text"'),
+]
+
+
+@pytest.mark.parametrize(("knobs", "wanted"), WANTED, ids=[wanted for _, wanted in WANTED])
+def test_a_text_that_ends_in_time_by_itself_is_not_changed(knobs: dict[str, Any], wanted: str) -> None:
+    for words, tokenizer in ((tiny_words(), tiny_tokenizer()), (story_words(), _stories().tokenizer)):
+        row = [*tokenizer.backend_tokenizer.encode(wanted, add_special_tokens=False).ids, EOS]
+        assert text(words, row[:-1]).decode() == wanted
+        for room in (len(row), len(row) + 1, len(row) + 3, len(row) + 9, 60, 300):
+            made = grammar(words, room, **knobs)
+            scores = torch.randn(1, len(words.pieces), generator=torch.Generator().manual_seed(room))
+            for step, token in enumerate(row):
+                liked = scores.index_fill(1, torch.tensor([token]), 9.0)
+                after = made(torch.tensor([[*PROMPT, *row[:step]]]), liked)
+                assert int(after.argmax()) == token, (room, text(words, row[:step]))
+
+
+def test_where_no_way_out_is_found_the_grammar_alone_decides() -> None:
+    words = tiny_words()
+    knobs = {"json_schema": {"type": "string", "pattern": "(?s:.*)a.{2}b.{3}c.{2}d(?s:.*)"}}
+    source = read(Generation(**knobs))
+    assert source is not None
+    free, near = Grammar(source, words, len(PROMPT), (EOS,)), grammar(words, 12, **knobs)
+    row: list[int] = []
+    while len(row) < 11:
+        ids = allowed(free, row)[0]
+        assert allowed(near, row)[0] == ids
+        row.append(min(ids - {EOS}))
 
 
 def test_what_a_row_may_write_depends_on_its_tokens_and_the_budget_alone() -> None:
