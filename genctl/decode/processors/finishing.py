@@ -24,7 +24,7 @@ from genctl.errors import UsageError
 
 _GROWTH = 8  # tokens by which a way out is taken to grow with each token while the end is far
 _NEAR = 8  # tokens to spare from which on a token is barred unless a way out after it is known
-_PROBABLE, _SEARCHED = 256, 16  # the most probable ids: before that they are checked; after these a way is searched
+_PROBABLE = 256  # ids that are judged before that, the most probable ones
 _SEARCHES = 8  # searches of a step near the end, or among few ids; else there is one
 _CLASSES = 64  # classes of positions that are remembered
 _CERTAIN = 4_000  # positions after which it stays uncertain whether a text fits
@@ -41,9 +41,9 @@ class KnownWay(NamedTuple):
 class _Class(NamedTuple):
     """What is known of positions with the same following ids and the same way out."""
 
-    lengths: NDArray[np.int32]  # [V], tokens of the way out after each id
-    rests: list[Tokens]  # ways out after one more id
-    searched: set[int]
+    lengths: NDArray[np.int32]  # [V], tokens that are left of that way after each id
+    ways: dict[tuple[int, int], Tokens | None]  # an id, and the length that is short enough -> a way out after it
+    after: dict[Tokens, list[int]]  # such a way -> all ids after which it leads out
 
 
 class Finishing:
@@ -97,14 +97,19 @@ class Finishing:
             return position.bits
         near, most, ids = spare <= _NEAR, left - 1 - end, position.continuing
         known = self._class(position, tokens)
-        if ((known.lengths[ids] > most) | (known.lengths[ids] == _UNCHECKED)).any():
-            probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
-            likely = ids[probable.cpu().numpy()]
-            self._check(known, position, ids if near else likely)
-            searches = _SEARCHES if near or len(ids) <= _SEARCHED else 1
-            self._search(known, position, likely[:_SEARCHED], most, searches)
-        lengths = known.lengths[ids]
-        barred = ids[(lengths > most) & (near | (lengths < _UNKNOWN))]
+        if ((known.lengths[ids] >= 0) & (known.lengths[ids] <= most)).all():
+            return position.bits
+        probable = scores[torch.from_numpy(ids).to(scores.device)].topk(min(_PROBABLE, len(ids))).indices
+        likely = ids[probable.cpu().numpy()]
+        judged = ids if near else likely
+        lengths = self._lengths(known, position, tokens, judged)
+        searches = _SEARCHES if near or len(ids) <= _SEARCHES else 1
+        for token in likely[known.lengths[likely] > most][:searches].tolist():
+            way_after = self._search(known, position, token, most)
+            if way_after is not None:
+                same = self._after(known, position, way_after) if near else token
+                lengths[np.isin(judged, same) & (lengths > len(way_after))] = len(way_after)
+        barred = judged[(lengths > most) & (near | (lengths < _UNKNOWN))]
         if not len(barred):
             return position.bits
         allowed = unpacked(position.bits).copy()
@@ -118,34 +123,39 @@ class Finishing:
         key = position.bits, position.started, way
         if key not in self._classes:
             lengths = np.full(len(self.language.words.pieces), _UNCHECKED, dtype=np.int32)
-            rests = dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1))))
-            self._classes[key] = _Class(lengths, list(rests), set())
+            self._classes[key] = _Class(lengths, {}, {})
             while len(self._classes) > _CLASSES:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(key)
         return self._classes[key]
 
-    def _check(self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp]) -> None:
-        """Find the way out after each of these ids among those that are known."""
-        ids = ids[known.lengths[ids] == _UNCHECKED]
-        known.lengths[ids] = _UNKNOWN
-        for rest in known.rests:
-            known.lengths[position.ended_by(ids.tolist(), rest)] = len(rest)
-            ids = ids[known.lengths[ids] == _UNKNOWN]
+    def _lengths(
+        self, known: _Class, position: GrammarPosition, way: Tokens, ids: NDArray[np.intp]
+    ) -> NDArray[np.int32]:
+        """int32 [ids], the tokens that are left of the way after each id."""
+        left = ids[known.lengths[ids] == _UNCHECKED]
+        known.lengths[left] = _UNKNOWN
+        for rest in dict.fromkeys((way[1:], way, *(way[start:] for start in range(len(way), 1, -1)))):
+            known.lengths[position.ended_by(left.tolist(), rest)] = len(rest)
+            left = left[known.lengths[left] == _UNKNOWN]
+        return known.lengths[ids]
 
-    def _search(
-        self, known: _Class, position: GrammarPosition, ids: NDArray[np.intp], most: int, searches: int
-    ) -> None:
-        """Search a way out after each of these ids that has none of at most `most` tokens, if it was not searched."""
-        wanted = [token for token in ids.tolist() if known.lengths[token] > most and token not in known.searched]
-        for token in wanted[:searches]:
-            known.searched.add(token)
-            after = position.after(token)
-            way = None if after is None or known.lengths[token] <= most else self.ways.find(after, most - _NEAR)
-            if way is not None:
-                known.rests.append(way)
-                longer = np.flatnonzero(known.lengths > len(way))
-                known.lengths[position.ended_by(longer.tolist(), way)] = len(way)
+    def _search(self, known: _Class, position: GrammarPosition, token: int, most: int) -> Tokens | None:
+        """A way out after a token; a shorter one is tried if it would hardly fit."""
+        way, after = None, position.after(token)
+        for enough in (_UNKNOWN, 0):
+            if (token, enough) not in known.ways:
+                known.ways[token, enough] = None if after is None else self.ways.find(after, enough)
+            way = known.ways[token, enough]
+            if way is None or len(way) <= most - _NEAR:
+                break
+        return way
+
+    def _after(self, known: _Class, position: GrammarPosition, way: Tokens) -> list[int]:
+        """The ids after which `way` leads out and is shorter than what is left of the position's own."""
+        if way not in known.after:
+            known.after[way] = position.ended_by(np.flatnonzero(known.lengths > len(way)).tolist(), way)
+        return known.after[way]
 
 
 def _shortest(start: GrammarPosition, most: int) -> tuple[Tokens | None, bool]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from genctl.decode.processors.build import ProcessorContext
 from genctl.decode.processors.finishing import Finishing, KnownWay
 from genctl.decode.processors.grammar_source import GrammarSource
-from genctl.decode.processors.language import GrammarPosition, language, unpacked
+from genctl.decode.processors.language import GrammarPosition, language
 from genctl.decode.processors.token_bytes import Spelling
 
 _ID = 8  # bytes of a token in a key
@@ -76,24 +76,24 @@ class Grammar:
 
     def constrained(self, rows: Sequence[bytes], scores: Tensor, room: int | None) -> Tensor:
         """The scores f32 [R, V] of rows, each the int64 ids of its new tokens, `room` of them at most."""
-        packed = [self._allowed(row, scores[n], room) for n, row in enumerate(rows)]
-        allowed = unpacked(b"".join(packed)).reshape(len(rows), -1)[:, : scores.shape[1]]
-        barred = torch.from_numpy(~allowed)
+        packed = b"".join([self._allowed(row, scores, n, room) for n, row in enumerate(rows)])
+        bits = ~np.frombuffer(packed, dtype=np.uint8).reshape(len(rows), -1)  # torch has no unpackbits
+        barred = torch.from_numpy(np.unpackbits(bits, axis=1, bitorder="little").view(bool))[:, : scores.shape[1]]
         if barred.shape[1] < scores.shape[1]:
             barred = torch.nn.functional.pad(barred, (0, scores.shape[1] - barred.shape[1]), value=True)
         while len(self._rows) > max(_KEPT, 4 * len(rows)):
             self._rows.popitem(last=False)
         return scores.masked_fill(barred.to(scores.device), -torch.inf)
 
-    def _allowed(self, tokens: bytes, scores: Tensor, room: int | None) -> bytes:
+    def _allowed(self, tokens: bytes, scores: Tensor, place: int, room: int | None) -> bytes:
         """The ids that may follow, one bit each."""
         position, way = self._row(tokens, room)
         if position is None:
             return b"\xff" * len(self.language.start.bits)
         left = 0 if room is None else room - len(tokens) // _ID
-        if self._finishing is None or left < 1 or len(position.text) < self._ahead:
+        if self._finishing is None or way.tokens is None or left < 1 or len(position.text) < self._ahead:
             return position.bits
-        return self._finishing.in_time(position, way, left, scores)
+        return self._finishing.in_time(position, way, left, scores[place])
 
     def _row(self, tokens: bytes, room: int | None) -> _Row:
         known = len(tokens)

@@ -124,7 +124,7 @@ def after_mark(
 ) -> Grammar | GrammarAfter:
     """The grammar of `grammar_after`; from the beginning if the prompt ends with the mark.
 
-    Raises UsageError for a mark that the tokenizer cannot write.
+    Raises UsageError for a mark that the tokenizer cannot write, and where no text fits behind it.
     """
     text = str(context.generation.grammar_after)
     backend = context.tokenizer.backend_tokenizer
@@ -136,4 +136,5 @@ def after_mark(
     ids = [] if context.encoder_ids is None or context.is_encoder_decoder else context.encoder_ids[0].tolist()
     if backend.decode(ids[-16:], skip_special_tokens=False).rstrip().endswith(text):
         return Grammar(source, words.behind, start, context.eos, room)
-    return GrammarAfter(Grammar(source, words.behind, start, context.eos), words, mark, text.encode(), room)
+    behind = None if room is None else max(room - len(mark), 1)
+    return GrammarAfter(Grammar(source, words.behind, start, context.eos, behind), words, mark, text.encode(), room)
