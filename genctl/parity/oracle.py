@@ -176,7 +176,8 @@ def _parts(model: Any, types: Mapping[int, str]) -> dict[int, MatrixPart]:
     """Which matrix of a native model lies at which address. `types`: of those in a GGUF file."""
     if not isinstance(model, NativeModel):
         ends = (("output", model.get_output_embeddings()), ("token_embd", model.get_input_embeddings()))
-        return {end.weight.data_ptr(): MatrixPart(name, 0, "", end.weight) for name, end in ends if end is not None}
+        plain = [(name, end.weight) for name, end in ends if hasattr(end, "weight")]  # a packed layer has none
+        return {weight.data_ptr(): MatrixPart(name, 0, "", weight) for name, weight in plain}
     weights, found = model.decoder.weights, list[tuple[str, int, Any]]()
     for number, layer in enumerate(weights.layers):
         split, up = layer.qkv.parts, getattr(layer.mlp, "up", None)
