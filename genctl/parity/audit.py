@@ -42,8 +42,6 @@ class Auditor(Hypotheses):
             self._base = form
             nothing = self._plainly()
             if self._is_within(nothing, self._every):
-                if form is not None and form.overflows:
-                    self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
                 return self._same(nothing)
             found.append((form, nothing))
         if self._declared is not None:
@@ -57,7 +55,7 @@ class Auditor(Hypotheses):
                     self._notes.append(f"{words}, as llama.cpp computes it: this is no cause")
                     return self._same(nothing)
                 found.append((form, nothing))
-        found.sort(key=lambda pair: self._typical(pair[1], self._every) * (1.0 if pair[0] is None else 1.1))
+        found.sort(key=lambda pair: self._typical(pair[1], self._every) * (1 if pair[0] is None else 2))
         return self._explained(found[:1] if self._declared else found)
 
     def _explained(self, found: Sequence[tuple[Form | None, Tried]]) -> Audit:
@@ -78,7 +76,9 @@ class Auditor(Hypotheses):
             if not any(self._fits(one) for one in tried):
                 tried += self._judged(self._beside_flash(tried, sample, first), first, self._at(sample))
             if any(self._fits(one) for one in tried):
-                return self._concluded(nothing, first, tried, sample)
+                audit = self._concluded(nothing, first, [*tried], sample)
+                if audit.verdict == "explained" or len(found) == 1:
+                    return audit
             gain = max((one.total - first.total for one in tried), default=0.0)
             if best is None or gain > best[0]:
                 best = gain, form, nothing, tried
@@ -116,7 +116,8 @@ class Auditor(Hypotheses):
         nothing.scale = (own.square() + most**2).sqrt()
         self._judged([nothing], nothing, self._at(self._every))
         is_same = self._is_within(nothing, self._every)
-        self._codes, scale = codes, nothing.scale
+        self._codes = nothing.off = codes
+        scale = nothing.scale
         nothing.scale = (own.square() + codes**2).sqrt()
         if not is_same:
             return None
@@ -141,6 +142,8 @@ class Auditor(Hypotheses):
     # -- the verdict ---------------------------------------------------------------------------------------------------
 
     def _same(self, nothing: Tried) -> Audit:
+        if self._base is not None and self._base.overflows:
+            self._notes.append("sums of int8 products overflow 16 bits there: a processor without VNNI")
         reason = f"what differs is {nothing.ratio:.2g} of rounding error"
         return self._audit("same", reason, nothing, nothing, [], [])
 

@@ -164,7 +164,8 @@ class Hypotheses(Rereader):
 
     def _fits(self, one: Tried) -> bool:
         noise = self.noise(self._dtype)
-        return one.ratio <= noise.typical_allowed and one.tail <= noise.allowed and one.plausible
+        is_near = one.tail <= noise.allowed or not one.causes
+        return one.ratio <= noise.typical_allowed and is_near and one.plausible
 
     def _is_within(self, one: Tried, rows: Sequence[int]) -> bool:
         return self._fits(one) and not self.rows_left(one, rows)
