@@ -82,7 +82,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "engines.server": {
         "config",
-        "decode.processors.closed_schema",
         "engines",
         "io",
         "models.tokenizer_alone",

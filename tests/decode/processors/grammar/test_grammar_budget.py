@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import genctl
-from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.grammar_rows import Grammar
 from genctl.decode.processors.grammar_source import read
 from genctl.decode.processors.token_bytes import Spelling, spelling
 from genctl.errors import UsageError
