@@ -180,9 +180,9 @@ _ROWS = (
     _row("exponential_decay_length_penalty", "ExponentialDecayLengthPenalty", "penalties"),
     _row("suppress_tokens", "SuppressTokensLogitsProcessor", "forcing", reads="scores"),
     _row("begin_suppress_tokens", "SuppressTokensAtBeginLogitsProcessor", "forcing"),
-    _row("json_schema", "llguidance", "structure.json_schema"),
-    _row("regex", "llguidance", "structure.regex"),
-    _row("grammar", "llguidance", "structure.lark"),
+    _row("json_schema", "llguidance", "grammar.json_schema"),
+    _row("regex", "llguidance", "grammar.regex"),
+    _row("grammar", "llguidance", "grammar.lark"),
     _row("prefix", "bytes of the vocabulary", "required_prefix.prefix"),
     _row(
         "thinking_budget",

@@ -59,7 +59,10 @@ class Finishing:
         self._classes: OrderedDict[tuple[bytes, bool, Tokens], _Class] = OrderedDict()
         self.first = self.ways.first  # a way out of a row without tokens
         if room is not None and (self.first is None or len(self.first) >= room):
-            shorter, certain = _shortest(language.start, room)
+            try:
+                shorter, certain = _shortest(language.start, room)
+            except UsageError:  # llguidance gave up at a position that no text need come to
+                shorter, certain = None, False
             if shorter is None and certain:
                 known = "" if self.first is None else f" (the shortest that was found takes {len(self.first)})"
                 count = f"{room} token{'s' * (room > 1)}, which is all that may be written"

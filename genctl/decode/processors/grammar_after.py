@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from genctl.decode.processors.build import ProcessorContext
-from genctl.decode.processors.grammar import Grammar
+from genctl.decode.processors.grammar_rows import Grammar
 from genctl.decode.processors.grammar_source import GrammarSource
 from genctl.decode.processors.token_bytes import Spelling
 from genctl.errors import UsageError, quote

@@ -117,7 +117,6 @@ class GrammarPosition:
         matcher, piece = self.matcher.deep_copy(), self._piece(token)
         if piece:
             matcher.consume_token(self._known(token))
-            self.language.check(matcher)
         return GrammarPosition(self.language, matcher, self.text + piece)
 
     def ended_by(self, tokens: Iterable[int], rest: Sequence[int]) -> list[int]:

@@ -45,15 +45,9 @@ class RequiredPrefix:
     _masks: dict[tuple[_Rest, bool], Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        least = None
-        for target in {form for form in (self.shown, self.spelled) if form}:
+        for target in filter(None, (self.shown, self.spelled)):
             self._count(target)
-        rests: _Rest = (self.shown, self.spelled)
-        for token in {*self._matching(self.shown, True), *self._matching(self.spelled, False)}:
-            for rest in self._after(rests, token, True):
-                count = None if rest is None else 0 if not rest else self._steps.get(rest)
-                if count is not None and (token not in self.eos or count == 0) and (least is None or count < least):
-                    least = count
+        least = min(self._next((self.shown, self.spelled), True).values(), default=None)
         text = (self.shown or self.spelled or b"").decode(errors="replace")
         if least is None:
             raise UsageError(f"{self.knob}: the checkpoint's tokenizer has no tokens for {text!r}")
@@ -94,15 +88,20 @@ class RequiredPrefix:
         """bool [V]: the tokens that contradict the prefix."""
         mask = self._masks.get((rest, first))
         if mask is None:
-            allowed = []
-            for token in {*self._matching(rest[0], first), *self._matching(rest[1], False)}:
-                after = [left for left in self._after(rest, token, first) if left is not None]
-                if any(not left or (left in self._steps and token not in self.eos) for left in after):
-                    allowed.append(token)
-            mask = torch.ones(like.shape[1], dtype=torch.bool, device=like.device)
-            mask[torch.tensor(allowed, dtype=torch.long, device=like.device)] = False
+            allowed = torch.tensor(list(self._next(rest, first)), dtype=torch.long, device=like.device)
+            mask = torch.ones(like.shape[1], dtype=torch.bool, device=like.device).index_fill_(0, allowed, False)
             self._masks[rest, first] = mask
         return mask
+
+    def _next(self, rest: _Rest, first: bool) -> dict[int, int]:
+        """The ids that may come next, and how many more tokens the prefix takes after each. An EOS id may end it."""
+        counts: dict[int, int] = {}
+        for token in {*self._matching(rest[0], first), *self._matching(rest[1], False)}:
+            for left in self._after(rest, token, first):
+                count = 0 if left == b"" else self._steps.get(left) if left else None
+                if count is not None and (count == 0 or token not in self.eos):
+                    counts[token] = min(count, counts.get(token, count))
+        return counts
 
     def _matching(self, rest: bytes | None, first: bool) -> Iterator[int]:
         """The ids that match the beginning of the rest, whether or not the vocabulary can spell what follows."""
@@ -124,12 +123,10 @@ class RequiredPrefix:
                 self._steps[rest] = 1
                 continue
             cuts = range(1, min(len(rest), self.words.longest + 1))
-            counts = [self._steps[rest[n:]] for n in cuts if rest[n:] in self._steps and self._plain(rest[:n])]
+            ends = [n for n in cuts if any(token not in self.eos for token in self.words.spelled(rest[:n]))]
+            counts = [self._steps[rest[n:]] for n in ends if rest[n:] in self._steps]
             if counts:
                 self._steps[rest] = 1 + min(counts)
-
-    def _plain(self, piece: bytes) -> bool:
-        return any(token not in self.eos for token in self.words.spelled(piece))
 
 
 def _cut(rest: bytes | None, piece: bytes) -> bytes | None:

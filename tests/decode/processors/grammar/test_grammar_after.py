@@ -12,8 +12,8 @@ import torch
 import genctl
 from genctl.config.modes import structures as conflicts
 from genctl.decode.processors.build import ProcessorContext
+from genctl.decode.processors.grammar import constraint
 from genctl.decode.processors.grammar_after import GrammarAfter
-from genctl.decode.processors.structure import constraint
 from genctl.errors import UsageError
 from genctl.params import Generation
 from tests.cli.tool import genctl as tool

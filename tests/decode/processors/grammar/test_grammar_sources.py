@@ -62,6 +62,38 @@ def test_a_grammar_that_does_not_parse_is_refused_with_its_place(knobs: dict[str
     assert caught.value.message == message
 
 
+@pytest.mark.parametrize(
+    ("schema", "message", "guidance", "note"),
+    [
+        ({"not": {}}, 'unsupported keywords ["not"]', "lenient", 'unsupported keywords ["not"]'),
+        ({"if": {}, "then": {}}, 'unsupported keywords ["if", "then"]', "lenient", "unsupported keywords"),
+        ({"type": "string", "format": "color"}, "Unknown format: color", "lenient", "Unknown format: color"),
+        (
+            {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+            "oneOf whose parts may overlap is not supported",
+            "coerce_one_of",
+            "oneOf, which is read as anyOf",
+        ),
+    ],
+)
+def test_what_llguidance_lacks_is_refused_by_name_or_left_out_with_a_note(
+    schema: dict[str, Any], message: str, guidance: str, note: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(Generation(json_schema={"properties": {"a": schema}}))
+    assert caught.value.message == f"json_schema: {message} at #/properties/a"
+    assert f'"x-guidance": {{"{guidance}": true}}' in caught.value.hint
+    source = read(Generation(json_schema={**schema, "x-guidance": {guidance: True}}))
+    assert source is not None
+    assert source.notes[0].startswith(f"json_schema: not enforced: {note}")
+
+
+def test_an_object_may_have_other_keys_unless_its_schema_says_no() -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}}
+    assert machine(json_schema=schema).accepts(tokenizer().encode('{"b":1}'))
+    assert not machine(json_schema={**schema, "additionalProperties": False}).accepts(tokenizer().encode('{"b":1}'))
+
+
 def test_files_are_read_and_named(tmp_path: Path) -> None:
     schema, lark = tmp_path / "s.json", tmp_path / "g.lark"
     schema.write_text('{"enum": ["a"]}')
