@@ -21,6 +21,7 @@ from genctl.parity.numbers import RAW, Number, remains
 FITTED = 48  # positions on which parameters are fitted, at least
 LARGE = 2**18  # their logits, where there are more positions
 TAIL = 1024  # groups of alike tokens that stand for all others where parameters are fitted
+_NEUTRAL = {"temperature": 1.0, "repetition": 1.0, "presence": 0.0, "frequency": 0.0}  # parameters that change nothing
 ALIKE = 1.02  # times as much is left by parameters that are as good
 _DRAWN = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0)
 _FEW = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)  # with filters
@@ -192,8 +193,17 @@ def _changed(one: Number, key: str, value: float) -> Number:
     return replace(one, **fields)
 
 
+def changes_something(one: Number) -> bool:
+    """Whether no parameter of a number has the value, as it is written, that changes nothing."""
+    return all(float(value) != _NEUTRAL[key] for key, value in one.causes if key in _NEUTRAL)
+
+
 def numbers(logits: Tensor, places: Entries) -> Iterator[Number]:
-    """What the numbers may be, with fitted parameters. `logits` f64 [M, V] of a reading."""
+    """What the numbers may be, with fitted parameters that change something. `logits` f64 [M, V] of a reading."""
+    return filter(changes_something, _fitted(logits, places))
+
+
+def _fitted(logits: Tensor, places: Entries) -> Iterator[Number]:
     few, rows = _fitted_on(logits, places)
     for unit in ("base-2", "base-10", "probability", "percent", "negated"):
         yield Number(((unit, ""),), unit=unit)
@@ -217,4 +227,6 @@ def several(one: Number, logits: Tensor, places: Entries) -> Iterator[Number]:
     if one == RAW or one.filters or one.temperature != 1.0:
         return
     few, rows = _fitted_on(logits, places)
-    yield _refined(partial(_changed, one, "temperature"), _DRAWN, rows, few)
+    found = _refined(partial(_changed, one, "temperature"), _DRAWN, rows, few)
+    if changes_something(found):
+        yield found

@@ -78,3 +78,12 @@ def test_parameters_are_fitted_where_a_vocabulary_is_large(planted: numbers.Numb
         planted.repetition,
     )
     assert left[found] < 1e-9
+
+
+def test_a_parameter_that_changes_nothing_is_no_cause() -> None:
+    """One wrong number of many was explained by a temperature of 1, and by a repetition penalty of 1."""
+    after = ("temperature", "1")
+    for causes in ((after,), (("repetition", "1"),), (("presence", "-0"),), (("float16", ""), after)):
+        assert not fitting.changes_something(numbers.Number(causes))
+    for causes in ((("temperature", "0.9995"),), (("repetition", "1.1"),), (("shifted", "later"),)):
+        assert fitting.changes_something(numbers.Number(causes))
