@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from genctl.parity import entries, fitting, numbers, rereading
 from genctl.parity.causes import FORMS, Form
+from genctl.parity.hypotheses import Hypotheses
 from genctl.parity.trial import Way
 from genctl.parity.values import Text
 from tests.commands.audit.traces import BOS, MARKS, auditor, reference, rollouts
@@ -87,3 +90,13 @@ def test_a_parameter_that_changes_nothing_is_no_cause() -> None:
         assert not fitting.changes_something(numbers.Number(causes))
     for causes in ((("temperature", "0.9995"),), (("repetition", "1.1"),), (("shifted", "later"),)):
         assert fitting.changes_something(numbers.Number(causes))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "tail", "fits"), [(2.0, 5.0, True), (2.1, 5.0, False), (2.0, 5.1, False), (4.0, 10.0, False)]
+)
+def test_a_cause_fits_where_no_more_is_left_than_rounding_allows(ratio: float, tail: float, fits: bool) -> None:
+    """Twice as much passed every test."""
+    audit: Any = SimpleNamespace(noise=lambda dtype: SimpleNamespace(typical_allowed=2.0, allowed=5.0), _dtype=None)
+    one: Any = SimpleNamespace(ratio=ratio, tail=tail, plausible=True, causes=("temperature",))
+    assert Hypotheses._fits(audit, one) is fits
