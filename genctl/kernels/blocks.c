@@ -57,7 +57,10 @@ IN void tile_blocks(const Job *job, int64_t row, int64_t o, int64_t apart, const
       B codes[C];
       UNROLL for (int j = 0; j < c; j++) {
         const uint8_t *at = w + j * line;
-        if (bits == 8 || q < bits) __builtin_prefetch(at + 64 * q + (c > 1 ? AHEAD_IN_RUNS(r) : 6144), 0, 2);
+        if (bits == 8 || q < bits) {
+          if (c > 1) __builtin_prefetch(at + 64 * q + AHEAD_IN_RUNS(r), 0, 3);
+          else __builtin_prefetch(at + 64 * q + 6144, 0, 2);
+        }
         codes[j] = bits == 8 ? shifted(ldc(at + 64 * q)) : codes_of(at, q, bits);
       }
       UNROLL for (int i = 0; i < r; i++) {

@@ -67,7 +67,7 @@ IN void one8(const Job *job, int64_t from, int64_t to, const int runs) {
     if (runs) for (; k + 64 <= in; k += 64) {
       const B u = ldc(x + k);
       UNROLL for (int j = 0; j < 4; j++) {
-        __builtin_prefetch(w + j * line + k + AHEAD_IN_RUNS(1), 0, 2);
+        __builtin_prefetch(w + j * line + k + AHEAD_IN_RUNS(1), 0, 3);
         s[j] = dots(s[j], shifted(ldc(w + j * line + k)), u);
       }
     } else UNROLL for (int j = 0; j < 4; j++) {

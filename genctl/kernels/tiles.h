@@ -8,11 +8,12 @@
 #include "job.h"
 
 /* What is asked for while tiles compute: for each line of a tile's outputs `lines` lines, `apart` bytes from each other; the next
-   ones are `step` bytes on. */
+   ones are `step` bytes on. What is `near` goes to the first cache, all else to the second one. */
 typedef struct {
   const char *at;
   int lines;
   int64_t step, apart;
+  int near;
 } Next;
 /* The tiles of all rows pass over a strip of outputs, and each pass asks for a share of the next strip, line after line into the
    second cache: memory sees one stream, and is not idle while later rows compute with weights that are there. */
@@ -31,9 +32,13 @@ IN Next share_of_runs(const char *run, int64_t apart, int64_t pass, int64_t pass
 IN Next along_rows(const char *w, const int outputs, int64_t stride) { return (Next){w + 512, outputs, 64, stride}; }
 /* Runs that one pass reads: a little is asked for ahead in each, so that it does not wait where its next page begins. */
 #define AHEAD_IN_RUNS(rows) ((rows) > 2 ? 3072 : 1024)
-IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { return (Next){w + AHEAD_IN_RUNS(rows), runs, 64, apart}; }
+IN Next in_runs(const char *w, const int rows, const int runs, int64_t apart) { return (Next){w + AHEAD_IN_RUNS(rows), runs, 64, apart, 1}; }
 #define ASK(line, j) \
-  if ((j) < next.lines) __builtin_prefetch(next.at + (line) * next.step + (j) * next.apart, 0, 2)
+  if ((j) < next.lines) { \
+    const char *const line_ahead = next.at + (line) * next.step + (j) * next.apart; \
+    if (next.near) __builtin_prefetch(line_ahead, 0, 3); \
+    else __builtin_prefetch(line_ahead, 0, 2); \
+  }
 
 /* Strips of outputs, whose weights stay in the second cache while the tiles of all rows, of `tall` rows by `wide` outputs, pass;
    where x is larger than that, of some rows after others. Tile n takes outputs `apart` from each other, tile n + 1 those that are
