@@ -103,7 +103,7 @@ def test_a_row_is_measured_for_genctl_and_generate_and_their_tokens_are_equal(ke
     assert {"median", "min", "max"} == set(entry["sides"][sides.GENERATE]["ratio"])
 
 
-@pytest.mark.parametrize("key", ["greedy-Q8_0", "qwen-rows5-Q4_0"])
+@pytest.mark.parametrize("key", ["greedy-Q8_0", "greedy-F16", "qwen-rows5-Q4_0", "qwen-greedy-BF16"])
 def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> None:
     pytest.importorskip("gguf")
     chosen = case(key)
@@ -118,6 +118,37 @@ def test_genctl_and_llama_cpp_read_the_same_gguf_file(key: str, stock: Path) -> 
     assert share > 0
 
 
+def test_llama_bench_is_timed_by_its_own_clock_and_has_no_tokens_to_compare(tmp_path: Path) -> None:
+    answer = '[{"n_prompt": 6, "n_gen": 0, "avg_ns": 500000000}, {"n_prompt": 0, "n_gen": 5, "avg_ns": 250000000}]'
+    program = tmp_path / "llama-bench"
+    program.write_text(
+        f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'version: 0.6.0-dev (build 11434)' && exit\n"
+        f"echo \"$@\" >>{tmp_path}/words\necho '{answer}'\n",
+        encoding="utf-8",
+    )
+    program.chmod(0o755)
+    side = sides.make(sides.LLAMA, Setup({"gguf": tmp_path}, "float32", "cpu", 2, programs=tmp_path))
+    chosen = case("greedy-float32")
+    ran = side.run(chosen.work)
+    assert (ran.tokens, ran.seconds, ran.first_s) == ((), 0.75, 0.5)
+    words = (tmp_path / "words").read_text(encoding="utf-8").split()
+    assert words[words.index("-p") + 1] == "6"
+    assert words[words.index("-n") + 1] == "5"  # the first token comes with the prompt
+    assert host.versions(tmp_path)["llama.cpp"].startswith("0.6.0-dev (build 11434)")
+    with pytest.raises(Unavailable, match="one row at a time"):
+        side.run(case("rows5-float32").work)
+    pair = {sides.GENCTL: Scripted((1, 2, 3, 4, 5, 6), 0.5), sides.LLAMA: side}
+    measured = measuring.measure(chosen, pair, rounds=1)
+    assert measured.ratios(sides.LLAMA) == [pytest.approx(1.5)]
+    assert measured.same(sides.LLAMA) is None
+    assert "≠" not in table.markdown([measured])
+
+
+def test_a_folder_without_llama_bench_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="llama-bench does not run"):
+        sides.make(sides.LLAMA, Setup({"gguf": tmp_path}, programs=tmp_path))
+
+
 @pytest.mark.parametrize(
     "key", ["drafts-code-1-float32", "drafts-json-1-float32", "drafts-summary-1-int8", "large-drafts-rows-1-float32"]
 )
@@ -125,8 +156,8 @@ def test_a_checkpoint_writes_the_text_that_it_knows_by_heart(key: str, stock: Pa
     (measured,) = measuring.run([case(key)], opener(stock), rounds=1)
     assert measured.tokens[sides.GENCTL] == measured.tokens[sides.UNDRAFTED]
     count = len(measured.case.work.asks)
-    assert measured.kept(sides.GENCTL) == (count, count)
-    assert f"texts that are with drafts what they are without: genctl {count} of {count}" in table.markdown([measured])
+    assert measured.kept() == (count, count)
+    assert f"texts that are with drafts what they are without: {count} of {count}" in table.markdown([measured])
     text = measured.case.size.by_heart
     for ask, written in zip(measured.case.work.asks, measured.tokens[sides.GENCTL], strict=True):
         assert (*ask.prompt, *written) == text[: len(ask.prompt) + len(written)]

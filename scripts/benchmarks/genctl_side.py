@@ -23,12 +23,11 @@ class Genctl:
         torch.set_num_threads(setup.threads)
         # random weights write circles, in which every draft is right: drafts are measured where they are asked for
         settings: dict[str, Any] = {"device": setup.device, "draft": False}
-        settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
-        if setup.dtype in gguf_files.TYPES:
+        if setup.dtype in gguf_files.TYPES:  # it runs as it lies
             settings["model"] = str(setup.folder(gguf_files.form(setup.dtype)) / "model.gguf")
-            settings["quantize"] = "gguf"
         else:
             settings["model"] = str(setup.folder("transformers"))
+            settings["dtype"] = "bfloat16" if setup.dtype == "bfloat16" else "float32"
         if setup.dtype in ("int8", "int4"):
             settings["quantize"] = setup.dtype
         self.layer = Layer("load", settings, {}, "user")

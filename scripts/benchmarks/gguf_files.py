@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 FORMS = {  # form -> (the type of its matrices, the type of the file)
     "gguf": ("F32", "ALL_F32"),
     "gguf-bfloat16": ("BF16", "MOSTLY_BF16"),
+    "gguf-float16": ("F16", "MOSTLY_F16"),
     "gguf-int8": ("Q8_0", "MOSTLY_Q8_0"),
     "gguf-int4": ("Q4_0", "MOSTLY_Q4_0"),
     "gguf-4k": ("Q4_K", "MOSTLY_Q4_K_S"),
@@ -42,7 +43,14 @@ _QWEN2 = {
     "mlp.down_proj": "ffn_down",
 }
 NAMES = {"gpt2": _GPT2, "qwen2": _QWEN2}
-TYPES = {"Q8_0": "gguf-int8", "Q4_0": "gguf-int4", "Q4_K": "gguf-4k", "Q5_K": "gguf-5k"}  # every side reads the file
+TYPES = {  # every side reads the file
+    "BF16": "gguf-bfloat16",
+    "F16": "gguf-float16",
+    "Q8_0": "gguf-int8",
+    "Q4_0": "gguf-int4",
+    "Q4_K": "gguf-4k",
+    "Q5_K": "gguf-5k",
+}
 
 
 def form(dtype: str) -> str:
@@ -61,7 +69,7 @@ def write(size: Size, source: Path, place: Path, form: str) -> None:
     plain = gguf.GGMLQuantizationType.F32
     kind = gguf.GGMLQuantizationType[matrix]
     # the tied head keeps 8 bits, as genctl's does
-    head = kind if form in ("gguf", "gguf-bfloat16") else gguf.GGMLQuantizationType.Q8_0
+    head = kind if matrix in ("F32", "BF16", "F16") else gguf.GGMLQuantizationType.Q8_0
     place.mkdir(parents=True)
     writer = gguf.GGUFWriter(place / "model.gguf", size.model_type)
     _describe(size, writer)

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from . import llama_side
+
 PACKAGES = {
     "genctl": "genctl",
     "torch": "torch",
     "transformers": "transformers",
     "CTranslate2": "ctranslate2",
-    "llama-cpp-python": "llama-cpp-python",
 }
 
 
@@ -141,18 +142,22 @@ def products() -> str:
     return found.stdout.strip()
 
 
-def versions() -> dict[str, str]:
-    """Installed versions of everything that takes part; absent packages are left out."""
+def versions(llama: Path | None = None) -> dict[str, str]:
+    """Versions of everything that takes part; what is absent is left out. `llama`: llama.cpp's programs."""
     found = {"Python": platform.python_version()}
     for name, package in PACKAGES.items():
         try:
             found[name] = version(package)
         except PackageNotFoundError:
             continue
+    if llama is not None:
+        found["llama.cpp"] = f"{llama_side.version(llama)}, llama-bench without flags but -p, -n and -t"
     return found
 
 
-def header(chosen: Sequence[int], rounds: int, device: str, bandwidth: float | None) -> dict[str, object]:
+def header(
+    chosen: Sequence[int], rounds: int, device: str, bandwidth: float | None, llama: Path | None = None
+) -> dict[str, object]:
     """Everything that the figures depend on besides the work. One thread for each of the `chosen` CPUs."""
     return {
         "date": datetime.date.today().isoformat(),
@@ -165,7 +170,7 @@ def header(chosen: Sequence[int], rounds: int, device: str, bandwidth: float | N
         "rounds": rounds,
         "environment": {key: value for key, value in environment(len(chosen)).items() if key.startswith("OMP")},
         "products": products(),
-        "versions": versions(),
+        "versions": versions(llama),
     }
 
 

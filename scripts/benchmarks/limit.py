@@ -12,9 +12,10 @@ from .work import Work
 # bytes for a number of a layer's matrix; 4 bits have a scale and a zero of 16 bits for each 32 numbers, Q8_0 and Q4_0 a
 # scale, and K blocks 16 bytes for each 256
 _FILES = {"Q8_0": 1 + 2 / 32, "Q4_0": 0.5 + 2 / 32, "Q4_K": 4.5 / 8, "Q5_K": 5.5 / 8}
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.5 + 4 / 32, **_FILES}
+_HALVES = dict.fromkeys(("bfloat16", "BF16", "F16"), 2.0)
+BYTES = {"float32": 4.0, **_HALVES, "int8": 1.0, "int4": 0.5 + 4 / 32, **_FILES}
 HEAD = {**BYTES, **dict.fromkeys(_FILES, _FILES["Q8_0"]), "int4": 1.0}
-CACHE = {dtype: 2.0 if dtype == "bfloat16" else 4.0 for dtype in BYTES}  # quantised weights keep a float32 cache
+CACHE = {dtype: 2.0 if dtype in ("bfloat16", "BF16") else 4.0 for dtype in BYTES}  # others keep a float32 cache
 
 
 def matrices(size: Size) -> tuple[int, int]:

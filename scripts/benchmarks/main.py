@@ -28,6 +28,7 @@ class Stock:
     device: str
     absent: Mapping[str, str]  # side -> why it takes no part
     say: Callable[[str], None]
+    programs: Path | None = None  # the folder of llama.cpp's programs
     made: dict[tuple[str, str], Path] = field(default_factory=dict)
 
     def form(self, size: Size, form: str) -> Path:
@@ -54,7 +55,9 @@ class Stock:
         if name == sides.LLAMA and case.size.encoder_decoder:
             raise Unavailable("the checkpoint is not written in llama.cpp's form")
         folders = {form: self.form(case.size, form) for form in forms}
-        setup = Setup(folders, dtype, self.device, len(self.cores), case.size.encoder_decoder, self.cores)
+        setup = Setup(
+            folders, dtype, self.device, len(self.cores), case.size.encoder_decoder, self.cores, self.programs
+        )
         return sides.Fresh(name, setup) if case.manner == "fresh" else sides.Process(name, setup)
 
 
@@ -73,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--format", choices=("md", "json"), default="md")
     made.add_argument("--only", nargs="+", default=[], metavar="ROW", help="rows or curves to measure")
     made.add_argument("--sides", nargs="+", choices=list(sides.SIDES), metavar="SIDE", help="leave out the others")
+    made.add_argument("--llama", type=Path, metavar="FOLDER", help="where llama.cpp's programs are: llama-bench is run")
     made.add_argument("--quick", action="store_true", help="short texts: to see that it works, not for figures")
     wanted = "also these curves; all of them where none is named"
     made.add_argument("--curves", nargs="*", choices=list(curves.CURVES), metavar="CURVE", help=wanted)
@@ -101,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         host.environment(len(cores))
     )  # inherited by every side's process; nothing is computed in this one
     absent = {name: "left out by --sides" for name in sides.SIDES if asked.sides and name not in asked.sides}
+    if asked.llama is None:
+        absent.setdefault(sides.LLAMA, "its programs were not named by --llama")
     for name in sides.missing():
         if absent.setdefault(name, "not installed") == "not installed":
             _say(f"{name} is not installed and left out")
@@ -109,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = asked.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         folder.mkdir(parents=True, exist_ok=True)
         bandwidth = host.read_bandwidth() if asked.device == "cpu" else None
-        stock = Stock(folder, cores, asked.device, absent, _say)
+        stock = Stock(folder, cores, asked.device, absent, _say, asked.llama)
         results = measuring.run(chosen, stock.open, asked.rounds, _say)
         bench = curves.Bench(stock.open, plan, asked.rounds, asked.quick, _say)
         grown: list[table.Curve] = []
@@ -119,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     grown.append(curve)
         except KeyboardInterrupt:  # half an hour of rows is not thrown away
             _say("interrupted: the table has the curves so far")
-    found = host.header(cores, asked.rounds, asked.device, bandwidth)
+    found = host.header(cores, asked.rounds, asked.device, bandwidth, asked.llama)
     if asked.format == "json":
         records = [table.record(measured, bandwidth) for measured in results]
         whole = {**found, "rows": records, "curves": [curve.record() for curve in grown]}

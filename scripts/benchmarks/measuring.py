@@ -26,7 +26,6 @@ class Measured:
     speeds: dict[str, list[float]] = field(default_factory=dict)  # the case's figure
     rans: list[Ran] = field(default_factory=list)  # genctl's
     tokens: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
-    undrafted: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)  # side -> without drafts
     absent: dict[str, str] = field(default_factory=dict)  # side -> why
     failed: dict[str, str] = field(default_factory=dict)  # side -> with what; a fault, where absence is none
 
@@ -54,12 +53,12 @@ class Measured:
             return None
         return self.tokens[side] == self.tokens[GENERATE]
 
-    def kept(self, side: str) -> tuple[int, int] | None:
-        """How many texts of a side are with drafts what they are without, and of how many; None if nobody can say."""
-        plain = self.tokens.get(UNDRAFTED) if side == GENCTL else self.undrafted.get(side)
-        if not plain or side not in self.tokens:  # or plain texts differ from round to round
+    def kept(self) -> tuple[int, int] | None:
+        """How many texts are with drafts what they are without, and of how many; None if nobody can say."""
+        plain = self.tokens.get(UNDRAFTED)
+        if not plain or GENCTL not in self.tokens:  # or plain texts differ from round to round
             return None
-        return sum(one == other for one, other in zip(plain, self.tokens[side], strict=False)), len(plain)
+        return sum(one == other for one, other in zip(plain, self.tokens[GENCTL], strict=False)), len(plain)
 
     @property
     def wrong(self) -> bool:
@@ -133,9 +132,8 @@ def _once(measured: Measured, name: str, side: Side) -> None:
     measured.speeds.setdefault(name, []).append(value)
     if name == GENCTL:
         measured.rans.append(ran)
-    if ran.undrafted is not None:
-        measured.undrafted[name] = ran.undrafted
-    _keep(measured, name, ran)
+    if ran.tokens:
+        _keep(measured, name, ran)
 
 
 def _keep(measured: Measured, name: str, ran: Ran) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from . import limit
+from . import gguf_files, limit
 from .checkpoints import SPECIAL, Size, deep, gpt2, qwen2, t5
 from .commands import BUILTIN
-from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, LLAMA_DRAFTED, UNDRAFTED
+from .sides import CONTINUOUS, CTRANSLATE2, GENCTL, GENERATE, LLAMA, UNDRAFTED
 from .texts import TEXTS, excerpt, file_of_rows
 from .work import Ask, Ran, Work
 
@@ -173,7 +173,7 @@ def gguf(plan: Plan) -> Iterator[Case]:
         ("", "GPT-2 small", plan.causal, plan.lengths.new),
         ("qwen-", "Qwen2.5-0.5B", plan.large, plan.lengths.new_large),
     ):
-        kinds = ("Q8_0", "Q4_0", "Q4_K", "Q5_K") if size.hidden % 256 == 0 else ("Q8_0", "Q4_0")
+        kinds = tuple(kind for kind in gguf_files.TYPES if size.hidden % 256 == 0 or not kind.endswith("K"))
         for count, dtype in ((count, kind) for count in (1, 5) for kind in kinds):
             key, words = (f"rows{count}", f"{count} rows") if count > 1 else ("greedy", "greedy")
             work = plan.rows(count, plan.lengths.short, new, size=size)
@@ -197,10 +197,10 @@ def reading(plan: Plan) -> Iterator[Case]:
     """A long prompt up to its first token."""
     long, sizes = plan.lengths.long, (("", "GPT-2 small", plan.causal), ("qwen-", "Qwen2.5-0.5B", plan.large))
     for start, name, size in sizes:
-        for dtype in ("float32", "bfloat16", "int8", "int4", "Q8_0", "Q4_0", "Q4_K", "Q5_K"):
+        for dtype in ("float32", "bfloat16", "int8", "int4", *gguf_files.TYPES):
             if dtype.endswith("K") and size.hidden % 256:
                 continue
-            of_file = "_" in dtype
+            of_file = dtype in gguf_files.TYPES
             yield Case(
                 f"{start}prompt-{dtype}",
                 f"{name} size, {long}-token prompt to the first token, {'a GGUF file of ' * of_file}{dtype}",
@@ -231,7 +231,7 @@ def beams(plan: Plan) -> Iterator[Case]:
 
 def drafts(plan: Plan) -> Iterator[Case]:
     """Drafts of what was written before, in texts that a checkpoint knows by heart, and by a tenth of a model."""
-    lengths, sides = plan.lengths, (GENCTL, UNDRAFTED, LLAMA_DRAFTED)
+    lengths, sides = plan.lengths, (GENCTL, UNDRAFTED)
     sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "seed": 1}
     small, large = ("", "GPT-2 small size", plan.causal), ("large-", "24 layers of 1,280", plan.by_position)
     titles = {**{key: words for key, (words, *_) in TEXTS.items()}, "rows": "rows of one file"}
@@ -254,7 +254,7 @@ def drafts(plan: Plan) -> Iterator[Case]:
         yield Case(
             f"{prefix}drafts-{key}-{count}-{dtype}{manner}",
             f"{name}, drafts in {words}, {at_once}, {dtype}{manner.replace('-', ', ')}",
-            size, work, dtype, sides if dtype == "float32" and not knobs and count == 1 else sides[:2],
+            size, work, dtype, sides,
             figure="tokens/s after the first", equal=None,
         )  # fmt: skip
     work = plan.rows(1, lengths.short, lengths.new, {"assistant_early_exit": 2}, plan.deep)

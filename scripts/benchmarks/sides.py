@@ -20,30 +20,28 @@ from .work import Ran, Setup, Side, Unavailable, Work
 
 GENCTL, GENERATE, CONTINUOUS = "genctl", "generate()", "generate_batch()"
 CTRANSLATE2, LLAMA = "CTranslate2", "llama.cpp"
-UNDRAFTED, LLAMA_DRAFTED = "genctl without drafts", "llama.cpp with drafts"
+UNDRAFTED = "genctl without drafts"
 # name -> the module that must be installed, the forms of a checkpoint that it reads
 SIDES: dict[str, tuple[str, tuple[str, ...]]] = {
     GENCTL: ("genctl", ("transformers",)),
     GENERATE: ("transformers", ("transformers",)),
     CTRANSLATE2: ("ctranslate2", ("ctranslate2",)),
-    LLAMA: ("llama_cpp", tuple(gguf_files.FORMS)),
+    LLAMA: ("gguf", tuple(gguf_files.FORMS)),  # which writes its files
     CONTINUOUS: ("transformers", ("transformers",)),
     UNDRAFTED: ("genctl", ("transformers",)),
-    LLAMA_DRAFTED: ("llama_cpp", tuple(gguf_files.FORMS)),
 }
 
 
 def forms(name: str, dtype: str) -> tuple[str, ...]:
     """The forms of a checkpoint that a side reads for a type."""
-    if name in (LLAMA, LLAMA_DRAFTED) or (name in (GENCTL, UNDRAFTED) and dtype in gguf_files.TYPES):
+    if name == LLAMA or (name in (GENCTL, UNDRAFTED) and dtype in gguf_files.TYPES):
         return (gguf_files.form(dtype),)
     return SIDES[name][1]
 
 
 def missing() -> list[str]:
     """Sides whose library is not installed."""
-    needed = dict.fromkeys((LLAMA, LLAMA_DRAFTED), ("llama_cpp", "gguf"))
-    return [name for name, (module, _) in SIDES.items() if not all(map(installed, needed.get(name, (module,))))]
+    return [name for name, (module, _) in SIDES.items() if not installed(module)]
 
 
 def make(name: str, setup: Setup) -> Side:
@@ -60,9 +58,9 @@ def make(name: str, setup: Setup) -> Side:
         from .ctranslate2_side import CTranslate2
 
         return CTranslate2(setup)
-    from .llama_side import Drafted, LlamaCpp
+    from .llama_side import LlamaBench
 
-    return LlamaCpp(setup) if name == LLAMA else Drafted(setup)
+    return LlamaBench(setup)
 
 
 class Process:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .measuring import Measured
-from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, LLAMA_DRAFTED, SIDES
+from .sides import CTRANSLATE2, GENCTL, GENERATE, LLAMA, SIDES
 
 COLUMNS = (GENCTL, GENERATE, CTRANSLATE2, LLAMA)
 LIMIT = (
@@ -38,7 +38,7 @@ def record(measured: Measured, bandwidth: float | None = None) -> dict[str, Any]
             here["target"] = case.targets[name]
         if case.figure == "MiB":
             here["above_weights"] = case.above_weights(here["median"])
-        if kept := measured.kept(name):
+        if name == GENCTL and (kept := measured.kept()):
             here["texts_kept_with_drafts"] = kept
         sides[name] = here
     return {
@@ -128,13 +128,10 @@ def _absences(results: Sequence[Measured]) -> list[str]:
 
 
 def _kept(results: Sequence[Measured]) -> str:
-    """How many texts stay what they are without drafts, side by side; "" where nothing drafts."""
-    said = []
-    for name in (GENCTL, LLAMA_DRAFTED):
-        found = [kept for measured in results if (kept := measured.kept(name)) is not None]
-        if found:
-            said.append(f"{name} {sum(same for same, _ in found)} of {sum(count for _, count in found)}")
-    return f"- texts that are with drafts what they are without: {', '.join(said)}" if said else ""
+    """How many texts stay what they are without drafts, "" where nothing drafts."""
+    found = [kept for measured in results if (kept := measured.kept()) is not None]
+    same, count = sum(same for same, _ in found), sum(count for _, count in found)
+    return f"- texts that are with drafts what they are without: {same} of {count}" if found else ""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ class Setup:
     """A checkpoint as a side loads it."""
 
     folders: Mapping[str, Path]  # form ("transformers", "ctranslate2", "gguf", …) -> where it lies
-    dtype: str = "float32"  # bfloat16, int8, int4, or the type of a GGUF file: Q8_0, Q4_0
+    dtype: str = "float32"  # bfloat16, int8, int4, or the type of a GGUF file: BF16, F16, Q8_0, Q4_0
     device: str = "cpu"
     threads: int = 1
     encoder_decoder: bool = False
     cores: tuple[int, ...] = ()  # the CPUs that a side of its own process is pinned to; () leaves it as it is
+    programs: Path | None = None  # the folder of llama.cpp's programs
 
     def folder(self, form: str) -> Path:
         """Where the checkpoint lies in a form. Raises Unavailable where it was not made."""
@@ -85,11 +86,10 @@ class Work:
 class Ran:
     """What a side made of a Work."""
 
-    tokens: tuple[tuple[int, ...], ...]  # the new tokens of each ask, prompts and padding not included
+    tokens: tuple[tuple[int, ...], ...]  # of each ask, prompts and padding not included; () where the side has none
     seconds: float
     first_s: float | None = None  # until every prompt had its first token, where the side can tell; one by one: summed
     peak: int | None = None  # bytes, where the side was asked for nothing else
-    undrafted: tuple[tuple[int, ...], ...] | None = None  # what the side wrote without drafts, where it can tell
 
 
 class Side(Protocol):
