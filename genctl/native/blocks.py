@@ -18,6 +18,9 @@ from genctl.native import pages
 from genctl.native.quantized import AT_ONCE, GROUP, Unpacked, int4_codes
 
 LANES = 16  # outputs that lie side by side
+_EIGHT = torch.arange(8, dtype=torch.uint8)  # made once: each step unpacks the rows of its tokens
+_TWOS = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+_SIGNS = torch.tensor([1.0, -1.0], dtype=torch.float16)
 Scales = Literal["halves", "ranges", "shorts", "sixes", "sixteens"]  # as products.h numbers them
 
 
@@ -72,7 +75,7 @@ class Blocks:
         raw = self._blocks(rows)[:, self.how.halves].contiguous()
         short = raw.view(torch.bfloat16 if self.how.scales == "shorts" else torch.float16)
         if self.how.scales == "sixes":
-            short = short * short.new_tensor([1, -1])
+            short = short * _SIGNS
         return short.view(-1, self.width // self.how.numbers, 1, short.shape[1])
 
     def _factors(self, rows: slice) -> Tensor | None:
@@ -185,8 +188,7 @@ def _nibbles(raw: Tensor) -> Tensor:
 
 def _fifth(raw: Tensor) -> Tensor:
     """Four bytes, each bit of which is the fifth of a code -> 0 or 16, uint8 [B, 32]."""
-    shifts = torch.arange(8, dtype=torch.uint8)
-    return ((raw[..., None] >> shifts & 1) << 4).flatten(1)
+    return ((raw[..., None] >> _EIGHT & 1) << 4).flatten(1)
 
 
 def _six_bits(raw: Tensor) -> Tensor:
@@ -199,13 +201,13 @@ def _six_bits(raw: Tensor) -> Tensor:
 
 def _q5_k_codes(raw: Tensor) -> Tensor:
     high, low = raw[:, 16:48], _nibbles(raw[:, 48:].reshape(-1, 4, 32)).view(-1, 8, 32)
-    bits = high[:, None] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1
+    bits = high[:, None] >> _EIGHT[:, None] & 1
     return (low | bits << 4).flatten(1)
 
 
 def _q6_k_codes(raw: Tensor) -> Tensor:
     low = _nibbles(raw[:, :128].reshape(-1, 2, 64)).view(-1, 2, 4, 32)
-    high = raw[:, 128:192].reshape(-1, 2, 1, 32) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    high = raw[:, 128:192].reshape(-1, 2, 1, 32) >> _TWOS & 3
     return (low | high << 4).flatten(1)
 
 

@@ -48,7 +48,8 @@ class Rotary:
         angles = positions[..., None].float() * frequencies  # [N, F, r/2]
         library = ops.compiled(angles)
         cos, sin = (angles.cos(), angles.sin()) if library is None else ops.turns(library, angles)
-        cos, sin = cos * self.rope.attention_factor, sin * self.rope.attention_factor
+        if self.rope.attention_factor != 1:
+            cos, sin = cos * self.rope.attention_factor, sin * self.rope.attention_factor
         if self.rope.interleaved:  # (a, b) -> (a cos - b sin, b cos + a sin), a and b neighbours
             cos, sin = cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
         else:  # a in the first half of the head, b at the same place of the second
