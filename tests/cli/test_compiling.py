@@ -34,8 +34,7 @@ def test_compiling_is_said_aloud_and_the_text_is_the_same(gpt2: Path) -> None:
     assert aloud.raw == plain.raw
     lines = aloud.err.splitlines()
     assert lines[0] == "note: compiling the step for several rows …"
-    assert lines[1].startswith("note: compiled in ")
-    assert len(lines) == len(plain.err.splitlines()) + 2
+    assert len(lines) == len(plain.err.splitlines()) + 1
     quiet = genctl("run", "the cat", "a dog", "-m", str(gpt2), "-n", "6", "--device", "cpu", "--compile", "-q")
     assert (quiet.raw, quiet.err) == (plain.raw, "")
 
@@ -56,7 +55,7 @@ def test_compare_and_inspect_cache_say_it_too(gpt2: Path) -> None:
 def test_an_encoder_decoder_is_refused(t5: Path) -> None:
     done = genctl("run", "the cat", "-m", str(t5), "--device", "cpu", "--compile")
     assert done.status == 3
-    assert done.err.startswith("error: --compile is for decoders; T5ForConditionalGeneration is an encoder-decoder\n")
+    assert done.err.startswith("error: --compile: T5ForConditionalGeneration is an encoder-decoder")
 
 
 def test_contradictions_are_found_before_anything_is_loaded() -> None:

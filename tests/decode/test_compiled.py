@@ -76,7 +76,7 @@ def standing_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @pytest.mark.compile
 @needs_compiler
-@pytest.mark.skipif(OLDER_TORCH, reason="torch 2.12 writes C++ that is none here; a run goes on without --compile")
+@pytest.mark.skipif(OLDER_TORCH, reason="torch 2.12 writes C++ that is none here")
 @pytest.mark.parametrize(  # rotary, learned positions, ALiBi; each takes seconds, or a minute where nothing is cached
     "arch", ["llama", pytest.param("gpt2", marks=pytest.mark.night), pytest.param("bloom", marks=pytest.mark.night)]
 )
@@ -100,7 +100,7 @@ def test_compiled_steps_write_the_same_tokens(arch: str) -> None:
         assert fast == plain
         assert case.compiled.steps > before + 5  # it was not the other way that wrote them
     # one variant for a row, one for however many rows
-    assert [line for line in case.said if not line.startswith("compiled in")] == [
+    assert case.said == [
         "compiling the step for 1 row …",
         "compiling the step for several rows …",
     ]
@@ -118,7 +118,6 @@ def test_every_architecture_reads_a_cache_of_fixed_size(arch: str, standing_in: 
     lanes = [case.lane(prompt, Sample(True, 2), name=str(number), seed=3) for number, prompt in enumerate(PROMPTS)]
     fast, plain = case.both([*lanes, case.lane(PROMPTS[0], Beam(3), name="beam")], 2)
     assert fast == plain
-    assert not case.compiled.failed
     assert case.compiled.steps == len(standing_in) > 20
     assert set(standing_in) == {STEP}
 
@@ -153,34 +152,30 @@ def test_guidance_has_steps_of_its_own(standing_in: list[int]) -> None:
     assert len(standing_in) == case.compiled.steps > 20
 
 
-def test_what_cannot_be_compiled_is_computed_otherwise_and_said_once(standing_in: list[int]) -> None:
+def test_what_cannot_be_compiled_is_computed_otherwise(standing_in: list[int]) -> None:
     case = Compiling("llama")
     drafting = Assisted(PromptLookup(2), False, num_assistant_tokens=3)
     lanes = [case.lane(prompt * 2, drafting, name=str(number)) for number, prompt in enumerate(PROMPTS)]
     fast, plain = case.both([*lanes, case.lane(PROMPTS[0], Contrastive(4, 0.6), name="contrastive")])
     assert fast == plain
-    assert case.said.count("steps that read several tokens at once are not compiled") == 1
-    assert case.said.count("steps that look at hidden states are not compiled") == 1
 
 
-def test_a_model_that_comes_out_wrong_goes_on_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_step_that_gives_other_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda step, **_: lambda *given: step(*given) + torch.randn(1, 1, 300))
     case = Compiling("gpt2")
-    fast, plain = case.both([case.lane(PROMPTS[0])])
-    assert fast == plain
-    assert case.said[-1] == "the compiled step gives other numbers: going on without --compile"
-    assert case.compiled.failed
+    failed = [event for event in decode(case.fast, [case.lane(PROMPTS[0])]) if isinstance(event, events.Failed)]
+    assert [event.message for event in failed] == ["--compile: the compiled step of this model gives other numbers"]
 
 
-def test_a_compiler_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no such header\nmore of it")
 
     monkeypatch.setattr(torch, "compile", lambda step, **_: broken)
     case = Compiling("gpt2")
-    fast, plain = case.both([case.lane(PROMPTS[0], Beam(2))])
-    assert fast == plain
-    assert case.said[-1] == "compiling failed (RuntimeError: no such header): going on without --compile"
+    lane = case.lane(PROMPTS[0], Beam(2))
+    failed = [event for event in decode(case.fast, [lane]) if isinstance(event, events.Failed)]
+    assert [event.message for event in failed] == ["--compile failed: RuntimeError: no such header"]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +188,7 @@ def test_a_compiler_that_fails_is_told_of(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_models_whose_steps_change_their_shape_are_refused(arch: str, why: str) -> None:
-    with pytest.raises(ModelError, match=f"--compile .*{type(tiny(arch)).__name__} {why}") as caught:
+    with pytest.raises(ModelError, match=f"--compile.*{type(tiny(arch)).__name__} {why}") as caught:
         TransformersRuntime(tiny(arch), compile=True)
     assert caught.value.hint == "leave out --compile"
 
@@ -289,5 +284,5 @@ def test_cuda_graphs_write_the_same_tokens(tmp_path: Path) -> None:
             forward = TransformersRuntime(model, compile=compile)
             told = list(decode(forward, lanes, width=3))
             found.append([event.hypotheses for event in told if isinstance(event, events.Finished)])
-            assert forward.compiled is None or (forward.compiled.steps > 5 and not forward.compiled.failed)
+            assert forward.compiled is None or forward.compiled.steps > 5
         assert [[h.tokens for h in one] for one in found[0]] == [[h.tokens for h in one] for one in found[1]]
