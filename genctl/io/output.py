@@ -78,7 +78,8 @@ def open_output(
 def check_absent(paths: Iterable[str]) -> None:
     """Raises OutputError with all those files that exist, if there are several: `open_output` refuses one."""
     files = [path for path in map(Path, dict.fromkeys(paths)) if path.absolute().parent not in _STREAM_FOLDERS]
-    there = [printable(str(path)) for path in files if os.path.isfile(path)]  # noqa: PTH113 (false where it may not look)
+    # false where the system refuses an answer, as Path.is_file is not: opening the file gives its reason
+    there = [printable(str(path)) for path in files if os.path.isfile(path)]  # noqa: PTH113
     if len(there) > 1:
         raise OutputError(f"the outputs exist already: {', '.join(there)}", hint="--force replaces them")
 

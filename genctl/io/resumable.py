@@ -38,7 +38,8 @@ class Resumable:
     def __init__(self, output: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = Path(output)
         self.name = printable(str(output))
-        if os.path.isdir(self.path):  # noqa: PTH112 (false where the system refuses to say: the journal's error says more)
+        # false where the system refuses an answer, as Path.is_dir is not: the journal's error has its reason
+        if os.path.isdir(self.path):  # noqa: PTH112
             raise unwritten("it is a folder", self.name)
         self.journal = Journal(self.path)
         self.span = 1

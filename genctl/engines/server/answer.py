@@ -196,8 +196,8 @@ def _piece(choice: Mapping[str, Any], top: int, doubts: set[str]) -> AnswerPiece
     if None not in known and len(known) == len(tokens):
         for place, (token, id) in enumerate(zip(tokens, known, strict=True)):
             assert id is not None
-            alternatives = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
-            tokens[place] = replace(token, id=id, top=alternatives)
+            best = tuple((id if other == UNKNOWN_ID else other, name, value) for other, name, value in token.top)
+            tokens[place] = replace(token, id=id, top=best)
     elif None not in known and not tokens:
         tokens = [Token(id, math.nan) for id in known if id is not None]
     stops = [key for key in ("stop_reason", "matched_stop") if key in choice]
