@@ -32,6 +32,7 @@ _COMPARED = 200  # names of columns that are compared with a missing key
 _LONG = 32  # letters of a name that is not compared with ours
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def parse(line: str) -> dict[str, Any]:
@@ -63,12 +64,19 @@ def _loads(text: str) -> Any:
 
 def _check_plain(key: str, value: Any) -> None:
     """Raises RefusedRow for an infinite number, half of a surrogate pair, or too deep nesting."""
-    if is_deep({key: value}):
-        raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
-    try:
-        text = json.dumps({key: value}, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise RefusedRow(f"{quote(key)}: a number is too large") from None
+    text = key
+    if isinstance(value, str):
+        text += value
+    elif isinstance(value, (float, list, dict)):
+        try:
+            text += _ENCODER.encode(value)
+            is_nested = text.count("[") + text.count("{") >= DEEPEST and is_deep({key: value})
+        except RecursionError:
+            is_nested = True
+        except ValueError:
+            raise RefusedRow(f"{quote(key)}: a number is too large") from None
+        if is_nested:
+            raise RefusedRow(f"{quote(key)}: nested more than {DEEPEST} levels deep")
     if half := _SURROGATE.search(text):
         raise RefusedRow(f"{quote(key)}: half of a surrogate pair ({quote(half[0])}) is not text")
 
